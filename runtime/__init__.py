@@ -1,0 +1,1 @@
+"""Doing it: processes, descriptors, sockets and clocks."""

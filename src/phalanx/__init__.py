@@ -1,0 +1,1 @@
+"""Phalanx: supervised GPU worker actors."""

@@ -1,0 +1,170 @@
+"""Every error phalanx raises, in one tree, split by whose fault it is.
+
+Guarantees: every error a user can meet is a `PhalanxError`; its message names the field or child,
+the value with its unit, and what to do. Errors that stand in for a builtin (a bad value, a
+timeout) are that builtin too, so that code which never heard of phalanx catches them.
+
+An exception raised by a worker's own method is *not* in this tree: the caller gets the original
+type (see `docs/semantics.md`).
+
+Prior art for the split by fault: ``ProtocolError`` and its children in h11's ``_util.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class PhalanxError(Exception):
+    """The root: catch it to catch everything phalanx itself raises."""
+
+
+# --- the caller's fault -------------------------------------------------------------------
+
+
+class CallerError(PhalanxError):
+    """The caller asked for something that makes no sense; nothing was started or sent."""
+
+
+class SpecError(CallerError, ValueError):
+    """A value that makes no sense in a spec, a constructor or a call.
+
+    Attributes:
+        field: The name of the argument or field, as the caller wrote it.
+        value: What was given.
+    """
+
+    def __init__(self, field: str, value: object, remedy: str) -> None:
+        super().__init__(f"{field}={value!r}: {remedy}")
+        self.field = field
+        self.value = value
+        self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.value, self.remedy)
+
+
+class NotPicklable(CallerError, TypeError):
+    """A class, argument or callable that cannot travel to a worker; nothing was sent."""
+
+
+class UnknownMethod(CallerError, AttributeError):
+    """The worker class has no public method of that name."""
+
+
+class BadArguments(CallerError, TypeError):
+    """The method exists but cannot be called with these arguments; the worker goes on."""
+
+
+class WouldDeadlock(CallerError, RuntimeError):
+    """A blocking call where blocking can never end, such as from a done-callback."""
+
+
+class ExecutorClosed(CallerError, RuntimeError):
+    """The executor was closed, or its group ended for good, before the call was answered."""
+
+
+# --- the worker's fault -------------------------------------------------------------------
+
+
+class WorkerError(PhalanxError):
+    """Something went wrong in a worker process."""
+
+
+class WorkerDied(WorkerError):
+    """A worker process ended before it answered.
+
+    Safe to retry only for calls that may run twice (`idempotent`).
+
+    Attributes:
+        reports: The crash reports of every death that cost this call an attempt, oldest first.
+    """
+
+    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.reports: tuple[Any, ...] = tuple(reports)
+
+    @property
+    def report(self) -> Any:
+        """The crash report of the last death, or None where none could be written."""
+        return self.reports[-1] if self.reports else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.reports)
+
+
+class StartFailed(WorkerError):
+    """A worker did not become ready: it raised, exited, hung or was killed in its start.
+
+    Where the worker raised, that exception is the ``__cause__``.
+
+    Attributes:
+        reports: The crash reports of the ranks that failed.
+    """
+
+    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.reports: tuple[Any, ...] = tuple(reports)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.reports)
+
+
+class RemoteError(WorkerError):
+    """Stands in for a worker's exception or reply that could not be pickled.
+
+    Attributes:
+        type_name: The qualified name of the original type.
+        message: Its text.
+        traceback: The formatted remote traceback.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
+        super().__init__(f"{type_name}: {message}")
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.type_name, self.message, self.traceback)
+
+
+class CallTimeout(WorkerError, TimeoutError):
+    """The deadline passed before every wanted rank had answered.
+
+    The ranks named may still be running the call; what happens to them is the call's
+    ``on_timeout`` policy.
+
+    Attributes:
+        method: What was called.
+        ranks: The ranks that had not answered; empty where none had a fault (nothing was sent).
+        sent: False where the call was still waiting for its turn: it never ran anywhere.
+    """
+
+    def __init__(
+        self, method: str, ranks: Iterable[int], timeout: float, *, sent: bool = True
+    ) -> None:
+        self.method = method
+        self.ranks = tuple(ranks)
+        self.timeout = timeout
+        self.sent = sent
+        named = ", ".join(map(str, self.ranks)) or "none"
+        state = "no answer from" if sent else "never sent; waiting for"
+        super().__init__(f"{method}: {state} rank(s) {named} after {timeout:.3g} s")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _call_timeout, (self.method, self.ranks, self.timeout, self.sent)
+
+
+def _call_timeout(method: str, ranks: tuple[int, ...], timeout: float, sent: bool) -> CallTimeout:
+    return CallTimeout(method, ranks, timeout, sent=sent)
+
+
+# --- ours, or the machine's ---------------------------------------------------------------
+
+
+class RuntimeFault(PhalanxError):
+    """A process, descriptor or socket of phalanx itself failed; the message says which."""
