@@ -1,0 +1,121 @@
+"""A page that one worker and the driver share: what the worker has begun, and what is withdrawn.
+
+Guarantees: after a worker's death the driver can read which call it had begun last; a collective
+call that the driver has withdrawn is begun by no worker afterwards, or the driver sees that it
+was begun. No lock: each word has one writer.
+
+How the second guarantee holds: the worker stores *begun*, then loads *fence*; the driver stores
+*fence*, then loads *begun*. Either the worker sees the fence or the driver sees the call, provided
+that neither pair is reordered. The worker must not pay for a barrier on every call, so the driver
+pays for both: ``membarrier(2)`` runs a full barrier on every processor that runs a worker. That
+holds on x86-64 and ARM64 alike. Without the system call (very old kernels) the driver sleeps a
+few milliseconds instead, far longer than any store buffer holds a store.
+
+Source: the asymmetric fence of ``membarrier(2)``; Dekker's flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import time
+
+_SYSCALL = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
+_GLOBAL = 1 << 0
+_GLOBAL_EXPEDITED = 1 << 1
+_REGISTER_GLOBAL_EXPEDITED = 1 << 2
+
+_BEGUN, _FINISHED, _FENCE, _BEGUN_AT, _SERVED = range(5)
+
+
+class Board:
+    """One worker's page. Words are written whole, by one side only.
+
+    Attributes:
+        fd: The memory file behind it; handed to the worker.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        self._words = memoryview(self._map).cast("Q")
+
+    @classmethod
+    def create(cls) -> Board:
+        """Return a new, empty page."""
+        fd = os.memfd_create("phalanx-board", os.MFD_CLOEXEC)
+        os.ftruncate(fd, mmap.PAGESIZE)
+        return cls(fd)
+
+    # the worker's side
+
+    def begin(self, call_id: int) -> int:
+        """Publish that *call_id* begins; return the fence: collective calls below it are void."""
+        words = self._words
+        words[_BEGUN_AT] = time.monotonic_ns()
+        words[_BEGUN] = call_id
+        return words[_FENCE]
+
+    def finish(self, call_id: int) -> None:
+        """Publish that *call_id* has ended in this worker."""
+        words = self._words
+        words[_FINISHED] = call_id
+        words[_SERVED] += 1
+
+    # the driver's side
+
+    @property
+    def begun(self) -> int:
+        """The call begun last; 0 for none."""
+        return self._words[_BEGUN]
+
+    @property
+    def finished(self) -> int:
+        """The call that ended last; 0 for none."""
+        return self._words[_FINISHED]
+
+    @property
+    def served(self) -> int:
+        """How many calls have ended in this incarnation."""
+        return self._words[_SERVED]
+
+    @property
+    def begun_at(self) -> float:
+        """When the call begun last began, in seconds on the monotonic clock; 0.0 for none."""
+        return self._words[_BEGUN_AT] / 1e9
+
+    def withdraw_below(self, call_id: int) -> None:
+        """Void the collective calls below *call_id* that have not begun.
+
+        Call `settle_withdrawals` before reading `begun`.
+        """
+        self._words[_FENCE] = call_id
+
+    def close(self) -> None:
+        """Give the page back."""
+        if self.fd >= 0:
+            self._words.release()
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1
+
+
+def settle_withdrawals() -> None:
+    """Return when every worker has either seen the withdrawals so far or shown what it began."""
+    if _membarrier(_GLOBAL_EXPEDITED) or _membarrier(_GLOBAL):
+        return
+    time.sleep(0.01)
+
+
+def register_worker() -> None:
+    """Let the driver's fences reach this process; called once when a worker starts."""
+    _membarrier(_REGISTER_GLOBAL_EXPEDITED)
+
+
+def _membarrier(command: int) -> bool:
+    if _SYSCALL is None:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(ctypes.c_long(_SYSCALL), command, 0, 0) == 0

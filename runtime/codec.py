@@ -1,0 +1,161 @@
+"""Python values to bytes and buffers, and back.
+
+Guarantees: a value is encoded once, however many ranks will read it; buffers of at least
+`BUFFER_THRESHOLD` bytes (tensors, arrays, anything that offers protocol-5 buffers) are not copied
+into the pickle; what is decoded from a private mapping may be written in place. Classes and
+functions defined in ``__main__`` or in a notebook travel by value, everything importable by name.
+torch is used only where the process has already imported it.
+
+Left to others: where the bytes go (`frames`, `channel`).
+
+Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import pickle
+import sys
+from copyreg import dispatch_table as registered
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from phalanx.supervision import NotPicklable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BUFFER_THRESHOLD = 16 * 1024
+"""Bytes from which a buffer stays out of the pickle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A pickled value: *body*, and the buffers it refers to, in order."""
+
+    body: bytes
+    buffers: tuple[memoryview, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.body) + sum(view.nbytes for view in self.buffers)
+
+
+def encode(value: object, what: str) -> Encoded:
+    """Return *value* as bytes and buffers.
+
+    Raises:
+        NotPicklable: it cannot travel; *what* names it in the message.
+    """
+    buffers: list[memoryview] = []
+
+    def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes < BUFFER_THRESHOLD:
+            return True
+        buffers.append(view)
+        return False
+
+    try:
+        body = _dumps(value, keep_in_band)
+        if b"__main__" not in body:
+            return Encoded(body, tuple(buffers))
+    except Exception:  # noqa: BLE001  # whatever the fast way cannot do, cloudpickle may
+        pass
+    buffers.clear()
+    try:
+        return Encoded(_dumps_by_value(value, keep_in_band), tuple(buffers))
+    except Exception as error:
+        msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
+        raise NotPicklable(msg) from error
+
+
+def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
+    """Return the value that `encode` was given."""
+    return pickle.loads(body, buffers=buffers)
+
+
+def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return pickle.dumps(value, 5, buffer_callback=keep_in_band)
+    target = io.BytesIO()
+    pickler = pickle.Pickler(target, 5, buffer_callback=keep_in_band)
+    pickler.dispatch_table = _torch_table(torch)
+    pickler.dump(value)
+    return target.getvalue()
+
+
+def _dumps_by_value(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+    target = io.BytesIO()
+    pickler = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        for kind, reduce in _torch_table(torch).items():
+            pickler.dispatch_table[kind] = reduce
+    pickler.dump(value)
+    return target.getvalue()
+
+
+_tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
+
+
+def _torch_table(torch: Any) -> dict[type, Callable[[Any], Any]]:
+    """Return the reducers with tensors among them; built once for the module *torch*."""
+    table = _tables.get(id(torch))
+    if table is None:
+        tensor = getattr(torch, "Tensor", None)
+        if tensor is None:  # being imported by another thread just now
+            return dict(registered)
+        table = {**registered, tensor: _reduce_tensor}
+        _tables[id(torch)] = table
+    return table
+
+
+def _reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor to its bytes; what is not dense and plain goes torch's own way.
+
+    A CUDA tensor travels through host memory and arrives on the CPU: the driver has no CUDA
+    context, and device numbers mean nothing in another process.
+    """
+    import torch  # noqa: PLC0415  # only processes that hold tensors reach this line
+
+    plain = (
+        tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type != "meta"
+        and not tensor.is_nested
+    )
+    if not plain:
+        return tensor.__reduce_ex__(5)
+    host = tensor.detach()
+    if host.device.type != "cpu":
+        host = host.cpu()
+    host = host.resolve_conj().resolve_neg().contiguous()
+    size = host.numel() * host.element_size()
+    if size == 0:
+        data: Any = b""
+    else:
+        array = (ctypes.c_char * size).from_address(host.data_ptr())
+        array._phalanx_owner = host  # noqa: SLF001  # ties the storage to the exported buffer
+        data = pickle.PickleBuffer(array)
+    kind = str(host.dtype).removeprefix("torch.")
+    return _tensor_from, (data, kind, tuple(host.shape), bool(tensor.requires_grad))
+
+
+def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
+
+    dtype = getattr(torch, kind)
+    view = memoryview(data)
+    if view.nbytes == 0:
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        # Small tensors arrive inside the pickle, as read-only bytes; writing to those in place
+        # would change an immutable object, so they are copied.
+        source = bytearray(view) if view.readonly else view
+        tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor

@@ -1,0 +1,200 @@
+"""How a worker's answers leave it: in the order of the calls, on whichever thread has them.
+
+Guarantees: exactly one answer per call, in call order; an answer that is ready at once leaves on
+the main thread, without a hop, unless an earlier one is still being computed; an `AsyncOutput` is
+resolved on one output thread while the main thread serves the next call; whatever cannot be
+pickled becomes that call's error and harms nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import queue
+import threading
+import traceback
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from phalanx.supervision import NotPicklable, RemoteError
+
+from .codec import encode
+from .frames import EVERY_RANK, Flag, Frame, Kind, pack, send
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+
+class AsyncOutput(ABC):
+    """What a method returns when its answer takes longer than its turn on the main loop."""
+
+    @abstractmethod
+    def get_output(self) -> object:
+        """Return the answer; runs on the worker's output thread, after all earlier answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFailure:
+    """An exception on its way to the caller.
+
+    Attributes:
+        pickled: The exception itself, or None where it cannot be pickled.
+        trace: The formatted traceback, causes included.
+    """
+
+    type_name: str
+    message: str
+    trace: str
+    pickled: bytes | None
+
+    @classmethod
+    def of(cls, error: BaseException) -> RemoteFailure:
+        """Return *error* in a form that always travels."""
+        kind = type(error)
+        name = kind.__qualname__
+        if kind.__module__ not in ("builtins", "__main__"):
+            name = f"{kind.__module__}.{name}"
+        try:
+            message = str(error)
+        except Exception as broken:  # noqa: BLE001  # a __str__ of the user's may do anything
+            message = f"<no text: its __str__ raised {type(broken).__name__}>"
+        try:
+            trace = "".join(traceback.format_exception(error))
+        except Exception:  # noqa: BLE001  # the same
+            trace = ""
+        try:
+            pickled: bytes | None = cloudpickle.dumps(error)
+        except Exception:  # noqa: BLE001  # the stand-in says what is known
+            pickled = None
+        return cls(name, message, trace, pickled)
+
+    def revive(self) -> BaseException:
+        """Return the original exception, or a `RemoteError` that stands in for it."""
+        if self.pickled is not None:
+            try:
+                error = pickle.loads(self.pickled)
+            except Exception:  # noqa: BLE001  # a type whose __init__ wants more than it kept
+                error = None
+            if isinstance(error, BaseException):
+                return error
+        return RemoteError(self.type_name, self.message, self.trace)
+
+
+class ReplyLine:
+    """Sends one worker's answers in order."""
+
+    def __init__(self, sock: socket.socket, rank: int, incarnation: int) -> None:
+        self._sock = sock
+        self._rank = rank
+        self._incarnation = incarnation
+        self._waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None] | None = None
+        self._lock = threading.Lock()
+        self._unsent = 0
+
+    def answer(self, call: Frame, result: Any) -> None:
+        """Answer *call* with *result*, now or when its turn comes."""
+        if isinstance(result, AsyncOutput):
+            self._later(call, result.get_output)
+        elif self._unsent:
+            self._later(call, lambda: result)
+        else:
+            self._send_result(call, result)
+
+    def refuse(self, call: Frame, error: BaseException) -> None:
+        """Answer *call* with *error*."""
+
+        def fail() -> Any:
+            raise error
+
+        if self._unsent:
+            self._later(call, fail)
+        else:
+            self._send_error(call, error)
+
+    def skip(self, call: Frame) -> None:
+        """Say that *call* had been withdrawn before it began."""
+
+        def withdrawn() -> Any:
+            return _WITHDRAWN
+
+        if self._unsent:
+            self._later(call, withdrawn)
+        else:
+            self._send(call, Kind.SKIPPED, None)
+
+    def close(self) -> None:
+        """Send what is still being computed, then end the output thread."""
+        with self._lock:
+            waiting = self._waiting
+        if waiting is not None:
+            waiting.put(None)
+            self._thread.join()
+
+    def _later(self, call: Frame, get: Callable[[], Any]) -> None:
+        with self._lock:
+            self._unsent += 1
+            if self._waiting is None:
+                self._waiting = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._waiting,), name="phalanx-output", daemon=True
+                )
+                self._thread.start()
+        self._waiting.put((call, get))
+
+    def _run(self, waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None]) -> None:
+        while (item := waiting.get()) is not None:
+            call, get = item
+            try:
+                result = get()
+            except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
+                self._send_error(call, error)
+            else:
+                if result is _WITHDRAWN:
+                    self._send(call, Kind.SKIPPED, None)
+                else:
+                    self._send_result(call, result)
+            with self._lock:
+                self._unsent -= 1
+
+    def _send_result(self, call: Frame, result: Any) -> None:
+        wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
+        if not wanted or result is None:
+            self._send(call, Kind.REPLY, None)
+            return
+        try:
+            encoded = encode(result, "the reply")
+        except NotPicklable as error:
+            self._send_error(call, error)
+            return
+        try:
+            self._send(call, Kind.REPLY, encoded)
+        except (MemoryError, OSError) as error:
+            if isinstance(error, (BrokenPipeError, ConnectionError)):
+                raise
+            self._send_error(call, error)
+
+    def _send_error(self, call: Frame, error: BaseException) -> None:
+        self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"))
+
+    def _send(self, call: Frame, kind: Kind, encoded: Any) -> None:
+        packet, file = pack(
+            kind,
+            epoch=call.epoch,
+            call_id=call.call_id,
+            incarnation=self._incarnation,
+            encoded=encoded,
+        )
+        try:
+            send(self._sock, packet, file)
+        finally:
+            if file is not None:
+                os.close(file)
+
+                close(file)
+
+
+_WITHDRAWN = object()

@@ -1,0 +1,248 @@
+"""The child's side: one worker process, from its first line to its exit.
+
+Guarantees: the driver hears READY or the exception of the start; calls are served one at a time,
+in order; a call withdrawn before it began is never begun; an exception of a method is that call's
+answer and not the end of the worker; SIGTERM and SIGINT end the worker once, with its `on_stop`
+run, also in the middle of a call; whatever ends it, its exit status tells.
+
+Left to others: the process around it (`launcher`), the user's class (`Hosted`, from the layer
+above).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from phalanx.supervision import ExitKind, ExitReason
+
+from .board import Board, register_worker
+from .codec import encode
+from .frames import Flag, Frame, Kind, pack, receive, send
+from .replies import RemoteFailure, ReplyLine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import FrameType
+
+
+class Hosted(Protocol):
+    """What the layer above puts into a worker process."""
+
+    def start(self) -> None:
+        """Build the user's object and run its start hook."""
+        ...
+
+    def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one call."""
+        ...
+
+    def adopt(self, epoch: int) -> None:
+        """Note that the group around this worker has a new epoch."""
+        ...
+
+    def stop(self, reason: ExitReason) -> None:
+        """Run the user's stop hook."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Run the user's failure hook: *error* is about to end this worker."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What a worker is told at its birth; pickled by name.
+
+    Attributes:
+        host: Given *blob* and a `Link`, returns what to host. Importable by name.
+        blob: What the layer above sends to itself.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    host: Callable[[bytes, Link], Hosted]
+    blob: bytes
+
+
+@dataclass(slots=True)
+class Link:
+    """A worker's way back to its driver, beside the answers to calls."""
+
+    control: socket.socket
+    rank: int
+    incarnation: int
+    epoch: int
+    fds: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    def tell(self, kind: Kind, value: object = None) -> None:
+        """Send *value* to the driver, outside of any call."""
+        encoded = None if value is None else encode(value, "the event")
+        packet, file = pack(
+            kind,
+            epoch=self.epoch,
+            call_id=0,
+            incarnation=self.incarnation,
+            encoded=encoded,
+        )
+        try:
+            send(self.control, packet, file)
+        finally:
+            if file is not None:
+                os.close(file)
+
+
+class Terminated(BaseException):
+    """SIGTERM or SIGINT, raised where the main thread happens to be."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+def main(payload: bytes, fds: Mapping[str, int]) -> int:
+    """Run one worker; return its exit code."""
+    control = socket.socket(fileno=fds["control"])
+    data = socket.socket(fileno=fds["data"])
+    board = Board(fds["board"])
+    boot: Boot = pickle.loads(payload)
+    link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
+    register_worker()
+    _arm_signals()
+    try:
+        try:
+            _limit_threads()
+            hosted = boot.host(boot.blob, link)
+            hosted.start()
+        except Terminated:
+            raise
+        except BaseException as error:  # noqa: BLE001  # sys.exit in a start is a failed start
+            link.tell(Kind.START_FAILED, RemoteFailure.of(error))
+            return _start_exit_code(error)
+        link.tell(Kind.READY, {"pid": os.getpid()})
+        replies = ReplyLine(data, boot.rank, boot.incarnation)
+        return _Worker(data, link, board, hosted, replies).run()
+    except Terminated as end:
+        _die_of(end.number)
+        return 128 + end.number
+
+
+class _Worker:
+    def __init__(
+        self,
+        data: socket.socket,
+        link: Link,
+        board: Board,
+        hosted: Hosted,
+        replies: ReplyLine,
+    ) -> None:
+        self._data = data
+        self._link = link
+        self._board = board
+        self._hosted = hosted
+        self._replies = replies
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        hosted = self._hosted
+        try:
+            self._serve()
+            self._replies.close()
+        except Terminated as end:
+            name = signal.Signals(end.number).name
+            self._stop(ExitReason(ExitKind.SHUTDOWN, name, signal=end.number))
+            raise
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+            self._stop(ExitReason(ExitKind.CRASH if code else ExitKind.NORMAL, code=code))
+            return code & 0xFF
+        except BaseException as error:
+            self._link.tell(Kind.LAST_WORDS, RemoteFailure.of(error))
+            hosted.fail(error)
+            raise
+        self._stop(ExitReason(ExitKind.SHUTDOWN))
+        return 0
+
+    def _stop(self, reason: ExitReason) -> None:
+        # A second signal must not cut the stop hook short: the driver has a deadline for that.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._hosted.stop(reason)
+
+    def _serve(self) -> None:
+        data = self._data
+        while True:
+            try:
+                frame = receive(data)
+            except ConnectionResetError:
+                continue
+            if frame is None:
+                continue
+            if not isinstance(frame, Frame):
+                return  # the driver is gone; the kernel ends us unless it only closed the group
+            if frame.kind == Kind.CALL:
+                self._call(frame)
+            elif frame.kind == Kind.STOP:
+                return
+
+    def _call(self, frame: Frame) -> None:
+        call_id = frame.call_id
+        fence = self._board.begin(call_id)
+        if frame.flags & Flag.COLLECTIVE and call_id < fence:
+            frame.drop()
+            self._replies.skip(frame)
+            return
+        if frame.epoch != self._link.epoch:
+            self._link.epoch = frame.epoch
+            self._hosted.adopt(frame.epoch)
+        try:
+            method, args, kwargs = frame.value()
+            result = self._hosted.invoke(method, args, kwargs)
+        except Exception as error:  # noqa: BLE001  # the caller's to judge
+            self._replies.refuse(frame, error)
+        else:
+            self._replies.answer(frame, result)
+        self._board.finish(call_id)
+
+
+def _arm_signals() -> None:
+    def end(number: int, _frame: FrameType | None) -> None:
+        # Once is enough: a second one while the first unwinds would cut clean-up short.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise Terminated(number)
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+
+
+def _die_of(number: int) -> None:
+    """End by *number*, so that the exit status says what happened."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    time.sleep(1)  # never returns, except for PID 1 of a namespace, which default actions spare
+
+
+def _start_exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF
+    return 1
+
+
+def _limit_threads() -> None:
+    """Apply ``OMP_NUM_THREADS``: a preloaded torch read it before this worker's own was set."""
+    torch = sys.modules.get("torch")
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and wanted.isdigit() and int(wanted) > 0:
+        torch.set_num_threads(int(wanted))
