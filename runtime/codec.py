@@ -41,6 +41,7 @@ class Encoded:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes in all."""
         return len(self.body) + sum(view.nbytes for view in self.buffers)
 
 
@@ -63,7 +64,7 @@ def encode(value: object, what: str) -> Encoded:
         body = _dumps(value, keep_in_band)
         if b"__main__" not in body:
             return Encoded(body, tuple(buffers))
-    except Exception:  # noqa: BLE001  # whatever the fast way cannot do, cloudpickle may
+    except Exception:  # noqa: BLE001, S110  # whatever the fast way cannot do, cloudpickle may
         pass
     buffers.clear()
     try:

@@ -95,29 +95,49 @@ class Frame:
             os.close(self.fds.pop())
 
 
-def pack(
-    kind: Kind,
-    *,
-    epoch: int,
-    call_id: int,
-    incarnation: int = 0,
-    extra: int = EVERY_RANK,
-    flags: Flag = Flag.NONE,
-    encoded: Encoded | None = None,
-) -> tuple[bytes, int | None]:
-    """Return the packet, and the memory file that must ride on it or None.
+@dataclass(slots=True)
+class Payload:
+    """A body ready to be sent, as often and to as many as it must.
 
-    The caller closes the file when the last packet with it has been sent.
+    Attributes:
+        tail: What follows the header: the body, or the table of a large one.
+        file: The memory file of a large body, or None.
     """
-    if encoded is None:
+
+    flags: Flag
+    tail: bytes
+    file: int | None = None
+
+    @classmethod
+    def of(cls, encoded: Encoded | None) -> Payload:
+        """Return *encoded* as a payload; a large one is copied now: later changes do not show."""
+        if encoded is None:
+            return cls(Flag.NONE, b"")
+        if not encoded.buffers and len(encoded.body) <= INLINE_LIMIT:
+            return cls(Flag.NONE, encoded.body)
+        file, table = _write_large(encoded)
+        return cls(Flag.LARGE, table, file)
+
+    def packet(
+        self,
+        kind: Kind,
+        *,
+        epoch: int,
+        call_id: int,
+        incarnation: int = 0,
+        extra: int = EVERY_RANK,
+        flags: Flag = Flag.NONE,
+    ) -> bytes:
+        """Return the packet; `file` must ride on it."""
+        flags |= self.flags
         head = HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra)
-        return head, None
-    if not encoded.buffers and len(encoded.body) <= INLINE_LIMIT:
-        head = HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra)
-        return head + encoded.body, None
-    file, table = _write_large(encoded)
-    head = HEADER.pack(MAGIC, kind, flags | Flag.LARGE, epoch, call_id, incarnation, extra)
-    return head + table, file
+        return head + self.tail
+
+    def close(self) -> None:
+        """Give the memory file back; who has received it keeps it."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
 
 
 def unpack(packet: bytes | memoryview, fds: list[int]) -> Frame | None:

@@ -8,7 +8,6 @@ pickled becomes that call's error and harms nothing else.
 
 from __future__ import annotations
 
-import os
 import pickle
 import queue
 import threading
@@ -22,7 +21,7 @@ import cloudpickle
 from phalanx.supervision import NotPicklable, RemoteError
 
 from .codec import encode
-from .frames import EVERY_RANK, Flag, Frame, Kind, pack, send
+from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, send
 
 if TYPE_CHECKING:
     import socket
@@ -181,20 +180,17 @@ class ReplyLine:
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"))
 
     def _send(self, call: Frame, kind: Kind, encoded: Any) -> None:
-        packet, file = pack(
-            kind,
-            epoch=call.epoch,
-            call_id=call.call_id,
-            incarnation=self._incarnation,
-            encoded=encoded,
-        )
+        payload = Payload.of(encoded)
         try:
-            send(self._sock, packet, file)
+            packet = payload.packet(
+                kind,
+                epoch=call.epoch,
+                call_id=call.call_id,
+                incarnation=self._incarnation,
+            )
+            send(self._sock, packet, payload.file)
         finally:
-            if file is not None:
-                os.close(file)
-
-                close(file)
+            payload.close()
 
 
 _WITHDRAWN = object()

@@ -24,7 +24,7 @@ from phalanx.supervision import ExitKind, ExitReason
 
 from .board import Board, register_worker
 from .codec import encode
-from .frames import Flag, Frame, Kind, pack, receive, send
+from .frames import Flag, Frame, Kind, Payload, receive, send
 from .replies import RemoteFailure, ReplyLine
 
 if TYPE_CHECKING:
@@ -84,19 +84,12 @@ class Link:
 
     def tell(self, kind: Kind, value: object = None) -> None:
         """Send *value* to the driver, outside of any call."""
-        encoded = None if value is None else encode(value, "the event")
-        packet, file = pack(
-            kind,
-            epoch=self.epoch,
-            call_id=0,
-            incarnation=self.incarnation,
-            encoded=encoded,
-        )
+        payload = Payload.of(None if value is None else encode(value, "the event"))
         try:
-            send(self.control, packet, file)
+            packet = payload.packet(kind, epoch=self.epoch, call_id=0, incarnation=self.incarnation)
+            send(self.control, packet, payload.file)
         finally:
-            if file is not None:
-                os.close(file)
+            payload.close()
 
 
 class Terminated(BaseException):

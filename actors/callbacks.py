@@ -1,0 +1,67 @@
+"""One thread for other people's callbacks, so that they block nobody who carries messages.
+
+Guarantees: callbacks run one after the other, in the order in which they were handed over; one
+that raises is reported and harms no other; the thread exists only once there is something to run.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Callbacks:
+    """Runs callbacks on a thread of its own.
+
+    Args:
+        report: Told of an exception that a callback raised.
+    """
+
+    def __init__(self, report: Callable[[BaseException], None]) -> None:
+        self._report = report
+        self._queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
+        self._queue = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def run(self, callback: Callable[..., Any], *args: Any) -> None:
+        """Run ``callback(*args)`` soon; after `close`, at once in the caller's thread."""
+        with self._lock:
+            if not self._closed:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._loop, name="phalanx-callbacks", daemon=True
+                    )
+                    self._thread.start()
+                self._queue.put((callback, args))
+                return
+        self._call(callback, args)
+
+    def is_current(self) -> bool:
+        """Whether the calling thread is the one that runs callbacks."""
+        return threading.current_thread() is self._thread
+
+    def close(self, timeout: float) -> None:
+        """Run what is queued, then end the thread; waits at most *timeout* seconds."""
+        with self._lock:
+            self._closed = True
+            thread = self._thread
+        if thread is not None:
+            self._queue.put(None)
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+    def _loop(self) -> None:
+        while (item := self._queue.get()) is not None:
+            self._call(*item)
+
+    def _call(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        try:
+            callback(*args)
+        except BaseException as error:  # noqa: BLE001  # the callback's own fault, reported
+            self._report(error)

@@ -1,0 +1,211 @@
+"""One call: what was asked, of whom, and what has come back.
+
+Guarantees: a call is settled once; whoever settles it first wins and everything later is void;
+answers are decoded by whoever asks for the result, never by the thread that happened to read them.
+
+Left to others: when calls are sent and who reads (`plane`).
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
+from phalanx.supervision import CallTimeout, SpecError
+
+from .outcomes import Outcome, OutcomeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+OnDeath = Literal["fail", "retry"]
+OnTimeout = Literal["leave", "restart"]
+Aggregate = "Callable[[list[Any], int], Any]"
+
+
+class Shape(Enum):
+    """Whom a call goes to, and how its answers make one outcome."""
+
+    COLLECTIVE = auto()  # every rank, as a whole
+    GATHER = auto()  # every rank, each for itself
+    SINGLE = auto()  # one named rank
+    POOL = auto()  # any idle rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """How a call is to be treated.
+
+    Attributes:
+        deadline: On the monotonic clock; None waits without limit.
+        timeout: What the caller gave, for messages; None for no limit.
+        retries: How often a death may send the call again.
+    """
+
+    deadline: float | None = None
+    timeout: float | None = None
+    on_death: OnDeath = "fail"
+    retries: int = 0
+    on_timeout: OnTimeout = "leave"
+    tell: bool = False
+
+
+class Call:
+    """One call and its outcome. Fields are guarded by the plane's lock until `done`."""
+
+    __slots__ = (
+        "answers",
+        "done",
+        "error",
+        "missing",
+        "name",
+        "payloads",
+        "rank",
+        "reports",
+        "retries",
+        "seq",
+        "settled",
+        "shape",
+        "terms",
+        "timer",
+        "waiters",
+        "want",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        seq: int,
+        name: str,
+        shape: Shape,
+        payloads: Sequence[Payload],
+        terms: Terms,
+        *,
+        want: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self.seq = seq
+        self.name = name
+        self.shape = shape
+        self.payloads = payloads  # one for all ranks, or one for each
+        self.terms = terms
+        self.want = want  # the rank whose value is wanted; None for every rank's
+        self.rank = rank  # the rank a SINGLE call goes to; where a POOL call went
+        self.retries = terms.retries if terms.on_death == "retry" else 0
+        self.reports: list[Any] = []
+        self.wire = 0  # the id of the latest sending; 0 while it waits for its turn
+        self.answers: dict[int, Frame | Outcome] = {}
+        self.missing: set[int] = set()
+        self.error: BaseException | None = None
+        self.done = False
+        self.waiters: list[threading.Lock] = []
+        self.settled: list[Callable[[Call], None]] = []
+        self.timer: Any = None
+
+    def payload(self, rank: int) -> Payload:
+        """Return what goes to *rank*."""
+        payloads = self.payloads
+        return payloads[rank] if len(payloads) > 1 else payloads[0]
+
+    def result(self, aggregate: Callable[[list[Any], int], Any] | None = None, lead: int = 0) -> Any:
+        """Return the value or raise the error of a call that is `done`.
+
+        Decodes the answers: call it once.
+        """
+        error = self.error
+        if error is not None:
+            raise error
+        if self.shape is Shape.GATHER:
+            return [self._outcome(rank) for rank in sorted(self.answers)]
+        if self.shape is not Shape.COLLECTIVE:
+            assert self.rank is not None
+            return self._value(self.rank)
+        if aggregate is None and self.want is not None:
+            value = self._value(self.want)
+            for answer in self.answers.values():
+                if isinstance(answer, Frame):
+                    answer.drop()
+            return value
+        values = [self._value(rank) for rank in sorted(self.answers)]
+        return values if aggregate is None else aggregate(values, lead)
+
+    def fail(self, frame: Frame, rank: int) -> BaseException:
+        """Return the exception that *rank* answered with, marked with where it comes from."""
+        try:
+            failure = frame.value()
+        except Exception as broken:  # noqa: BLE001  # a frame that cannot be read is an error too
+            return broken
+        assert isinstance(failure, RemoteFailure)
+        error = failure.revive()
+        note = f"raised by rank {rank} in {self.name} (call {self.seq})"
+        trace = f"\n{failure.trace.rstrip()}" if failure.trace else ""
+        error.add_note(f"{note}; remote traceback:{trace}" if trace else note)
+        return error
+
+    def timed_out(self) -> CallTimeout:
+        """Return the error of a call whose deadline has passed."""
+        if self.wire:
+            ranks = sorted(self.missing)
+        else:
+            ranks = [] if self.rank is None else [self.rank]
+        return CallTimeout(self.name, ranks, self.terms.timeout or 0.0, sent=bool(self.wire))
+
+    def drop(self) -> None:
+        """Give back what the call still holds."""
+        for payload in self.payloads:
+            payload.close()
+
+    def _value(self, rank: int) -> Any:
+        frame = self.answers[rank]
+        assert isinstance(frame, Frame)
+        return frame.value()
+
+    def _outcome(self, rank: int) -> Outcome:
+        answer = self.answers[rank]
+        if isinstance(answer, Outcome):
+            return answer
+        if answer.kind == Kind.ERROR:
+            return Outcome(rank, OutcomeKind.ERROR, error=self.fail(answer, rank))
+        try:
+            return Outcome(rank, OutcomeKind.OK, answer.value())
+        except Exception as error:  # noqa: BLE001  # a reply whose type cannot be rebuilt here
+            return Outcome(rank, OutcomeKind.ERROR, error=error)
+
+
+def terms_of(
+    *,
+    now: float,
+    timeout: float | None,
+    on_death: str = "fail",
+    retries: int = 1,
+    on_timeout: str = "leave",
+    tell: bool = False,
+) -> Terms:
+    """Return the terms of a call made *now*.
+
+    Raises:
+        SpecError: a negative timeout or number of retries, or an unknown policy.
+    """
+    if timeout is not None and not timeout >= 0:
+        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
+    if on_death not in ("fail", "retry"):
+        raise SpecError("on_death", on_death, 'give "fail" or "retry"')
+    if on_timeout not in ("leave", "restart"):
+        raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise SpecError("retries", retries, "give an integer >= 0")
+    return Terms(
+        deadline=None if timeout is None else now + timeout,
+        timeout=timeout,
+        on_death=on_death,
+        retries=retries,
+        on_timeout=on_timeout,
+        tell=tell,
+    )
+
+
+__all__ = ["Call", "CancelledError", "OnDeath", "OnTimeout", "Shape", "Terms", "terms_of"]

@@ -1,0 +1,433 @@
+"""What to do about the ranks of one group: the pure half of an executor.
+
+Guarantees: a rank group is started as a whole and stopped as a whole; a rank that ends unasked is
+restarted together with those its strategy names; deaths of ranks that are being stopped anyway are
+absorbed, not counted; past its intensity, or when its first start fails, the group stops every
+rank and ends once. The epoch rises whenever ranks that meet are formed anew.
+
+Left to others: everything that happens. `decide_ranks` returns actions as values; time and
+randomness come in the event.
+
+How it differs from OTP's supervisor, on purpose: ranks start in parallel (they meet in a
+rendezvous) and stop in parallel, where OTP goes one by one. What is counted, and when the group
+gives up, is OTP's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, assert_never
+
+from .exits import SHUTDOWN, ExitReason
+from .spec import Restart, Strategy
+
+if TYPE_CHECKING:
+    from .backoff import BackOff
+    from .window import RestartWindow
+
+
+class RankState(StrEnum):
+    """Where one rank stands."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    STOPPING = "stopping"
+
+
+class Phase(StrEnum):
+    """Where the group stands."""
+
+    STARTING = "starting"  # for the first time
+    SERVING = "serving"
+    MENDING = "mending"  # some ranks are being stopped or started
+    WAITING = "waiting"  # for the back-off to pass
+    CLOSING = "closing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: *incarnation* counts its starts, 0 before the first."""
+
+    number: int
+    incarnation: int = 0
+    state: RankState = RankState.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A rank group.
+
+    Attributes:
+        window: The restarts spent, against the intensity.
+        mending: The ranks to start anew as soon as all of them are down.
+        failures: Restarts in a row without a healthy time between; what the back-off grows with.
+        served_at: When the group last became whole, or None.
+        ending: Why the group ends, once it does.
+        size: The ranks the group has, or is to have after the next start.
+    """
+
+    strategy: Strategy
+    window: RestartWindow
+    ranks: tuple[Rank, ...]
+    restart: Restart = Restart.PERMANENT
+    backoff: BackOff | None = None
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    mending: frozenset[int] = frozenset()
+    size: int = 0
+    failures: int = 0
+    served_at: float | None = None
+    ending: ExitReason | None = None
+
+
+# --- what happens -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start the group for the first time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankReady:
+    """A rank has finished its start."""
+
+    rank: int
+    incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank's process has ended; *jitter* in [0, 1) spreads the back-off."""
+
+    rank: int
+    incarnation: int
+    reason: ExitReason
+    at: float
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RestartAsked:
+    """A planned restart of *ranks*, and of those the strategy ties to them."""
+
+    ranks: frozenset[int]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeAsked:
+    """The group is to have *size* ranks, all of them formed anew."""
+
+    size: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class WaitOver:
+    """The back-off has passed."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class CloseAsked:
+    """The group is to stop."""
+
+    reason: ExitReason
+    at: float
+
+
+RankEvent = Begin | RankReady | RankExited | RestartAsked | ResizeAsked | WaitOver | CloseAsked
+
+
+# --- what to do ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    """Start these (rank, incarnation) together, under *epoch*, in a group of *size*."""
+
+    epoch: int
+    size: int
+    ranks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Stop these ranks together; in a *hurry* their group is broken and they may be stuck."""
+
+    ranks: tuple[int, ...]
+    hurry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The group is not whole: hold collective calls back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The group is whole under *epoch*: let calls go."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Come back with `WaitOver` at *at*."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What was decided about a death, for the crash report."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The group has ended for good."""
+
+    reason: ExitReason
+
+
+RankAction = StartRanks | StopRanks | Hold | Serve | WaitUntil | Decided | End
+
+
+def new_group(
+    strategy: Strategy,
+    window: RestartWindow,
+    size: int,
+    *,
+    restart: Restart = Restart.PERMANENT,
+    backoff: BackOff | None = None,
+) -> GroupState:
+    """Return a group of *size* ranks, none of them started."""
+    ranks = tuple(Rank(number) for number in range(size))
+    return GroupState(strategy, window, ranks, restart=restart, backoff=backoff, size=size)
+
+
+def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple[RankAction, ...]]:
+    """Return the group after *event*, and what to do, in order."""
+    if state.phase is Phase.ENDED:
+        return state, ()
+    match event:
+        case Begin():
+            everyone = frozenset(range(state.size))
+            return _start(replace(state, mending=everyone))
+        case RankReady():
+            return _ready(state, event)
+        case RankExited():
+            return _exited(state, event)
+        case RestartAsked(ranks=ranks):
+            if state.phase is not Phase.SERVING:
+                return state, ()
+            return _renew(state, _tied(state, ranks))
+        case ResizeAsked(size=size):
+            if state.phase is not Phase.SERVING:
+                return state, ()
+            everyone = frozenset(rank.number for rank in state.ranks)
+            return _renew(replace(state, size=size), everyone)
+        case WaitOver():
+            return _start(state) if state.phase is Phase.WAITING else (state, ())
+        case CloseAsked(reason=reason):
+            if state.phase is Phase.CLOSING:
+                return state, ()
+            return _close(state, reason, hurry=False)
+        case _:
+            assert_never(event)
+
+
+def _ready(state: GroupState, event: RankReady) -> tuple[GroupState, tuple[RankAction, ...]]:
+    rank = state.ranks[event.rank] if event.rank < len(state.ranks) else None
+    if rank is None or rank.incarnation != event.incarnation:
+        return state, ()
+    if rank.state is not RankState.STARTING:
+        return state, ()
+    state = _mark(state, {event.rank}, RankState.UP)
+    if any(other.state is not RankState.UP for other in state.ranks):
+        return state, ()
+    state = replace(state, phase=Phase.SERVING, served_at=event.at)
+    return state, (Serve(state.epoch),)
+
+
+def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[RankAction, ...]]:
+    rank = state.ranks[event.rank] if event.rank < len(state.ranks) else None
+    if rank is None or rank.incarnation != event.incarnation or rank.state is RankState.DOWN:
+        return state, ()
+    was = rank.state
+    state = _mark(state, {event.rank}, RankState.DOWN)
+    if state.phase is Phase.CLOSING:
+        return _settle_closing(state)
+    if was is RankState.STOPPING:
+        return _resume(state, event.at, event.jitter)
+    name = f"rank {event.rank}"
+    if state.served_at is None:
+        text = f"{name} failed in the group's first start: stop the group"
+        state, actions = _close(state, event.reason, hurry=True)
+        return state, (Decided(text), *actions)
+    if not _is_restarted(state.restart, event.reason):
+        text = f"{name} is {state.restart} and ended {event.reason.kind}: stop the group"
+        state, actions = _close(state, event.reason, hurry=False)
+        return state, (Decided(text), *actions)
+    window = state.window.admit(event.at)
+    limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
+    if window is None:
+        text = f"give up: more than {limit}"
+        ending = replace(SHUTDOWN, detail=text)
+        state, actions = _close(state, ending, hurry=True)
+        return state, (Decided(text), *actions)
+    rested = (
+        state.backoff is not None
+        and state.phase is Phase.SERVING
+        and state.served_at is not None
+        and event.at - state.served_at >= state.backoff.reset_after
+    )
+    affected = _tied(state, frozenset((event.rank,)))
+    spent = len(window.spent)
+    text = f"restart {_names(affected)} ({state.strategy}), number {spent} of at most {limit}"
+    state = replace(state, window=window, failures=1 if rested else state.failures + 1)
+    live = _live(state, affected)
+    state = _mark(state, live, RankState.STOPPING)
+    state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
+    state, actions = _resume(state, event.at, event.jitter)
+    stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
+    return state, (Decided(text), Hold(), *stop, *actions)
+
+
+def _resume(
+    state: GroupState, at: float, jitter: float
+) -> tuple[GroupState, tuple[RankAction, ...]]:
+    """Start what is to be mended once all of it is down, after the back-off."""
+    if state.phase is Phase.WAITING or _live(state, state.mending):
+        return state, ()
+    delay = 0.0
+    if state.backoff is not None and state.failures:
+        delay = state.backoff.delay(state.failures, jitter)
+    if delay > 0:
+        return replace(state, phase=Phase.WAITING), (WaitUntil(at + delay),)
+    return _start(state)
+
+
+def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
+    ranks = tuple(
+        state.ranks[number] if number < len(state.ranks) else Rank(number)
+        for number in range(state.size)
+    )
+    grown = frozenset(range(len(state.ranks), state.size))
+    chosen = frozenset(n for n in state.mending | grown if n < state.size)
+    # Under one_for_one the ranks never meet: the survivors' calls go on in their epoch.
+    alone = state.strategy is Strategy.ONE_FOR_ONE and len(chosen) < state.size
+    epoch = state.epoch if alone else state.epoch + 1
+    ranks = tuple(
+        Rank(rank.number, rank.incarnation + 1, RankState.STARTING)
+        if rank.number in chosen
+        else rank
+        for rank in ranks
+    )
+    phase = Phase.STARTING if state.served_at is None else Phase.MENDING
+    state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset())
+    started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
+    return state, (StartRanks(epoch, state.size, started),)
+
+
+def _renew(
+    state: GroupState, affected: frozenset[int]
+) -> tuple[GroupState, tuple[RankAction, ...]]:
+    """Stop *affected* in good order and start them anew; planned, so not counted."""
+    live = _live(state, affected)
+    state = _mark(state, live, RankState.STOPPING)
+    state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
+    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=False))
+
+
+def _close(
+    state: GroupState, reason: ExitReason, *, hurry: bool
+) -> tuple[GroupState, tuple[RankAction, ...]]:
+    live = frozenset(r.number for r in state.ranks if r.state is not RankState.DOWN)
+    fresh = frozenset(n for n in live if state.ranks[n].state is not RankState.STOPPING)
+    state = _mark(state, live, RankState.STOPPING)
+    state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
+    stop = (StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
+    state, actions = _settle_closing(state)
+    return state, (Hold(), *stop, *actions)
+
+
+def _settle_closing(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
+    if any(rank.state is not RankState.DOWN for rank in state.ranks):
+        return state, ()
+    reason = state.ending or SHUTDOWN
+    return replace(state, phase=Phase.ENDED), (End(reason),)
+
+
+def _tied(state: GroupState, ranks: frozenset[int]) -> frozenset[int]:
+    """Return *ranks* and those that are restarted with them."""
+    match state.strategy:
+        case Strategy.ONE_FOR_ALL:
+            return frozenset(range(len(state.ranks)))
+        case Strategy.REST_FOR_ONE:
+            return frozenset(range(min(ranks), len(state.ranks)))
+        case _:
+            return ranks
+
+
+def _live(state: GroupState, ranks: frozenset[int]) -> frozenset[int]:
+    return frozenset(n for n in ranks if state.ranks[n].state is not RankState.DOWN)
+
+
+def _mark(state: GroupState, ranks: frozenset[int] | set[int], to: RankState) -> GroupState:
+    marked = tuple(replace(r, state=to) if r.number in ranks else r for r in state.ranks)
+    return replace(state, ranks=marked)
+
+
+def _is_restarted(restart: Restart, reason: ExitReason) -> bool:
+    match restart:
+        case Restart.PERMANENT:
+            return True
+        case Restart.TRANSIENT:
+            return reason.is_failure
+        case Restart.TEMPORARY:
+            return False
+        case _:
+            assert_never(restart)
+
+
+def _names(ranks: frozenset[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {next(iter(ranks))}"
+    return f"ranks {', '.join(map(str, sorted(ranks)))}"
+
+
+__all__ = [
+    "Begin",
+    "CloseAsked",
+    "Decided",
+    "End",
+    "GroupState",
+    "Hold",
+    "Phase",
+    "Rank",
+    "RankAction",
+    "RankEvent",
+    "RankExited",
+    "RankReady",
+    "RankState",
+    "ResizeAsked",
+    "RestartAsked",
+    "Serve",
+    "StartRanks",
+    "StopRanks",
+    "WaitOver",
+    "WaitUntil",
+    "decide_ranks",
+    "new_group",
+]
