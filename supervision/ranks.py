@@ -20,7 +20,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
 from .exits import SHUTDOWN, ExitReason
-from .spec import Restart, Strategy
+from .strategy import Restart, Strategy
 
 if TYPE_CHECKING:
     from .backoff import BackOff

@@ -1,0 +1,139 @@
+"""What an exception or an exit of a child means, where a user knows better than the table.
+
+Guarantees: the first rule that applies decides; where none does, `Decider.directive` is None and
+the caller's own default holds (for an exit: OTP's table). A decider never touches the child; it
+is asked.
+
+Left to others: carrying the directive out. *resume*: the worker goes on. *restart*: an abnormal
+exit, which counts. *stop*: the child ends for good, as a transient one does that ended normally.
+*escalate*: the supervisor gives up at once. Whatever is decided, the caller of a method that
+raised gets its exception first.
+
+Prior art: the supervision directives of Akka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from .errors import SpecError
+from .exits import ExitKind, ExitReason
+
+
+class Directive(StrEnum):
+    """What to do about an exception or an exit."""
+
+    RESUME = "resume"
+    RESTART = "restart"
+    STOP = "stop"
+    ESCALATE = "escalate"
+
+
+Cause: TypeAlias = BaseException | ExitReason
+Match: TypeAlias = type[BaseException] | ExitKind | str | Callable[[Cause], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of a decider.
+
+    Attributes:
+        match: An exception type (subclasses too), an `ExitKind`, the name of an exception type
+            (bare or qualified, for types that the driver has not imported), or a predicate.
+        directive: What a match leads to.
+        child: Only for the child of this id; None for all.
+    """
+
+    match: Match
+    directive: Directive
+    child: str | None = None
+
+    def __post_init__(self) -> None:
+        match: object = self.match
+        if not (callable(match) or isinstance(match, str)):
+            raise SpecError(
+                "match", match, "must be an exception type, its name, an ExitKind or a predicate"
+            )
+        directive: object = self.directive
+        if not isinstance(directive, Directive):
+            raise SpecError("directive", directive, f"must be one of {', '.join(Directive)}")
+
+    def applies(self, cause: Cause, child: str | None) -> bool:
+        """Return whether this rule decides about *cause* in *child*."""
+        if self.child is not None and self.child != child:
+            return False
+        match self.match:
+            case ExitKind() as kind:
+                return isinstance(cause, ExitReason) and cause.kind is kind
+            case str() as name:
+                return isinstance(cause, BaseException) and name in _names(type(cause))
+            case type() as kind:
+                return isinstance(cause, kind)
+            case predicate:
+                return predicate(cause)
+
+
+def _names(kind: type[BaseException]) -> set[str]:
+    plain = {base.__qualname__ for base in kind.__mro__}
+    return plain | {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """Rules, asked in order.
+
+    Attributes:
+        rules: The first that applies decides.
+        default: Where none applies; None leaves it to the caller.
+    """
+
+    rules: tuple[Rule, ...] = ()
+    default: Directive | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rules", tuple(self.rules))
+
+    def directive(self, cause: Cause, child: str | None = None) -> Directive | None:
+        """Return what to do about *cause*, or None where no rule says so."""
+        for rule in self.rules:
+            if rule.applies(cause, child):
+                return rule.directive
+        return self.default
+
+
+# A kernel that failed leaves the CUDA context of its process unusable: every later call fails
+# too, often far from the cause, so only a new process helps. The texts are those of the CUDA
+# runtime, which torch passes on.
+_STICKY = (
+    "device-side assert",
+    "illegal memory access",
+    "illegal instruction",
+    "misaligned address",
+    "unspecified launch failure",
+    "uncorrectable ecc error",
+    "nvlink error",
+    "launch timed out",
+)
+
+
+def is_sticky_device_error(cause: Cause) -> bool:
+    """Return whether *cause* is a CUDA error after which its process cannot go on."""
+    if isinstance(cause, ExitReason) or "OutOfMemoryError" in _names(type(cause)):
+        return False
+    text = str(cause).lower()
+    return any(phrase in text for phrase in _STICKY)
+
+
+GPU_WORKER = Decider(
+    rules=(
+        # Memory that one call could not have is free again when it has failed.
+        Rule("OutOfMemoryError", Directive.RESUME),
+        Rule(is_sticky_device_error, Directive.RESTART),
+        Rule("DistBackendError", Directive.RESTART),
+        Rule(Exception, Directive.RESUME),
+    )
+)
+"""Sensible directives for methods of GPU workers: what breaks the process restarts it."""
