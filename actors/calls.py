@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 OnDeath = Literal["fail", "retry"]
 OnTimeout = Literal["leave", "restart"]
-Aggregate = "Callable[[list[Any], int], Any]"
 
 
 class Shape(Enum):
@@ -61,6 +60,7 @@ class Call:
         "answers",
         "done",
         "error",
+        "failed",
         "missing",
         "name",
         "payloads",
@@ -101,6 +101,7 @@ class Call:
         self.answers: dict[int, Frame | Outcome] = {}
         self.missing: set[int] = set()
         self.error: BaseException | None = None
+        self.failed: tuple[Frame, int] | None = None
         self.done = False
         self.waiters: list[threading.Lock] = []
         self.settled: list[Callable[[Call], None]] = []
@@ -116,9 +117,10 @@ class Call:
 
         Decodes the answers: call it once.
         """
-        error = self.error
-        if error is not None:
-            raise error
+        if self.error is not None:
+            raise self.error
+        if self.failed is not None:
+            raise self.fail(*self.failed)
         if self.shape is Shape.GATHER:
             return [self._outcome(rank) for rank in sorted(self.answers)]
         if self.shape is not Shape.COLLECTIVE:

@@ -4,12 +4,16 @@ Guarantees: after a worker's death the driver can read which call it had begun l
 call that the driver has withdrawn is begun by no worker afterwards, or the driver sees that it
 was begun. No lock: each word has one writer.
 
-How the second guarantee holds: the worker stores *begun*, then loads *fence*; the driver stores
-*fence*, then loads *begun*. Either the worker sees the fence or the driver sees the call, provided
-that neither pair is reordered. The worker must not pay for a barrier on every call, so the driver
-pays for both: ``membarrier(2)`` runs a full barrier on every processor that runs a worker. That
-holds on x86-64 and ARM64 alike. Without the system call (very old kernels) the driver sleeps a
-few milliseconds instead, far longer than any store buffer holds a store.
+Withdrawals come in rounds. A collective call carries the round it was sent in. When round k
+begins, the calls of earlier rounds stay valid up to the highest one that any rank had begun
+(``limits[k]``), and those behind it are void.
+
+How "or the driver sees it" holds: the worker stores *begun*, then loads *round*; the driver
+stores *round*, then loads *begun*. Either the worker sees the round or the driver sees the call,
+provided that neither pair is reordered. The worker must not pay for a barrier on every call, so
+the driver pays for both: ``membarrier(2)`` runs a full barrier on every processor that runs a
+worker. That holds on x86-64 and ARM64 alike. Without the system call (very old kernels) the driver
+sleeps a few milliseconds instead, far longer than any store buffer holds a store.
 
 Source: the asymmetric fence of ``membarrier(2)``; Dekker's flags.
 """
@@ -21,13 +25,19 @@ import mmap
 import os
 import platform
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _SYSCALL = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
 _GLOBAL = 1 << 0
 _GLOBAL_EXPEDITED = 1 << 1
 _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 
-_BEGUN, _FINISHED, _FENCE, _BEGUN_AT, _SERVED = range(5)
+_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED = range(5)
+_LIMITS = 8  # where the limits of the latest rounds begin
+_KEPT = 256  # rounds whose limit is kept; a call older than that is void
 
 
 class Board:
@@ -52,17 +62,23 @@ class Board:
     # the worker's side
 
     def begin(self, call_id: int) -> int:
-        """Publish that *call_id* begins; return the fence: collective calls below it are void."""
+        """Publish that *call_id* begins; return the current round."""
         words = self._words
         words[_BEGUN_AT] = time.monotonic_ns()
         words[_BEGUN] = call_id
-        return words[_FENCE]
+        return words[_ROUND]
 
-    def finish(self, call_id: int) -> None:
-        """Publish that *call_id* has ended in this worker."""
+    def is_void(self, call_id: int, sent_in: int, current: int) -> bool:
+        """Whether the collective call *call_id*, sent in an earlier round, has been withdrawn."""
+        if current - sent_in >= _KEPT:
+            return True
+        return call_id > self._words[_LIMITS + (sent_in + 1) % _KEPT]
+
+    def finish(self, call_id: int, *, served: bool = True) -> None:
+        """Publish that *call_id* has ended in this worker, or was void (not *served*)."""
         words = self._words
         words[_FINISHED] = call_id
-        words[_SERVED] += 1
+        words[_SERVED] += served
 
     # the driver's side
 
@@ -86,12 +102,13 @@ class Board:
         """When the call begun last began, in seconds on the monotonic clock; 0.0 for none."""
         return self._words[_BEGUN_AT] / 1e9
 
-    def withdraw_below(self, call_id: int) -> None:
-        """Void the collective calls below *call_id* that have not begun.
+    def enter(self, round_: int) -> None:
+        """Set the round of a worker that has been sent nothing yet."""
+        self._words[_ROUND] = round_
 
-        Call `settle_withdrawals` before reading `begun`.
-        """
-        self._words[_FENCE] = call_id
+    def limit(self, round_: int, call_id: int) -> None:
+        """Say up to which call earlier rounds stay valid once *round_* begins."""
+        self._words[_LIMITS + round_ % _KEPT] = call_id
 
     def close(self) -> None:
         """Give the page back."""
@@ -102,8 +119,20 @@ class Board:
             self.fd = -1
 
 
-def settle_withdrawals() -> None:
-    """Return when every worker has either seen the withdrawals so far or shown what it began."""
+def withdraw(boards: Sequence[Board], round_: int, reached: int) -> None:
+    """Begin *round_*: void what was sent in earlier ones behind call *reached*.
+
+    On return every worker either sees that or has shown, in `begun`, what it began before.
+    """
+    for board in boards:
+        board.limit(round_, reached)
+    _fence()
+    for board in boards:
+        board.enter(round_)
+    _fence()
+
+
+def _fence() -> None:
     if _membarrier(_GLOBAL_EXPEDITED) or _membarrier(_GLOBAL):
         return
     time.sleep(0.01)

@@ -6,8 +6,9 @@ travel in a fresh, sealed memory file whose descriptor rides on the packet, is w
 all readers, and belongs to nobody once they have mapped it. A reader maps it privately: writing
 in place changes nobody else's data.
 
-Every frame carries call id, epoch and incarnation. A call's incarnation field is 0: its socket
-belongs to one incarnation alone, and one encoding serves every rank.
+Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation alone, so a
+call needs no incarnation and carries in its place the round it was sent in (`board`): one
+encoding serves every rank.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class Kind(IntEnum):
 
     CALL = 1
     STOP = 2
+    HELLO = 3
     REPLY = 16
     ERROR = 17
     SKIPPED = 18
@@ -57,7 +59,7 @@ class Flag(IntFlag):
 
     NONE = 0
     LARGE = 1  # the body lies in the memory file whose descriptor came along
-    COLLECTIVE = 2  # withdrawn by the fence on the board if not yet begun
+    COLLECTIVE = 2  # withdrawn through the board if not yet begun
     TELL = 4  # the answer is an acknowledgement, whatever the method returns
 
 
@@ -66,6 +68,7 @@ class Frame:
     """One message.
 
     Attributes:
+        incarnation: Whose reply it is; for a call the round it was sent in.
         extra: For a call the rank whose value is wanted, or `EVERY_RANK`.
         body: The bytes in the packet; for a large frame the table of sizes.
         fds: Descriptors that came along; whoever decodes or drops the frame closes them.
@@ -93,6 +96,10 @@ class Frame:
         """Close what came along."""
         while self.fds:
             os.close(self.fds.pop())
+
+    def __del__(self) -> None:
+        if self.fds:  # an answer nobody ever asked for
+            self.drop()
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phalanx.supervision import ExitKind, ExitReason
+from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
 
 from .board import Board, register_worker
 from .codec import encode
@@ -119,7 +119,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         except BaseException as error:  # noqa: BLE001  # sys.exit in a start is a failed start
             link.tell(Kind.START_FAILED, RemoteFailure.of(error))
             return _start_exit_code(error)
-        link.tell(Kind.READY, {"pid": os.getpid()})
+        _greet(data, link)
         replies = ReplyLine(data, boot.rank, boot.incarnation)
         return _Worker(data, link, board, hosted, replies).run()
     except Terminated as end:
@@ -189,11 +189,14 @@ class _Worker:
 
     def _call(self, frame: Frame) -> None:
         call_id = frame.call_id
-        fence = self._board.begin(call_id)
-        if frame.flags & Flag.COLLECTIVE and call_id < fence:
-            frame.drop()
-            self._replies.skip(frame)
-            return
+        board = self._board
+        now = board.begin(call_id)
+        if frame.incarnation != now and frame.flags & Flag.COLLECTIVE:
+            if board.is_void(call_id, frame.incarnation, now):
+                board.finish(call_id, served=False)
+                frame.drop()
+                self._replies.skip(frame)
+                return
         if frame.epoch != self._link.epoch:
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
@@ -204,7 +207,24 @@ class _Worker:
             self._replies.refuse(frame, error)
         else:
             self._replies.answer(frame, result)
-        self._board.finish(call_id)
+        board.finish(call_id)
+
+
+def _greet(data: socket.socket, link: Link) -> None:
+    """Prove both directions of the call socket, then say READY.
+
+    The driver put a greeting into the socket before this process existed; the answer lies there
+    before the driver hears READY on the other one, so it need not wait.
+    """
+    greeting = receive(data)
+    if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
+        msg = "the call socket did not carry the driver's greeting"
+        raise RuntimeFault(msg)
+    answer = Payload.of(None).packet(
+        Kind.HELLO, epoch=link.epoch, call_id=0, incarnation=link.incarnation
+    )
+    send(data, answer, None)
+    link.tell(Kind.READY)
 
 
 def _arm_signals() -> None:

@@ -1,0 +1,81 @@
+"""What a worker knows about itself and its group.
+
+Guarantees: everything in it belongs to this incarnation and this epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from phalanx.runtime import Link, Rendezvous
+
+    from .layout import Layout
+
+
+@dataclass(slots=True)
+class WorkerContext:
+    """Who and where a worker is.
+
+    Attributes:
+        group: The name of its rank group.
+        local_rank: Its rank among the ranks of this machine.
+        coordinates: Its place in every parallel dimension that has more than one.
+        device: The device leased to it, as torch names it: ``"cpu"``, ``"cuda:0"``.
+        epoch: How often its group has been formed.
+        incarnation: How often this rank has been started, 1 for the first.
+        rendezvous: Where this epoch's ranks meet; None where there is none.
+        log: A structlog logger; group, rank, incarnation and pid are on every line.
+    """
+
+    group: str
+    rank: int
+    local_rank: int
+    world_size: int
+    layout: Layout
+    coordinates: Mapping[str, int]
+    device: str
+    epoch: int
+    incarnation: int
+    rendezvous: Rendezvous | None
+    log: Any
+    _link: Link | None = field(default=None, repr=False)
+    _listener: Any = field(default=None, repr=False)
+
+    @property
+    def is_driver(self) -> bool:
+        """Whether this rank feeds its tensor group."""
+        return self.layout.is_driver(self.rank)
+
+    @property
+    def is_output(self) -> bool:
+        """Whether this rank's output leads."""
+        return self.rank == self.layout.output_rank
+
+    def emit(self, event: object) -> None:
+        """Send *event* to the driver, where `Executor.events` hands it on; any picklable value."""
+        if self._link is not None:
+            self._link.tell(Kind.EVENT, event)
+        elif self._listener is not None:
+            self._listener(self.rank, event)
+
+    def init_process_group(self, backend: str | None = None, **options: Any) -> None:
+        """Join this epoch's `torch.distributed` process group; every rank must.
+
+        Args:
+            backend: ``"gloo"``, ``"nccl"``, ...; None takes nccl on a GPU and gloo on a CPU.
+            options: Passed on to `torch.distributed.init_process_group`; ``timeout`` may be in
+                seconds.
+
+        It is destroyed for you when the worker stops in good order.
+        """
+        from phalanx.runtime import init_process_group  # noqa: PLC0415  # drags torch in
+
+        if backend is None:
+            backend = "nccl" if self.device.startswith("cuda") else "gloo"
+        init_process_group(backend, self.rendezvous, self.rank, self.world_size, **options)

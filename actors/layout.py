@@ -1,0 +1,95 @@
+"""How the ranks of a group are laid out: derived here, and nowhere else.
+
+Guarantees: the world size is the product of the named sizes, or nothing is built; ranks count
+tensor first, then prefill context, then pipeline stage, as LLM engines number them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from phalanx.supervision import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def _nothing() -> Mapping[str, int]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Sizes of the parallel dimensions.
+
+    Attributes:
+        tensor: Ranks that share one layer.
+        pipeline: Stages that layers are split over.
+        prefill_context: Ranks that share one prompt.
+        extra: Further dimensions by name (decode-context, expert, ...), size each. They do not
+            add ranks: each must divide the world size, and shows in titles and logs.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    prefill_context: int = 1
+    extra: Mapping[str, int] = field(default_factory=_nothing)
+
+    def __post_init__(self) -> None:
+        for name, size in self._sizes():
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise SpecError(name, size, "a parallel size is an integer >= 1")
+        for name, size in self.extra.items():
+            if self.world_size % size:
+                raise SpecError(
+                    name, size, f"must divide the world size, which is {self.world_size}"
+                )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.tensor * self.pipeline * self.prefill_context
+
+    @property
+    def output_rank(self) -> int:
+        """The first tensor rank of the last pipeline stage: whose output leads."""
+        return self.world_size - self.tensor * self.prefill_context
+
+    @property
+    def driver_ranks(self) -> tuple[int, ...]:
+        """The ranks that feed their tensor group."""
+        return tuple(rank for rank in range(self.world_size) if rank % self.tensor == 0)
+
+    def is_driver(self, rank: int) -> bool:
+        """Whether *rank* feeds its tensor group."""
+        return rank % self.tensor == 0
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return the place of *rank* in every dimension that has more than one."""
+        place = {
+            "tp": (rank % self.tensor, self.tensor),
+            "pcp": (rank // self.tensor % self.prefill_context, self.prefill_context),
+            "pp": (rank // (self.tensor * self.prefill_context), self.pipeline),
+            **{name: (rank % size, size) for name, size in self.extra.items()},
+        }
+        return {name: at for name, (at, size) in place.items() if size > 1}
+
+    def check(self, world_size: int) -> None:
+        """Raise a `SpecError` that prints the arithmetic unless *world_size* is the product."""
+        if world_size != self.world_size:
+            raise SpecError(
+                "world_size",
+                world_size,
+                f"must be tensor {self.tensor} x pipeline {self.pipeline} x prefill_context "
+                f"{self.prefill_context} = {self.world_size}",
+            )
+
+    def _sizes(self) -> list[tuple[str, int]]:
+        return [
+            ("tensor", self.tensor),
+            ("pipeline", self.pipeline),
+            ("prefill_context", self.prefill_context),
+            *self.extra.items(),
+        ]

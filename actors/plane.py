@@ -1,0 +1,793 @@
+"""The one owner of a group's calls: it sends them, reads the answers, and settles each once.
+
+Guarantees:
+- every accepted call is settled exactly once, whatever dies (`docs/semantics.md`);
+- all ranks get the collective calls in one order, and a call takes a slot on every rank before
+  its first byte goes out;
+- an answer is matched by the id of the very sending it belongs to; anything else is dropped and
+  counted;
+- a rank that wrote its answer before it died has answered: `lose` reads to the end first;
+- calls that no rank had begun when a death came are sent again, in order, at no cost;
+- nobody runs another's code while reading: answers are kept as bytes, callbacks run elsewhere.
+
+Who reads: a blocked caller, else the hub's thread, never both. A caller that finds a reader
+waits to be either settled or made the reader. At rest nobody reads and nothing runs.
+
+Left to others: when ranks come and go (`executor`), what a call means (`calls`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import EVERY_RANK, Flag, Frame, Kind, receive, send, withdraw
+from phalanx.supervision import ExecutorClosed, WorkerDied
+
+from .calls import Call, CancelledError, Shape
+from .outcomes import Outcome, OutcomeKind
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Iterator
+
+    from phalanx.runtime import Board, Hub, Watch
+
+
+@dataclass(slots=True)
+class Seat:
+    """One rank's place in the group, and the incarnation that sits in it.
+
+    Attributes:
+        sent: What this incarnation has been sent and not yet answered, by wire id; None where
+            the call has been settled without it.
+        outbox: Packets the socket had no room for, in order.
+    """
+
+    rank: int
+    incarnation: int
+    sock: socket.socket
+    board: Board
+    sent: dict[int, Call | None] = field(default_factory=dict[int, Call | None])
+    outbox: deque[tuple[bytes, int | None]] = field(
+        default_factory=deque[tuple[bytes, "int | None"]]
+    )
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a rank was doing.
+
+    Attributes:
+        method: The call it had begun and not ended, or None.
+        call: That call's number.
+        running: For how long, in seconds.
+        served: Calls this incarnation has ended.
+        queued: Calls sent to it and not begun.
+    """
+
+    method: str | None = None
+    call: int | None = None
+    running: float | None = None
+    served: int = 0
+    queued: int = 0
+
+
+class Plane:
+    """The calls of one rank group.
+
+    Args:
+        depth: Calls that one rank may have been sent and not answered; also how many calls may
+            wait for their turn before `submit` blocks.
+        on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
+        on_tell_error: Told of the exception of a `tell`.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        size: int,
+        *,
+        depth: int = 64,
+        on_end: Callable[[int, int], None],
+        on_settled: Callable[[Call], None] | None = None,
+    ) -> None:
+        self._hub = hub
+        self._depth = depth
+        self._on_end = on_end
+        self._on_settled = on_settled
+        self._lock = threading.Lock()
+        self._seats: list[Seat | None] = [None] * size
+        self._by_fd: dict[int, Seat] = {}
+        self._epoch = 0
+        self._whole = False
+        self._holding = False  # a drain is under way: nothing new is sent
+        self._closed: Callable[[], BaseException] | None = None
+        self._seq = 0
+        self._wire = 0
+        self._round = 0
+        self._unanswered = 0
+        self._turns: deque[Call] = deque()  # COLLECTIVE and GATHER, in order
+        self._alone: list[deque[Call]] = [deque() for _ in range(size)]  # SINGLE, by rank
+        self._pool: deque[Call] = deque()
+        self._room: deque[threading.Lock] = deque()  # submitters that wait for a place
+        self._idle: list[threading.Event] = []
+        self.dropped = 0
+        # Reading.
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._reading: Call | bool = False
+        self._reader = 0
+        self._next_readers: deque[threading.Lock] = deque()
+        self._armed = False
+        self._left: threading.Event | None = None
+        self._watch: Watch = hub.watch(self._poll.fileno(), 0, self._on_hub)
+
+    # --- membership ---------------------------------------------------------------------
+
+    def resize(self, size: int) -> None:
+        """Have *size* seats; those beyond must be empty, and their calls are re-aimed or failed."""
+        with self._lock:
+            for alone in self._alone[size:]:
+                for call in alone:
+                    self._settle(call, error=ExecutorClosed(f"rank {call.rank} was taken away"))
+            self._seats = (self._seats + [None] * size)[:size]
+            self._alone = (self._alone + [deque[Call]() for _ in range(size)])[:size]
+
+    def join(self, rank: int, incarnation: int, sock: socket.socket, board: Board) -> None:
+        """Seat a new incarnation; from here on it may be sent calls of its own."""
+        sock.setblocking(False)
+        with self._lock:
+            board.enter(self._round)
+            seat = Seat(rank, incarnation, sock, board)
+            self._seats[rank] = seat
+            self._by_fd[sock.fileno()] = seat
+            self._poll.register(sock.fileno(), select.EPOLLIN)
+            self._pump()
+
+    def open(self, epoch: int) -> None:
+        """Every seat is taken: let collective calls go, under *epoch*."""
+        with self._lock:
+            self._epoch = epoch
+            self._whole = True
+            self._pump()
+
+    def hold(self) -> None:
+        """Keep collective calls back until `open`."""
+        with self._lock:
+            self._whole = False
+
+    def progress(self, rank: int, incarnation: int) -> Progress:
+        """Read what *rank* has written, to the end, and return what it was doing."""
+        with self._lock:
+            seat = self._seat(rank, incarnation)
+            if seat is None:
+                return Progress()
+            self._drain(seat)
+            board = seat.board
+            begun, running = board.begun, board.begun > board.finished
+            call = seat.sent.get(begun) if running else None
+            queued = sum(1 for wire in seat.sent if wire > begun)
+            return Progress(
+                method=call.name if call is not None else None,
+                call=call.seq if call is not None else None,
+                running=time.monotonic() - board.begun_at if running else None,
+                served=board.served,
+                queued=queued,
+            )
+
+    def lose(self, ranks: dict[int, int], report: Any, message: str) -> None:
+        """Settle or send again what was under way on *ranks* (rank to incarnation).
+
+        They are dead, or are about to be stopped. Their sockets are given back only by `leave`,
+        since one that is being stopped may still be writing.
+        """
+        with self._lock:
+            lost = [
+                seat
+                for rank, incarnation in ranks.items()
+                if (seat := self._seat(rank, incarnation)) is not None
+            ]
+            for seat in lost:
+                self._drain(seat)
+            self._whole = False
+            survivors = [s for s in self._seats if s is not None and s not in lost]
+            # From here on no survivor begins a collective call that no rank has begun.
+            everyone = (*survivors, *lost)
+            self._round += 1
+            before = max((seat.board.begun for seat in everyone), default=0)
+            withdraw([seat.board for seat in everyone], self._round, before)
+            reached = max((seat.board.begun for seat in everyone), default=0)
+            again: list[Call] = []
+            touched: dict[int, Call] = {}
+            for seat in lost:
+                for call in seat.sent.values():
+                    if call is not None and not call.done:
+                        touched[call.wire] = call
+            # Withdrawn from the survivors with the others: what no rank had begun.
+            for seat in survivors:
+                for wire, call in seat.sent.items():
+                    if call is not None and call.shape is Shape.COLLECTIVE and wire > reached:
+                        touched[call.wire] = call
+            for wire in sorted(touched):
+                call = touched[wire]
+                if call.shape is Shape.GATHER:
+                    self._lose_part(call, lost, report, message)
+                    continue
+                if call.shape is Shape.COLLECTIVE:
+                    begun = wire <= reached
+                else:
+                    begun = any(wire <= s.board.begun for s in lost if wire in s.sent)
+                if begun and report is not None:
+                    call.reports.append(report)
+                if begun and call.retries <= 0:
+                    self._settle(call, error=WorkerDied(f"{call.name}: {message}", call.reports))
+                    continue
+                call.retries -= begun
+                again.append(call)
+            for call in again:
+                self._forget(call)
+            self._requeue(again)
+            for seat in lost:
+                self._unanswered -= len(seat.sent)
+                seat.sent.clear()
+                seat.ended = True
+                self._unwatch(seat)
+            self._pump()
+            self._wake_idle()
+
+    def leave(self, rank: int, incarnation: int) -> None:
+        """Free the seat of an incarnation that is gone, after `lose`."""
+        with self._lock:
+            seat = self._seat(rank, incarnation)
+            if seat is None:
+                return
+            self._seats[rank] = None
+            self._unwatch(seat)
+            for _, file in seat.outbox:
+                if file is not None:
+                    os.close(file)
+            seat.sock.close()
+            seat.board.close()
+
+    def end(
+        self, error: Callable[[Call], BaseException], closed: Callable[[], BaseException]
+    ) -> None:
+        """Settle every call that is left, and refuse new ones with *closed*."""
+        with self._lock:
+            self._closed = closed
+            left = {id(call): call for call in self._calls()}
+            for call in left.values():
+                self._settle(call, error=error(call))
+            self._turns.clear()
+            self._pool.clear()
+            for alone in self._alone:
+                alone.clear()
+            self._make_room(everyone=True)
+            self._wake_idle()
+
+    def refuse(self, closed: Callable[[], BaseException]) -> None:
+        """Accept no new calls; those accepted go on."""
+        with self._lock:
+            self._closed = closed
+            self._make_room(everyone=True)
+
+    def close(self) -> None:
+        """Give everything back; no call is left (`end`)."""
+        self._watch.cancel()
+        with self._lock:
+            for seat in self._seats:
+                if seat is not None:
+                    seat.sock.close()
+                    seat.board.close()
+            self._seats = []
+            self._by_fd.clear()
+            self._left = threading.Event()
+            if self._reading is False:
+                self._left.set()
+            else:
+                os.eventfd_write(self._wake, 1)
+        # A caller that is just leaving `_lead` may still look at the descriptors.
+        self._left.wait(5)
+        self._poll.close()
+        os.close(self._wake)
+
+    # --- calls --------------------------------------------------------------------------
+
+    def next_seq(self) -> int:
+        """Return a fresh call number."""
+        with self._lock:
+            self._seq += 1
+            return self._seq
+
+    def submit(self, call: Call, *, waits: bool) -> None:
+        """Accept *call*: send it, or let it wait for its turn.
+
+        With *waits* the caller will wait for the call itself, so it may queue at once; otherwise
+        this blocks, up to the call's deadline, while too many calls wait for their turn.
+
+        Raises:
+            ExecutorClosed: nothing is accepted any more.
+            CallTimeout: no place became free; nothing was sent.
+        """
+        while True:
+            with self._lock:
+                if self._closed is not None:
+                    call.drop()
+                    raise self._closed()
+                if waits or self._waiting() < self._depth:
+                    self._enqueue(call)
+                    self._pump()
+                    if not waits and self._unanswered and not self._reading:
+                        self._arm()
+                    return
+                room = threading.Lock()
+                room.acquire()
+                self._room.append(room)
+            deadline = call.terms.deadline
+            limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+            if not room.acquire(timeout=limit):
+                with self._lock, contextlib.suppress(ValueError):
+                    self._room.remove(room)
+                call.drop()
+                raise call.timed_out()
+
+    def wait(self, call: Call, deadline: float | None) -> bool:
+        """Return True once *call* is done, False at *deadline*."""
+        while not call.done:
+            with self._lock:
+                if call.done:
+                    return True
+                turn: threading.Lock | None = None
+                if self._reading is False:
+                    self._reading = call
+                    self._reader = threading.get_ident()
+                    self._disarm()
+                else:
+                    turn = threading.Lock()
+                    turn.acquire()
+                    call.waiters.append(turn)
+                    self._next_readers.append(turn)
+            if turn is None:
+                try:
+                    self._lead(call, deadline)
+                finally:
+                    self._step_down()
+            else:
+                limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+                turn.acquire(timeout=limit)
+                with self._lock:
+                    with contextlib.suppress(ValueError):
+                        call.waiters.remove(turn)
+                    try:
+                        self._next_readers.remove(turn)
+                    except ValueError:
+                        # Somebody made this caller the reader while it gave up or was settled.
+                        if call.done or (deadline is not None and time.monotonic() >= deadline):
+                            self._pass_on()
+            if deadline is not None and not call.done and time.monotonic() >= deadline:
+                return False
+        return True
+
+    def expire(self, call: Call) -> bool:
+        """Settle *call* as timed out, unless it is done; return whether this did it."""
+        with self._lock:
+            if call.done:
+                return False
+            if call.shape is Shape.GATHER and call.wire:
+                for rank in sorted(call.missing):
+                    error = call.timed_out()
+                    call.answers[rank] = Outcome(rank, OutcomeKind.TIMEOUT, error=error)
+                self._settle(call)
+            else:
+                self._settle(call, error=call.timed_out())
+            self._forget(call)
+            self._pump()
+            return True
+
+    def cancel(self, call: Call) -> bool:
+        """Withdraw *call*, or void its answers if it has been sent; False if it is done."""
+        with self._lock:
+            if call.done:
+                return False
+            self._settle(call, error=CancelledError())
+            self._forget(call)
+            self._pump()
+            return True
+
+    def when_settled(self, call: Call, then: Callable[[Call], None]) -> None:
+        """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
+        with self._lock:
+            if not call.done:
+                call.settled.append(then)
+                return
+        then(call)
+
+    def wait_idle(self, deadline: float | None) -> bool:
+        """Hold new calls back until every call that was sent has been answered."""
+        done = threading.Event()
+        with self._lock:
+            self._holding = True
+            self._idle.append(done)
+            self._wake_idle()
+            if self._unanswered and not self._reading:
+                self._arm()
+        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ok = done.wait(limit)
+        if not ok:
+            self.resume()
+        return ok
+
+    def resume(self) -> None:
+        """Let calls go again after `wait_idle`."""
+        with self._lock:
+            self._holding = False
+            self._pump()
+
+    def stop_rank(self, rank: int, incarnation: int, packet: bytes) -> None:
+        """Queue *packet* behind the calls that *rank* has been sent."""
+        with self._lock:
+            seat = self._seat(rank, incarnation)
+            if seat is not None and not seat.ended:
+                self._transmit(seat, packet, None)
+
+    def counts(self) -> dict[str, int]:
+        """Return how many calls are sent, wait for their turn, and how many answers were void."""
+        with self._lock:
+            running = {id(c) for c in self._calls() if c.wire}
+            return {
+                "in_flight": len(running),
+                "waiting": self._waiting(),
+                "dropped_replies": self.dropped,
+            }
+
+    # --- sending (all of it under the lock) ----------------------------------------------
+
+    def _waiting(self) -> int:
+        return len(self._turns) + len(self._pool) + sum(map(len, self._alone))
+
+    def _enqueue(self, call: Call) -> None:
+        match call.shape:
+            case Shape.COLLECTIVE | Shape.GATHER:
+                self._turns.append(call)
+            case Shape.SINGLE:
+                assert call.rank is not None
+                self._alone[call.rank].append(call)
+            case Shape.POOL:
+                self._pool.append(call)
+
+    def _requeue(self, calls: list[Call]) -> None:
+        """Put *calls* back to the front of their queues, oldest first."""
+        for call in sorted(calls, key=lambda each: each.seq, reverse=True):
+            call.wire = 0
+            call.answers.clear()
+            match call.shape:
+                case Shape.COLLECTIVE | Shape.GATHER:
+                    self._turns.appendleft(call)
+                case Shape.SINGLE:
+                    assert call.rank is not None
+                    self._alone[call.rank].appendleft(call)
+                case Shape.POOL:
+                    call.rank = None
+                    self._pool.appendleft(call)
+
+    def _pump(self) -> None:
+        """Send what may be sent, in order."""
+        if self._holding:
+            return
+        turns = self._turns
+        seats = self._seats
+        if self._whole:
+            while turns:
+                if not all(seat is not None and self._has_room(seat) for seat in seats):
+                    break
+                self._send(turns.popleft(), [seat for seat in seats if seat is not None])
+        # Calls of one rank overtake collective ones only while those wait for a restart.
+        if not (self._whole and turns):
+            for rank, alone in enumerate(self._alone):
+                seat = seats[rank]
+                while alone and seat is not None and self._has_room(seat):
+                    self._send(alone.popleft(), [seat])
+            if self._pool:
+                for seat in seats:
+                    if not self._pool:
+                        break
+                    if seat is not None and not seat.ended and not seat.sent:
+                        self._send(self._pool.popleft(), [seat])
+        self._make_room()
+
+    def _has_room(self, seat: Seat) -> bool:
+        return not seat.ended and len(seat.sent) < self._depth and not seat.outbox
+
+    def _send(self, call: Call, seats: list[Seat]) -> None:
+        self._wire += 1
+        wire = call.wire = self._wire
+        flags = Flag.NONE
+        if call.shape is Shape.COLLECTIVE:
+            flags |= Flag.COLLECTIVE
+        elif call.shape is Shape.POOL:
+            call.rank = seats[0].rank
+        if call.terms.tell:
+            flags |= Flag.TELL
+        extra = EVERY_RANK if call.want is None else call.want
+        packet = b""
+        payload = None
+        call.missing = {seat.rank for seat in seats}
+        for seat in seats:
+            mine = call.payload(seat.rank)
+            if mine is not payload:
+                payload = mine
+                packet = payload.packet(
+                    Kind.CALL,
+                    epoch=self._epoch,
+                    call_id=wire,
+                    incarnation=self._round,
+                    flags=flags,
+                    extra=extra,
+                )
+            seat.sent[wire] = call
+            self._unanswered += 1
+            self._transmit(seat, packet, payload.file)
+
+    def _transmit(self, seat: Seat, packet: bytes, file: int | None) -> None:
+        if seat.outbox:
+            seat.outbox.append((packet, None if file is None else os.dup(file)))
+            return
+        try:
+            send(seat.sock, packet, file)
+        except BlockingIOError:
+            seat.outbox.append((packet, None if file is None else os.dup(file)))
+            self._poll.modify(seat.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+        except OSError:
+            # The peer is gone: its end is on the way to us and settles what it was sent.
+            pass
+
+    def _flush(self, seat: Seat) -> None:
+        while seat.outbox:
+            packet, file = seat.outbox[0]
+            try:
+                send(seat.sock, packet, file)
+            except BlockingIOError:
+                return
+            except OSError:
+                pass
+            seat.outbox.popleft()
+            if file is not None:
+                os.close(file)
+        if not seat.ended:
+            self._poll.modify(seat.sock.fileno(), select.EPOLLIN)
+
+    def _make_room(self, *, everyone: bool = False) -> None:
+        room = self._room
+        free = len(room) if everyone else self._depth - self._waiting()
+        while room and free > 0:
+            room.popleft().release()
+            free -= 1
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _lead(self, call: Call, deadline: float | None) -> None:
+        poll = self._poll.poll
+        timeout = None
+        while not call.done:
+            if deadline is not None:
+                timeout = deadline - time.monotonic()
+                if timeout <= 0:
+                    return
+            for fd, events in poll(timeout, 64):
+                self._on_ready(fd, events)
+
+    def _on_ready(self, fd: int, events: int) -> None:
+        if fd == self._wake:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(fd)
+            return
+        ended: Seat | None = None
+        with self._lock:
+            seat = self._by_fd.get(fd)
+            if seat is None:
+                return
+            if events & select.EPOLLOUT:
+                self._flush(seat)
+                self._pump()
+            if events & ~select.EPOLLOUT and not self._read(seat):
+                seat.ended = True
+                self._unwatch(seat)
+                ended = seat
+        if ended is not None:
+            self._on_end(ended.rank, ended.incarnation)
+
+    def _read(self, seat: Seat) -> bool:
+        """Read one frame and act on it; return False at the end of the stream."""
+        try:
+            frame = receive(seat.sock)
+        except BlockingIOError:
+            return True
+        except ConnectionResetError:
+            return True  # what it wrote before follows
+        except OSError:
+            return False
+        if frame is None:
+            self.dropped += 1
+            return True
+        if not isinstance(frame, Frame):
+            return False
+        self._arrive(seat, frame)
+        return True
+
+    def _drain(self, seat: Seat) -> None:
+        """Read everything a dead rank has written."""
+        while not seat.ended:
+            try:
+                frame = receive(seat.sock)
+            except ConnectionResetError:
+                continue
+            except OSError:  # nothing more: all it ever wrote has been there since it died
+                return
+            if frame is None:
+                self.dropped += 1
+            elif not isinstance(frame, Frame):
+                return
+            else:
+                self._arrive(seat, frame)
+
+    def _arrive(self, seat: Seat, frame: Frame) -> None:
+        if frame.incarnation != seat.incarnation or frame.call_id not in seat.sent:
+            frame.drop()
+            self.dropped += 1
+            return
+        call = seat.sent.pop(frame.call_id)
+        self._unanswered -= 1
+        if self._idle:
+            self._wake_idle()
+        if call is None or call.done or call.wire != frame.call_id:
+            frame.drop()
+            self.dropped += 1
+        elif frame.kind == Kind.ERROR:
+            if call.shape is Shape.GATHER:
+                self._answer(call, seat.rank, frame)
+            else:
+                call.failed = (frame, seat.rank)
+                self._settle(call)
+                self._forget(call)
+        elif frame.kind == Kind.REPLY:
+            self._answer(call, seat.rank, frame)
+        else:
+            frame.drop()
+        if self._turns or self._pool or self._alone[seat.rank]:
+            self._pump()
+
+    def _answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
+        call.answers[rank] = answer
+        call.missing.discard(rank)
+        if not call.missing:
+            self._settle(call)
+
+    def _step_down(self) -> None:
+        with self._lock:
+            self._reading = False
+            if self._left is not None:
+                self._left.set()
+            else:
+                self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Make a waiting caller the reader, or the hub if calls are out that nobody waits for."""
+        if self._reading is not False:
+            return
+        if self._next_readers:
+            self._next_readers.popleft().release()
+        elif self._unanswered:
+            self._arm()
+
+    def _arm(self) -> None:
+        if not self._armed:
+            self._armed = True
+            self._watch.modify(select.EPOLLIN)
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            self._watch.modify(0)
+
+    def _on_hub(self, _events: int) -> None:
+        with self._lock:
+            if self._reading is not False:
+                self._disarm()
+                return
+            self._reading = True
+            self._reader = threading.get_ident()
+        try:
+            for fd, events in self._poll.poll(0, 64):
+                self._on_ready(fd, events)
+        finally:
+            with self._lock:
+                self._reading = False
+                if self._left is not None:
+                    self._left.set()
+                elif self._next_readers or not self._unanswered:
+                    self._disarm()
+                    self._pass_on()
+
+    # --- settling (all of it under the lock) ----------------------------------------------
+
+    def _settle(self, call: Call, *, error: BaseException | None = None) -> None:
+        if call.done:
+            return
+        call.error = error
+        call.done = True
+        call.drop()
+        if call.timer is not None:
+            call.timer.cancel()
+        for turn in call.waiters:
+            if turn.locked():
+                with contextlib.suppress(ValueError):
+                    self._next_readers.remove(turn)
+                with contextlib.suppress(RuntimeError):
+                    turn.release()
+        if self._reading is call and threading.get_ident() != self._reader:
+            os.eventfd_write(self._wake, 1)
+        for then in call.settled:
+            then(call)
+        call.settled.clear()
+        if self._on_settled is not None:
+            self._on_settled(call)
+
+    def _forget(self, call: Call) -> None:
+        """Void the answers that are still to come, and take it out of the queues."""
+        if call.wire:
+            for seat in self._seats:
+                if seat is not None and call.wire in seat.sent:
+                    seat.sent[call.wire] = None
+        elif call.shape is Shape.POOL:
+            with contextlib.suppress(ValueError):
+                self._pool.remove(call)
+        elif call.shape is Shape.SINGLE:
+            assert call.rank is not None
+            with contextlib.suppress(ValueError, IndexError):
+                self._alone[call.rank].remove(call)
+        else:
+            with contextlib.suppress(ValueError):
+                self._turns.remove(call)
+
+    def _lose_part(self, call: Call, lost: Iterable[Seat], report: Any, message: str) -> None:
+        for seat in lost:
+            if seat.rank in call.missing and call.wire in seat.sent:
+                reports = () if report is None else (report,)
+                error = WorkerDied(f"{call.name}: {message}", reports)
+                self._answer(call, seat.rank, Outcome(seat.rank, OutcomeKind.DEAD, error=error))
+
+    def _calls(self) -> Iterator[Call]:
+        """Every call that is not settled; some more than once."""
+        for seat in self._seats:
+            if seat is not None:
+                for call in list(seat.sent.values()):
+                    if call is not None and not call.done:
+                        yield call
+        for queue in (self._turns, self._pool, *self._alone):
+            yield from list(queue)
+
+    def _seat(self, rank: int, incarnation: int) -> Seat | None:
+        seat = self._seats[rank] if rank < len(self._seats) else None
+        return seat if seat is not None and seat.incarnation == incarnation else None
+
+    def _unwatch(self, seat: Seat) -> None:
+        fd = seat.sock.fileno()
+        if self._by_fd.get(fd) is seat:
+            del self._by_fd[fd]
+            with contextlib.suppress(OSError, ValueError):
+                self._poll.unregister(fd)
+
+    def _wake_idle(self) -> None:
+        if not self._unanswered:
+            for event in self._idle:
+                event.set()
+            self._idle.clear()

@@ -1,0 +1,207 @@
+"""`WorkerActor`: what users subclass, and how they say how its methods are to be called.
+
+Guarantees: every public method (no leading underscore, not a hook) can be called through the
+executor, and nothing else can; what is declared about a method is read once, from the class, in
+the driver.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from phalanx.supervision import BadArguments, SpecError, UnknownMethod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from phalanx.supervision import ExitReason
+
+    from .context import WorkerContext
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
+Reply = Literal["every", "output", "driver"] | int
+
+_HOOKS = frozenset(
+    ("on_start", "on_stop", "on_failure", "on_reform", "on_standby", "checkpoint", "restore")
+)
+_MARK = "__phalanx__"
+
+
+class WorkerActor:
+    """Subclass it; one instance lives in each worker process, and its public methods are calls.
+
+    The constructor runs in the worker, with the arguments given to the executor; then `ctx` is
+    set and `on_start` runs. One call at a time is served, on the process's main thread.
+    """
+
+    ctx: WorkerContext
+    """Who and where this worker is; set before `on_start`."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        """Run once per incarnation, before any call; an exception fails the start."""
+
+    def on_stop(self, reason: ExitReason) -> None:
+        """Run when the worker ends in good order, also by SIGTERM or `sys.exit`."""
+
+    def on_failure(self, error: BaseException) -> None:
+        """Run when *error* is about to end this worker; its own exceptions are reported only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What is declared about a method.
+
+    Attributes:
+        idempotent: May run twice; makes ``on_death="retry"`` its default.
+        reply: Whose value a step method answers with; None where it is no step.
+    """
+
+    idempotent: bool = False
+    reply: Reply | None = None
+    timeout: float | None = None
+
+
+def idempotent(method: _F) -> _F:
+    """Declare that *method* may run twice: a death sends the call again by default."""
+    _declare(method, idempotent=True)
+    return method
+
+
+@overload
+def step(method: _F, /) -> _F: ...
+@overload
+def step(*, reply: Reply = "output", timeout: float | None = None) -> Callable[[_F], _F]: ...
+def step(
+    method: _F | None = None, /, *, reply: Reply = "output", timeout: float | None = None
+) -> _F | Callable[[_F], _F]:
+    """Declare a step method: the executor has it as a method of its own.
+
+    Args:
+        method: The method, where the decorator stands without arguments.
+        reply: Whose value the call returns: ``"output"`` the layout's output rank, ``"driver"``
+            the list of the driver ranks' values, ``"every"`` the list of all, or one rank.
+        timeout: Seconds for the whole call; None for no limit.
+    """
+    if isinstance(reply, bool) or not (isinstance(reply, int) or reply in _REPLIES):
+        raise SpecError("reply", reply, f"give a rank or one of {', '.join(_REPLIES)}")
+
+    def mark(target: _F) -> _F:
+        _declare(target, reply=reply, timeout=timeout)
+        return target
+
+    return mark if method is None else mark(method)
+
+
+_REPLIES = ("every", "output", "driver")
+
+
+def _declare(method: Any, **what: Any) -> None:
+    known: Declared = getattr(method, _MARK, Declared())
+    values = {name: getattr(known, name) for name in Declared.__slots__}
+    setattr(method, _MARK, Declared(**{**values, **what}))
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A public method of a worker class, as the driver knows it.
+
+    Attributes:
+        least: Positional arguments it needs when no keywords are given; -1 where only a full
+            check tells.
+        most: Positional arguments it takes; None for any number.
+    """
+
+    name: str
+    signature: inspect.Signature | None
+    least: int
+    most: int | None
+    declared: Declared
+
+    def check(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raise `BadArguments` unless the method can be called so."""
+        if not kwargs and self.least >= 0:
+            count = len(args)
+            if count >= self.least and (self.most is None or count <= self.most):
+                return
+        if self.signature is None:
+            return
+        try:
+            self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            msg = f"{self.name}{self.signature}: {error}"
+            raise BadArguments(msg) from None
+
+
+class Methods:
+    """The methods of one worker class, by name."""
+
+    def __init__(self, worker: type[WorkerActor]) -> None:
+        self._worker = worker
+        self._known: dict[str, Method] = {}
+        self._open = hasattr(worker, "__getattr__")
+
+    def find(self, name: str) -> Method:
+        """Return the method called *name*.
+
+        Raises:
+            UnknownMethod: the class has no such public method.
+        """
+        method = self._known.get(name)
+        if method is None:
+            method = self._known[name] = self._look_up(name)
+        return method
+
+    def steps(self) -> dict[str, Method]:
+        """Return the step methods."""
+        found: dict[str, Method] = {}
+        for name in dir(self._worker):
+            if name.startswith("_") or name in _HOOKS:
+                continue
+            declared = getattr(inspect.getattr_static(self._worker, name), _MARK, None)
+            if declared is not None and declared.reply is not None:
+                found[name] = self.find(name)
+        return found
+
+    def _look_up(self, name: str) -> Method:
+        value = inspect.getattr_static(self._worker, name, None)
+        public = not name.startswith("_") and name not in _HOOKS
+        if public and value is None and self._open:
+            return Method(name, None, -1, None, Declared())
+        function = getattr(self._worker, name, None)
+        if not public or not callable(function) or isinstance(value, type):
+            names = [
+                known
+                for known in dir(self._worker)
+                if not known.startswith("_")
+                and known not in _HOOKS
+                and callable(getattr(self._worker, known, None))
+            ]
+            msg = f"{self._worker.__qualname__} has no method {name!r}; it has {', '.join(names)}"
+            raise UnknownMethod(msg)
+        declared = getattr(function, _MARK, Declared())
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return Method(name, None, -1, None, declared)
+        if not isinstance(value, staticmethod | classmethod):
+            parameters = list(signature.parameters.values())[1:]
+            signature = signature.replace(parameters=parameters)
+        return Method(name, signature, *_arity(signature), declared)
+
+
+def _arity(signature: inspect.Signature) -> tuple[int, int | None]:
+    least, most = 0, 0
+    for parameter in signature.parameters.values():
+        match parameter.kind:
+            case parameter.POSITIONAL_ONLY | parameter.POSITIONAL_OR_KEYWORD:
+                most += 1
+                least += parameter.default is parameter.empty
+            case parameter.VAR_POSITIONAL:
+                return least, None
+            case parameter.KEYWORD_ONLY if parameter.default is parameter.empty:
+                return -1, None
+            case _:
+                pass
+    return least, most
