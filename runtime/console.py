@@ -1,0 +1,95 @@
+"""How lines, records and events look on the driver's own terminal or log file.
+
+Guarantees: pure; whatever bytes a worker writes, what is shown is UTF-8 in which only the worker's
+colours can reach the terminal (no cursor movement, no title, no bell), one worker's line per line.
+
+Left to others: where it is written (`sink.py`) and what is shown at all (the scribe).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any, Final, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+_LABELS: Final = ("group", "rank", "coordinates", "incarnation", "epoch", "pid")
+_HEAD: Final = ("timestamp", "level", "event", "exception", "child", "device", *_LABELS)
+
+
+def text_of(line: bytes) -> str:
+    """Return *line* as text that is safe to show.
+
+    Of a line that was overwritten with carriage returns (a progress bar) the last state is left.
+    """
+    line = line.rstrip(b"\r").rpartition(b"\r")[2]
+    text = line.decode("utf-8", "backslashreplace")
+    return _COLOUR_OR_CONTROL.sub(_escaped, text)
+
+
+def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
+    """Return *lines* of a worker with *prefix* before each."""
+    head = f"{prefix} ".encode()
+    whole = b"\n".join(lines)
+    if not _NEEDS_CARE.search(whole):  # nearly always; at a flood it is ten times quicker
+        try:
+            whole.decode()
+        except UnicodeDecodeError:
+            pass
+        else:
+            return head + whole.replace(b"\n", b"\n" + head) + b"\n"
+    return b"".join(head + text_of(line).encode() + b"\n" for line in lines)
+
+
+def render_record(prefix: str, record: dict[str, Any]) -> bytes:
+    """Return a log record or event as one line for people, tracebacks on lines below it."""
+    clock = str(record.get("timestamp", ""))[11:23]
+    shown = " ".join(
+        f"{key}={_value(value)}"
+        for key, value in record.items()
+        if key not in _HEAD and value is not None and value != ""
+    )
+    level, event = record.get("level", "info"), record.get("event", "")
+    line = f"{clock} {level:<8} {prefix} {_safe(str(event))} {shown}".rstrip()
+    rest = [f"{prefix}   {text}" for text in _traceback(record.get("exception"))]
+    return ("\n".join([line, *rest]) + "\n").encode("utf-8", "backslashreplace")
+
+
+def render_json(record: dict[str, Any]) -> bytes:
+    """Return *record* as one line of JSON."""
+    return json.dumps(record).encode() + b"\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str):
+        return _safe(value) if value.isprintable() and " " not in value else repr(value)
+    return _safe(json.dumps(value))
+
+
+def _safe(text: str) -> str:
+    return text if text.isprintable() else _COLOUR_OR_CONTROL.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    found = match[0]
+    return found if len(found) > 1 else f"\\x{ord(found):02x}"
+
+
+def _traceback(exceptions: Any) -> list[str]:
+    """Return the lines of a traceback as structlog's ``ExceptionDictTransformer`` makes it."""
+    if not isinstance(exceptions, list):
+        return [_safe(line) for line in str(exceptions).splitlines()] if exceptions else []
+    lines: list[str] = []
+    for raised in cast("list[dict[str, Any]]", exceptions):
+        lines += [
+            f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
+            for frame in raised.get("frames", ())
+        ]
+        lines.append(_safe(f"{raised.get('exc_type')}: {raised.get('exc_value')}"))
+    return lines

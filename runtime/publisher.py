@@ -1,0 +1,73 @@
+"""The stream that observers attach to, at its source.
+
+Guarantees: one message per line, record and event, numbered without gaps, so that an observer
+that was too slow knows how much it missed; nothing is encoded while nobody listens; only this
+user's processes can connect (a directory of mode 0700, and the peer's user is checked as well).
+
+Left to others: the directory, and the observer's side (`stream.py`). Runs in the scribe only: zmq
+starts threads, and the driver is to stay free to fork.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+import zmq
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HELD_FOR_ONE: Final = 10_000  # messages; then that observer misses some
+
+
+class Publisher:
+    """Publishes on ``ipc://<path>``.
+
+    Attributes:
+        fd: Readable when an observer comes or goes; call `settle` then.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._context = zmq.Context()
+        try:
+            self._socket = self._context.socket(zmq.XPUB)
+            self._socket.setsockopt(zmq.SNDHWM, _HELD_FOR_ONE)
+            self._socket.setsockopt(zmq.LINGER, 200)
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
+            self._socket.bind(f"ipc://{path}")
+        except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self.fd = self._socket.fileno()
+        self._topics: set[bytes] = set()
+        self._sent = 0
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether anybody listens."""
+        return bool(self._topics)
+
+    def settle(self) -> None:
+        """Take note of who listens. Must follow every send: zmq's descriptor is edge-triggered."""
+        while self._socket.poll(0, zmq.POLLIN):
+            message = self._socket.recv(zmq.NOBLOCK)
+            if message[:1] == b"\x01":
+                self._topics.add(message[1:])
+            else:
+                self._topics.discard(message[1:])
+
+    def send(self, record: Mapping[str, Any]) -> None:
+        """Publish *record* to whoever listens."""
+        if not self._topics:
+            return
+        self._sent += 1
+        data = json.dumps({**record, "seq": self._sent}).encode()
+        topic = str(record["kind"]).encode()
+        self._socket.send_multipart([topic, data], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Stop publishing and remove the socket."""
+        self._socket.close()
+        self._context.term()

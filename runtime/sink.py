@@ -1,0 +1,144 @@
+"""A descriptor that may stop taking bytes, written without ever waiting for it.
+
+Guarantees: `write` never blocks, whatever the descriptor is (a terminal held by Ctrl-S, a pipe
+nobody reads) and without making it non-blocking for the processes that share it; memory is
+bounded, and what does not fit is dropped by whole blocks of lines and counted.
+
+Left to others: saying that lines were dropped.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+import select
+import socket
+import stat
+import time
+from typing import Final
+
+_LIMIT: Final = 4 << 20  # bytes held for a reader that pauses; about a second of a flood
+
+
+class Sink:
+    """One of the driver's output descriptors.
+
+    Attributes:
+        dropped: Lines thrown away and not yet told to anybody.
+    """
+
+    def __init__(self, fd: int, *, limit: int = _LIMIT) -> None:
+        """Write to what *fd* is open on; *fd* belongs to the sink from now on."""
+        self.dropped = 0
+        self._limit = limit
+        self._blocks: collections.deque[memoryview] = collections.deque()
+        self._held = 0
+        self._broken = False
+        mode = os.fstat(fd).st_mode
+        # A regular file never makes anybody wait, and epoll does not take one.
+        self._waits = not stat.S_ISREG(mode)
+        self._is_socket = stat.S_ISSOCK(mode)
+        # Writes of at most PIPE_BUF are whole or not at all: our lines and what the driver itself
+        # prints into the same pipe do not cut each other in two.
+        self._step = select.PIPE_BUF if stat.S_ISFIFO(mode) else 1 << 16
+        self.fd = _private(fd) if self._waits and not self._is_socket else fd
+        self._polled = self._waits and os.get_blocking(self.fd) and not self._is_socket
+
+    @property
+    def wants_to_write(self) -> bool:
+        """Whether the descriptor must be watched for room."""
+        return bool(self._blocks) and self._waits and not self._broken
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether everything has been written or given up."""
+        return not self._blocks
+
+    def write(self, block: bytes, lines: int) -> None:
+        """Write *block*, which holds *lines* whole lines, now or when there is room."""
+        if self._broken or (self._held + len(block) > self._limit and self._blocks):
+            self.dropped += 0 if self._broken else lines
+            return
+        self._blocks.append(memoryview(block))
+        self._held += len(block)
+        if len(self._blocks) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what goes without waiting."""
+        while self._blocks:
+            block = self._blocks[0]
+            piece = _whole_lines(block, self._step)
+            try:
+                written = self._write(piece)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.EINTR:
+                    continue
+                # Nobody reads any more, or the disk is full: nothing we could do, and nobody here
+                # to tell. Only a disk can get better.
+                self._broken = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+                self._blocks.clear()
+                self._held = 0
+                return
+            self._held -= written
+            if written == len(block):
+                self._blocks.popleft()
+            else:
+                self._blocks[0] = block[written:]
+
+    def flush_until(self, deadline: float) -> None:
+        """Write everything, waiting for room until *deadline* (monotonic)."""
+        self.flush()
+        poll = select.poll()
+        if self.wants_to_write:
+            poll.register(self.fd, select.POLLOUT)
+        while self.wants_to_write and (left := deadline - time.monotonic()) > 0:
+            poll.poll(left * 1000)
+            self.flush()
+
+    def close(self) -> None:
+        """Close the descriptor; what is still held is lost."""
+        os.close(self.fd)
+
+    def _write(self, piece: memoryview) -> int:
+        if self._is_socket:
+            with socket.socket(fileno=self.fd) as shared:
+                try:
+                    return shared.send(piece, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                finally:
+                    shared.detach()
+        if self._polled and not _is_writable(self.fd):
+            raise BlockingIOError
+        return os.write(self.fd, piece)
+
+
+def _private(fd: int) -> int:
+    """Return a non-blocking descriptor on what *fd* is open on, or *fd* where that is refused.
+
+    O_NONBLOCK belongs to the open file, which the driver, its shell and others share; opening it
+    anew gives one of our own. Refused for what another user owns: then each write asks before.
+    """
+    flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        mine = os.open(f"/proc/self/fd/{fd}", flags)
+        os.close(fd)
+        return mine
+    return fd
+
+
+def _is_writable(fd: int) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return any(events & (select.POLLOUT | select.POLLERR) for _, events in poll.poll(0))
+
+
+def _whole_lines(block: memoryview, step: int) -> memoryview:
+    """Return the first of *block*: whole lines of at most *step* bytes together, at least one."""
+    if len(block) <= step:
+        return block
+    end = bytes(block[:step]).rfind(b"\n") + 1
+    return block[: end or step]

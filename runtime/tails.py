@@ -1,0 +1,115 @@
+"""The last words of a worker, in memory that outlives it and whoever writes them down.
+
+Guarantees: a `Tail` is one memfd with a ring for each lane (stdout, stderr, log). The driver makes
+it, the scribe writes it, and the driver reads it whenever it likes, without asking anybody, also
+when worker and scribe are dead. A reader never returns bytes that were half written.
+
+How a torn write is told: each lane counts the bytes it is going to hold (*reserved*, raised before
+a write) and the bytes it holds (*committed*, raised after it). A reader notes *committed*, copies
+the ring, then notes *reserved*: bytes up to the first are whole, and of those only the last
+*capacity* before the second cannot have been overwritten meanwhile. A writer killed within a
+write leaves the two apart; its successor goes on from *committed* and never lowers *reserved*.
+
+Left to others: ordering between two cores that reorder stores (ARM). `Scribe.drain` ends in a
+system call on both sides, which orders memory; a read without it may there miss the newest bytes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
+
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Lane: TypeAlias = Literal["stdout", "stderr", "log"]
+LANES: Final[tuple[Lane, ...]] = ("stdout", "stderr", "log")
+_MAGIC: Final = b"phxtail1"
+_HEADER: Final = struct.Struct("8sQ")  # magic, capacity of one lane
+_COUNTERS: Final = struct.Struct("QQ")  # reserved, committed
+_COUNTER: Final = struct.Struct("Q")
+_DATA: Final = 128  # the counters end before it; the rest of the line is padding
+
+
+class Tail:
+    """The rings of one incarnation.
+
+    Attributes:
+        fd: The memfd, owned by this object; hand out duplicates.
+    """
+
+    def __init__(self, fd: int) -> None:
+        """Map what `create` made; *fd* belongs to the tail from now on."""
+        self.fd = fd
+        size = os.fstat(fd).st_size
+        if size <= _DATA:
+            raise RuntimeFault(f"descriptor {fd} holds {size} bytes: no tail of a worker")
+        self._map = mmap.mmap(fd, size)
+        magic, self._capacity = _HEADER.unpack_from(self._map, 0)
+        if magic != _MAGIC or size != _DATA + len(LANES) * self._capacity:
+            self._map.close()
+            raise RuntimeFault(f"descriptor {fd} is no tail of a worker")
+
+    @classmethod
+    def create(cls, capacity: int) -> Self:
+        """Return a tail that keeps the last *capacity* bytes of every lane."""
+        fd = os.memfd_create("phalanx-tail", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, _DATA + len(LANES) * capacity)  # pages cost nothing until touched
+            os.pwrite(fd, _HEADER.pack(_MAGIC, capacity), 0)
+            return cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def write(self, lane: Lane, chunks: Sequence[bytes]) -> None:
+        """Append *chunks* to *lane*. For one writer at a time."""
+        data = b"".join(chunks)
+        counters, start = self._place(lane)
+        reserved, committed = _COUNTERS.unpack_from(self._map, counters)
+        end = committed + len(data)
+        _COUNTER.pack_into(self._map, counters, max(reserved, end))
+        kept = data[-self._capacity :]
+        offset = (end - len(kept)) % self._capacity
+        first = min(len(kept), self._capacity - offset)
+        self._map[start + offset : start + offset + first] = kept[:first]
+        self._map[start : start + len(kept) - first] = kept[first:]
+        _COUNTER.pack_into(self._map, counters + _COUNTER.size, end)
+
+    def read(self, lane: Lane) -> bytes:
+        """Return the last bytes of *lane*, oldest first, from the first whole line on if it can."""
+        counters, start = self._place(lane)
+        _, committed = _COUNTERS.unpack_from(self._map, counters)
+        ring = self._map[start : start + self._capacity]
+        reserved, _ = _COUNTERS.unpack_from(self._map, counters)
+        begin = max(0, reserved - self._capacity)
+        if committed <= begin:
+            return b""
+        offset = begin % self._capacity
+        data = (ring[offset:] + ring[:offset])[: committed - begin]
+        if begin:  # the oldest line has lost its head, unless it is the only one there is
+            cut = data.find(b"\n") + 1
+            data = data[cut:] if cut < len(data) else data
+        return data
+
+    def text(self, lane: Lane) -> str:
+        """Return `read` as text; bytes that are none are shown as escapes."""
+        return self.read(lane).decode("utf-8", "backslashreplace")
+
+    def log_lines(self, limit: int = 50) -> tuple[str, ...]:
+        """Return the last *limit* structured records, oldest first, one JSON text each."""
+        return tuple(self.text("log").splitlines()[-limit:])
+
+    def close(self) -> None:
+        """Let go of the memory; it lives on in whoever else has mapped it."""
+        if not self._map.closed:
+            self._map.close()
+            os.close(self.fd)
+
+    def _place(self, lane: Lane) -> tuple[int, int]:
+        index = LANES.index(lane)
+        return _HEADER.size + index * _COUNTERS.size, _DATA + index * self._capacity
