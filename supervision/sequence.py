@@ -1,0 +1,261 @@
+"""Starting and stopping children one after the other, as a task that waits in between.
+
+Guarantees: one start or one stop is under way at a time, and the next begins only with the
+outcome of the one before (OTP's order); only instances are stopped all at once. A child whose exit
+already lies in the mailbox is not stopped again: its exit is absorbed, because the serial in it
+is no longer the child's (section 6.4 of the supervisor's semantics).
+
+Left to others: which children, in which order, and what to go on with (`decide`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias, assert_never
+
+from .actions import (
+    AbandonStart,
+    Action,
+    Announce,
+    KillChild,
+    SetAlarm,
+    StartChild,
+    TerminateChild,
+)
+from .events import Exited, NotStarted, Outcome, Started, StartIgnored
+from .exits import SHUTDOWN
+from .notices import ChildExited, ChildLost, ChildStarted, ChildStartFailed
+from .spec import BRUTAL_KILL
+from .state import Child, Halt, HaltAll, Launch, Leave, Status, SupervisorState
+from .strategy import Restart
+
+if TYPE_CHECKING:
+    from .state import Task
+
+Do: TypeAlias = list[Action]
+
+
+class StartTookTooLong(TimeoutError):  # noqa: N818 # names what happened, as the others do
+    """The start function did not return within ``start_within``."""
+
+
+# --- going on -----------------------------------------------------------------------------
+
+
+def advance(state: SupervisorState, task: Task, now: float, do: Do) -> SupervisorState | None:
+    """Return the state after the next step of *task*, or None where it has to wait or is over."""
+    match task:
+        case Launch():
+            return _launch_next(state, task, now, do)
+        case Halt():
+            return _halt_next(state, task, do)
+        case HaltAll():
+            return None
+        case _:
+            assert_never(task)
+
+
+def is_over(task: Task) -> bool:
+    """Return whether nothing is left to do or to wait for in *task*."""
+    match task:
+        case Launch():
+            return task.error is not None or (task.serial == 0 and task.index == len(task.keys))
+        case Halt():
+            return task.serial == 0 and task.index == len(task.keys)
+        case HaltAll():
+            return task.waiting == 0
+        case _:
+            assert_never(task)
+
+
+def _launch_next(
+    state: SupervisorState, task: Launch, now: float, do: Do
+) -> SupervisorState | None:
+    if task.serial or task.error is not None or task.index == len(task.keys):
+        return None
+    child = state.children.get(task.keys[task.index])
+    if child is None:
+        return replace(state, task=replace(task, index=task.index + 1))
+    serial = state.serials + 1
+    child = replace(
+        child, status=Status.STARTING, incarnation=child.incarnation + 1, since=now, is_gone=False
+    )
+    do.append(StartChild(child.key, serial, child.incarnation, child.spec))
+    state = replace(state.with_child(child), serials=serial, task=replace(task, serial=serial))
+    return _with_alarm(state, child.spec.start_within, do)
+
+
+def _halt_next(state: SupervisorState, task: Halt, do: Do) -> SupervisorState | None:
+    if task.serial or task.index == len(task.keys):
+        return None
+    child = state.children.get(task.keys[task.index])
+    if child is None:
+        return replace(state, task=replace(task, index=task.index + 1))
+    if child.status is not Status.RUNNING or child.is_gone:
+        return _past_halted(state, task, child)
+    state = replace(state, task=replace(task, serial=child.serial))
+    return _with_alarm(_tell(state, child, do), _patience(child), do)
+
+
+def _tell(state: SupervisorState, child: Child, do: Do) -> SupervisorState:
+    """Ask *child* to end, or kill it where its shutdown is brutal."""
+    if child.spec.shutdown is BRUTAL_KILL:
+        do.append(KillChild(child.key, child.serial))
+        return state.with_child(replace(child, status=Status.KILLED))
+    do.append(TerminateChild(child.key, child.serial, SHUTDOWN))
+    return state.with_child(replace(child, status=Status.STOPPING))
+
+
+def _past_halted(state: SupervisorState, task: Halt, child: Child) -> SupervisorState:
+    """Return the state in which the child whose turn it was is stopped."""
+    stays = isinstance(task.then, Leave)
+    temporary = child.spec.restart is Restart.TEMPORARY
+    if not stays and (temporary or state.spec.strategy.has_instances):
+        state = state.without_child(child.key)
+    else:
+        state = state.with_child(replace(child, status=Status.UNDEFINED, is_gone=False))
+    return replace(state, task=replace(task, index=task.index + 1, serial=0))
+
+
+# --- outcomes -----------------------------------------------------------------------------
+
+
+def with_outcome(state: SupervisorState, event: Outcome, do: Do) -> SupervisorState:
+    """Return the state after a start has ended; one that nobody waits for changes nothing."""
+    task = state.task
+    if not isinstance(task, Launch) or task.serial != event.serial:
+        return state
+    child = state.children.get(event.child)
+    assert child is not None, "a child that is being started is not removed"
+    state = _without_alarm(state)
+    past = replace(task, index=task.index + 1, serial=0)
+    path = f"{state.path}/{child.key}"
+    match event:
+        case Started():
+            do.append(Announce(ChildStarted(path, child.incarnation, event.at)))
+            child = replace(
+                child, status=Status.RUNNING, serial=event.serial, since=event.at,
+                has_progressed=False,
+            )  # fmt: skip
+            return replace(state.with_child(child), task=past)
+        case StartIgnored():
+            if child.spec.restart is Restart.TEMPORARY or state.spec.strategy.has_instances:
+                return replace(state.without_child(child.key), task=past)
+            return replace(state.with_child(replace(child, status=Status.UNDEFINED)), task=past)
+        case NotStarted():
+            do.append(
+                Announce(ChildStartFailed(path, child.incarnation, repr(event.error), event.at))
+            )
+            failed = replace(task, serial=0, error=event.error)
+            return replace(state.with_child(replace(child, status=Status.UNDEFINED)), task=failed)
+        case _:
+            assert_never(event)
+
+
+def with_stopped(state: SupervisorState, event: Exited, do: Do) -> SupervisorState | None:
+    """Return the state after an exit that the task waits for, None where it waits for no such."""
+    child = state.children.get(event.child)
+    if child is None or child.serial != event.serial or not child.has_process:
+        return None
+    task = state.task
+    if isinstance(task, Halt) and task.serial == event.serial:
+        state = _past_halted(_without_alarm(state), task, replace(child, last_exit=event.reason))
+    elif isinstance(task, HaltAll) and child.status is not Status.RUNNING:
+        state = state.without_child(child.key)
+        state = replace(state, task=replace(task, waiting=task.waiting - 1))
+    else:
+        return None
+    path = f"{state.path}/{child.key}"
+    do.append(
+        Announce(ChildExited(path, child.incarnation, event.reason, "was told to stop", event.at))
+    )
+    return state
+
+
+# --- patience -----------------------------------------------------------------------------
+
+
+def with_alarm_rung(state: SupervisorState, now: float, do: Do) -> SupervisorState:
+    """Return the state after the time for what the task waits for is over."""
+    state = replace(state, alarm=0)
+    match state.task:
+        case Launch() as task:
+            child = state.children.get(task.keys[task.index])
+            assert child is not None, "a child that is being started is not removed"
+            limit = child.spec.start_within
+            error = StartTookTooLong(f"{child.key}: not started within {limit:g} s")
+            do.append(AbandonStart(child.key, task.serial))
+            return with_outcome(state, NotStarted(child.key, task.serial, error, now), do)
+        case Halt() as task:
+            child = state.children.get(task.keys[task.index])
+            assert child is not None, "a child that is being stopped is not removed"
+            if child.status is Status.STOPPING and child.spec.killable:
+                do.append(KillChild(child.key, child.serial))
+                child = replace(child, status=Status.KILLED)
+                return _with_alarm(state.with_child(child), child.spec.kill_within, do)
+            do.append(_lost(state, child, _lost_after(child), now))
+            return _past_halted(state, task, child)
+        case HaltAll() as task:
+            return _impatient(state, task, now, do)
+        case None:
+            return state
+        case _ as never:
+            assert_never(never)
+
+
+def halt_all(state: SupervisorState, then: Leave, now: float, do: Do) -> SupervisorState:
+    """Return the state that stops every instance at once."""
+    alive = [child for child in state.in_start_order() if child.has_process and not child.is_gone]
+    for child in alive:
+        state = _tell(state, child, do)
+    state = replace(state, task=HaltAll(then, now, len(alive)))
+    return _with_alarm(state, min(map(_patience, alive), default=math.inf), do)
+
+
+def _impatient(state: SupervisorState, task: HaltAll, now: float, do: Do) -> SupervisorState:
+    waited = now - task.since
+    following: list[float] = []
+    for child in list(state.children.values()):
+        if not child.has_process or child.is_gone:
+            continue
+        if waited >= _lost_after(child):
+            do.append(_lost(state, child, waited, now))
+            state = state.without_child(child.key)
+            task = replace(task, waiting=task.waiting - 1)
+            continue
+        killable = child.status is Status.STOPPING and child.spec.killable
+        if killable and waited >= child.spec.stop_within:
+            do.append(KillChild(child.key, child.serial))
+            state = state.with_child(replace(child, status=Status.KILLED))
+            killable = False
+        following.append(child.spec.stop_within if killable else _lost_after(child))
+    state = replace(state, task=task)
+    return _with_alarm(state, max(0.0, min(following, default=math.inf) - waited), do)
+
+
+def _patience(child: Child) -> float:
+    """Return how long to wait for *child* after it was told to end, before more is done."""
+    if child.spec.shutdown is not BRUTAL_KILL and child.spec.killable:
+        return child.spec.stop_within
+    return _lost_after(child)
+
+
+def _lost_after(child: Child) -> float:
+    return child.spec.stop_within + child.spec.kill_within
+
+
+def _lost(state: SupervisorState, child: Child, waited: float, now: float) -> Announce:
+    return Announce(ChildLost(f"{state.path}/{child.key}", child.incarnation, waited, now))
+
+
+def _with_alarm(state: SupervisorState, delay: float | None, do: Do) -> SupervisorState:
+    if delay is None or delay == math.inf:
+        return _without_alarm(state)
+    alarm = state.serials + 1
+    do.append(SetAlarm(alarm, delay))
+    return replace(state, serials=alarm, alarm=alarm)
+
+
+def _without_alarm(state: SupervisorState) -> SupervisorState:
+    return replace(state, alarm=0) if state.alarm else state

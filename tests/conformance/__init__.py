@@ -1,0 +1,1 @@
+"""Runs recorded OTP scenarios on phalanx's supervisors and compares the traces."""

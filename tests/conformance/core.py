@@ -1,0 +1,367 @@
+"""Runs scenarios on the pure core: `decide` under a virtual clock, with scripted children.
+
+Guarantees: no process, no thread, no real time. A supervisor here is its state and an inbox; what
+its actions lead to comes back into the inbox, as the actor's does. What it waits for (outcomes of
+starts and stops) goes first, because the core takes it first from wherever it lies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+
+from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SpecError, SupervisorSpec
+from phalanx.supervision.actions import (
+    AbandonStart,
+    Action,
+    Announce,
+    BecomeReady,
+    Exit,
+    FailStart,
+    KillChild,
+    Reply,
+    RetryLater,
+    SetAlarm,
+    StartChild,
+    TerminateChild,
+)
+from phalanx.supervision.decide import decide
+from phalanx.supervision.events import (
+    AlarmRang,
+    Booted,
+    ChildrenRequested,
+    ChildSpecRequested,
+    CountRequested,
+    DeleteChildRequested,
+    Event,
+    Exited,
+    NotStarted,
+    RestartChildRequested,
+    RetryDue,
+    StartChildRequested,
+    Started,
+    StartIgnored,
+    StopRequested,
+    TerminateChildRequested,
+)
+from phalanx.supervision.state import SupervisorState, initial_state
+
+from .scenario import (
+    REASONS,
+    Asked,
+    Json,
+    child_spec,
+    in_order,
+    listed,
+    reason_word,
+    script,
+    supervisor_spec,
+)
+
+
+@dataclass(eq=False)
+class Process:
+    """One process that was started: the *serial*-th start of *parent*."""
+
+    path: str
+    n: int
+    serial: int
+    parent: Sup | None
+    key: str
+    node: Json = None
+    alive: bool = True
+
+
+@dataclass(eq=False)
+class Sup(Process):
+    """A supervisor: its state, and what is on its way to it."""
+
+    state: SupervisorState | None = None
+    inbox: deque[Event] = field(default_factory=deque[Event])
+    awaited: deque[Event] = field(default_factory=deque[Event])
+    children: dict[str, Process] = field(default_factory=dict[str, Process])
+    error: BaseException | None = None
+    was_told: bool = False  # to stop, by its parent, which waits for it
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """Stands for the start function of a worker; the driver reads its node."""
+
+    node: Json
+
+    def __call__(self) -> None:
+        raise AssertionError("the core driver starts nothing")
+
+
+class CoreWorld:
+    """One scenario on the pure core."""
+
+    def __init__(self, scenario: Json) -> None:
+        self.scenario = scenario
+        self.now = 0.0
+        self.attempts: Counter[str] = Counter()
+        self.instances: Counter[str] = Counter()
+        self.latest: dict[str, Process] = {}
+        self.events: list[list[Json]] = []
+
+    def run(self) -> Json:
+        """Return the trace."""
+        spec = supervisor_spec(self.scenario["tree"], Scripted)
+        top = self._born(None, spec.id, 0, spec)
+        started = self._taken()
+        if not top.alive:
+            failed = {"result": "error:start_failed", "events": started}
+            return {"start": failed, "steps": [], "final": None, "teardown": []}
+        steps = [self._step(step) for step in self.scenario["steps"]]
+        if top.alive:
+            final = {"top": "alive", "reason": None, "tree": self._tree(top)}
+            top.inbox.append(StopRequested(SHUTDOWN, self.now))
+            self._settle()
+        else:
+            assert top.state is not None
+            reason = KILLED if top.state.ended is None else top.state.ended
+            final = {"top": "dead", "reason": reason_word(reason), "tree": None}
+        start = {"result": "ok", "events": started}
+        return {"start": start, "steps": steps, "final": final, "teardown": self._taken()}
+
+    def _taken(self) -> list[list[Json]]:
+        taken, self.events = in_order(self.events), []
+        return taken
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def _step(self, step: Json) -> Json:
+        self.now = step["at"] / 1000
+        orphans: list[list[Json]] | None = None
+        if step["op"] == "batch":
+            slots = [self._submitted(op) for op in step["ops"]]
+        else:
+            child = self.latest.get(step.get("child", ""))
+            killed = step["op"] == "exit" and step["reason"] == "kill"
+            if killed and isinstance(child, Sup) and child.alive:
+                orphans = self._killed(child)
+                slots = [Asked("exit", "ok")]
+            else:
+                slots = [self._submitted(step)]
+        self._settle()
+        results = [s.answer if s.op == "exit" else s.result() for s in slots]
+        result = results if step["op"] == "batch" else results[0]
+        record = {"result": result, "events": self._taken()}
+        return record | {"orphans": orphans} if orphans else record
+
+    def _submitted(self, op: Json) -> Asked:
+        asked = Asked(op["op"])
+        if op["op"] == "exit":
+            asked.answer = self._exited(op)
+            return asked
+        sup_path, _, key = op["child"].rpartition("/") if "child" in op else (op["sup"], "", "")
+        sup = self.latest.get(sup_path)
+        if isinstance(sup, Sup) and sup.alive:
+            sup.inbox.append(self._request(asked, op, sup, key))
+        return asked
+
+    def _exited(self, op: Json) -> str:
+        process = self.latest.get(op["child"])
+        if process is None or not process.alive:
+            return "not_running"
+        reason = REASONS[op["reason"]]
+        if isinstance(process, Sup):
+            process.inbox.append(StopRequested(reason, self.now))
+        else:
+            self._ended(process, reason)
+            assert process.parent is not None
+            process.parent.inbox.append(Exited(process.key, process.serial, reason, self.now))
+        return "ok"
+
+    def _request(self, asked: Asked, op: Json, sup: Sup, key: str) -> Event:
+        now = self.now
+        match op["op"]:
+            case "start_child" | "start_instance":
+                spec: ChildSpec | None = None
+                if "spec" in op:
+                    try:
+                        spec = child_spec(op["spec"], Scripted)
+                    except SpecError:
+                        spec = None
+                return StartChildRequested(asked, spec, now)
+            case "terminate_child":
+                assert sup.state is not None
+                if not sup.state.spec.strategy.has_instances:
+                    return TerminateChildRequested(asked, key, now)
+                process = self.latest.get(op["child"])
+                if process is None:  # it never had a process: an id that names nothing
+                    return TerminateChildRequested(asked, key.partition("#")[0], now)
+                return TerminateChildRequested(asked, key, now, process.serial)
+            case "restart_child":
+                return RestartChildRequested(asked, key, now)
+            case "delete_child":
+                return DeleteChildRequested(asked, key, now)
+            case "get_childspec":
+                return ChildSpecRequested(asked, key, now)
+            case "which_children":
+                return ChildrenRequested(asked, now)
+            case "count_children":
+                return CountRequested(asked, now)
+            case other:
+                raise AssertionError(other)
+
+    # --- the world ------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Go on until no supervisor has anything to do."""
+        busy = True
+        while busy:
+            busy = False
+            for process in list(self.latest.values()):
+                if isinstance(process, Sup) and process.alive and process.inbox:
+                    busy = True
+                    self._pump(process)
+
+    def _pump(self, sup: Sup) -> None:
+        while sup.alive and (sup.awaited or sup.inbox):
+            event = sup.awaited.popleft() if sup.awaited else sup.inbox.popleft()
+            state = sup.state
+            assert state is not None
+            if isinstance(event, StartChildRequested) and state.spec.strategy.has_instances:
+                self.instances[sup.path] += 1
+                state = replace(state, instances=self.instances[sup.path] - 1)
+            elif isinstance(event, CountRequested):
+                dead = {child.serial for child in sup.children.values() if not child.alive}
+                event = replace(event, dead=frozenset(dead))
+            sup.state, actions = decide(state, event)
+            for action in actions:
+                self._perform(sup, action)
+
+    def _perform(self, sup: Sup, action: Action) -> None:
+        match action:
+            case StartChild(key, serial, _, spec):
+                self._start(sup, key, serial, spec)
+            case TerminateChild(key, serial, reason):
+                self._terminate(sup, key, serial, reason)
+            case KillChild(key, serial):
+                process = sup.children[key]
+                assert process.serial == serial, "a kill names the living incarnation"
+                assert not isinstance(process, Sup), "no vector kills a supervisor this way"
+                self._awaited_end(sup, process, KILLED)
+            case RetryLater(key, ticket, _):
+                sup.inbox.append(RetryDue(key, ticket, self.now))
+            case SetAlarm(alarm, delay):
+                # Children that react have done so already; time passes only for those that hang.
+                sup.awaited.append(AlarmRang(alarm, self.now + delay))
+            case Reply(caller, answer):
+                caller.answer = answer
+            case Exit(reason):
+                self._ended(sup, reason)
+                if sup.parent is not None:
+                    way = sup.parent.awaited if sup.was_told else sup.parent.inbox
+                    way.append(Exited(sup.key, sup.serial, reason, self.now))
+            case FailStart(_, error):
+                sup.alive, sup.error = False, error
+                self.events.append(["stop", sup.path, sup.n, "start_failed"])
+            case BecomeReady() | Announce() | AbandonStart():
+                pass
+
+    def _start(self, sup: Sup, key: str, serial: int, spec: ChildSpec) -> None:
+        if isinstance(spec.start, SupervisorSpec):
+            child = self._born(sup, key, serial, spec.start)
+            sup.children[key] = child
+            started = Started(key, serial, self.now)
+            error = child.error
+            outcome = NotStarted(key, serial, error, self.now) if error is not None else started
+            sup.awaited.append(outcome)
+            return
+        node = getattr(spec.start, "node")  # noqa: B009 # a start function has no such attribute to a type checker
+        path = f"{sup.path}/{key}"
+        self.attempts[path] += 1
+        n = self.attempts[path]
+        match script(node, n):
+            case "ok":
+                self.events.append(["start", path, n])
+                worker = Process(path, n, serial, sup, key, node)
+                sup.children[key] = self.latest[path] = worker
+                sup.awaited.append(Started(key, serial, self.now))
+            case "ignore":
+                self.events.append(["start_ignored", path, n])
+                sup.awaited.append(StartIgnored(key, serial, self.now))
+            case _:
+                self.events.append(["start_failed", path, n])
+                sup.awaited.append(NotStarted(key, serial, RuntimeError("scripted"), self.now))
+
+    def _born(self, parent: Sup | None, key: str, serial: int, spec: SupervisorSpec) -> Sup:
+        path = key if parent is None else f"{parent.path}/{key}"
+        self.attempts[path] += 1
+        sup = Sup(path, self.attempts[path], serial, parent, key, state=initial_state(spec, path))
+        self.latest[path] = sup
+        self.events.append(["start", path, sup.n])
+        sup.inbox.append(Booted(self.now))
+        self._pump(sup)
+        return sup
+
+    def _terminate(self, sup: Sup, key: str, serial: int, reason: ExitReason) -> None:
+        process = sup.children[key]
+        assert process.serial == serial, "a stop names the living incarnation"
+        if not process.alive:
+            return  # its exit is in the inbox
+        if isinstance(process, Sup):
+            process.was_told = True
+            process.inbox.append(StopRequested(reason, self.now))
+            self._pump(process)
+            return
+        match process.node.get("on_shutdown", "clean"):
+            case "clean":
+                self._awaited_end(sup, process, SHUTDOWN)
+            case "crash":
+                self._awaited_end(sup, process, REASONS["crash"])
+            case "normal":
+                self._awaited_end(sup, process, REASONS["normal"])
+            case "hang":
+                pass
+            case other:
+                raise AssertionError(other)
+
+    def _awaited_end(self, sup: Sup, process: Process, reason: ExitReason) -> None:
+        if process.alive:
+            self._ended(process, reason)
+            sup.awaited.append(Exited(process.key, process.serial, reason, self.now))
+
+    def _ended(self, process: Process, reason: ExitReason) -> None:
+        process.alive = False
+        self.events.append(["stop", process.path, process.n, reason_word(reason)])
+
+    def _killed(self, sup: Sup) -> list[list[Json]]:
+        """Kill a supervisor; return the stops of its orphans, sorted."""
+        self._ended(sup, KILLED)
+        kept, self.events = self.events, []
+        for child in sup.children.values():
+            if not child.alive:
+                continue
+            if isinstance(child, Sup):
+                child.inbox.append(StopRequested(KILLED, self.now))
+                self._pump(child)
+            else:
+                self._ended(child, KILLED)
+        orphans, self.events = sorted(self.events, key=_event_key), kept
+        if sup.parent is not None:
+            sup.parent.inbox.append(Exited(sup.key, sup.serial, KILLED, self.now))
+        return orphans
+
+    def _tree(self, sup: Sup) -> list[Json]:
+        asked = Asked("which_children")
+        sup.inbox.append(ChildrenRequested(asked, self.now))
+        self._pump(sup)
+        rows = [[row.key, str(row.shown), str(row.type)] for row in asked.answer.rows]
+        for row in rows:
+            child = sup.children.get(row[0])
+            if row[1:] == ["running", "supervisor"] and isinstance(child, Sup):
+                row.append(self._tree(child))
+        return listed(rows)
+
+
+def _event_key(event: list[Json]) -> tuple[str, bytes, int]:
+    return event[0], event[1].encode(), event[2]
+
+
+def run_scenario(scenario: Json) -> Json:
+    """Return the trace of *scenario* on the pure core."""
+    return CoreWorld(scenario).run()

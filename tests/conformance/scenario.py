@@ -1,0 +1,161 @@
+"""Scenarios and traces of the recorded vectors, and their translation to specs.
+
+Guarantees: a NODE becomes the spec that says the same; whatever a driver reports is written in
+the words of the vectors. The format is described in ``README.md`` beside the vector files.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.supervision import (
+    BRUTAL_KILL,
+    ChildSpec,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Refusal,
+    Shown,
+    SupervisorSpec,
+)
+from phalanx.supervision.answers import Children, Counts, Done, Found, Refused
+
+Json = Any
+Starter = Callable[[Json], Callable[..., Any]]
+
+REASONS = {
+    "normal": ExitReason(ExitKind.NORMAL),
+    "shutdown": ExitReason(ExitKind.SHUTDOWN),
+    "shutdown_term": ExitReason(ExitKind.SHUTDOWN, "term"),
+    "crash": ExitReason(ExitKind.CRASH),
+    "kill": ExitReason(ExitKind.KILLED),
+}
+
+
+def reason_word(reason: ExitReason) -> str:
+    """Return *reason* in the words of the traces."""
+    if reason.kind is ExitKind.SHUTDOWN and reason.detail == "term":
+        return "shutdown_term"
+    return str(reason.kind)
+
+
+def script(node: Json, attempt: int) -> str:
+    """Return what attempt number *attempt* to start *node* does: ok, error, crash or ignore."""
+    for entry in node.get("starts", ()):
+        last = entry["to"]
+        if entry["from"] <= attempt and (last is None or attempt <= last):
+            return str(entry["do"])
+    return "ok"
+
+
+def supervisor_spec(node: Json, starter: Starter) -> SupervisorSpec:
+    """Return the spec of a supervisor *node*; *starter* makes the start function of a worker."""
+    return SupervisorSpec(
+        node["id"],
+        strategy=node["strategy"],
+        intensity=Intensity(node["intensity"], node["period"], whole_seconds=True),
+        children=[child_spec(child, starter) for child in node.get("children", ())],
+        auto_shutdown=node.get("auto_shutdown", "never"),
+        max_children=node.get("max_children"),
+    )
+
+
+def child_spec(node: Json, starter: Starter) -> ChildSpec:
+    """Return the spec of *node* as a child, without any limits that OTP does not have."""
+    nested = node["type"] == "supervisor"
+    shutdown = node.get("shutdown", "infinity" if nested else 5000)
+    if isinstance(shutdown, int):
+        shutdown = shutdown / 1000
+    return ChildSpec(
+        node["id"],
+        supervisor_spec(node, starter) if nested else starter(node),
+        restart=node.get("restart", "permanent"),
+        shutdown=shutdown,
+        significant=node.get("significant", False),
+        start_within=math.inf,
+        kill_within=math.inf,
+    )
+
+
+@dataclass
+class Asked:
+    """One request on its way; *answer* is None where the supervisor never answered."""
+
+    op: str
+    answer: Any = None
+
+    def result(self) -> Json:
+        """Return the answer in the words of the traces."""
+        match self.answer:
+            case None:
+                return "error:noproc"
+            case Refused(why):
+                # A spec that cannot be built is submitted as none at all.
+                invalid = why is Refusal.INVALID_SPEC
+                return f"error:{Refusal.BAD_COMBINATION if invalid else why}"
+            case Done(_, running):
+                if self.op in ("start_child", "restart_child", "start_instance"):
+                    return "ok:running" if running else "ok:undefined"
+                return "ok"
+            case Counts(specs, active, supervisors, workers):
+                return {
+                    "specs": specs, "active": active, "supervisors": supervisors, "workers": workers
+                }  # fmt: skip
+            case Children(rows):
+                return listed(([row.key, str(row.shown), str(row.type)] for row in rows))
+            case Found(spec):
+                return described(spec)
+            case other:
+                raise AssertionError(f"not an answer: {other}")
+
+
+def listed(rows: Iterable[list[Json]]) -> list[Json]:
+    """Return rows as the traces show them: instances sorted, restarting ones nameless."""
+    found = list(rows)
+    if not any("#" in row[0] for row in found):
+        return found
+    for row in found:
+        if row[1] == Shown.RESTARTING:
+            row[0] = None
+    return sorted(found, key=lambda row: (row[0] is not None, row[0] or ""))
+
+
+def described(spec: ChildSpec) -> Json:
+    """Return what get_childspec shows of *spec*."""
+    if spec.shutdown is BRUTAL_KILL:
+        shutdown: Json = "brutal_kill"
+    else:
+        shutdown = "infinity" if spec.stop_within == math.inf else round(spec.stop_within * 1000)
+    return {
+        "restart": str(spec.restart),
+        "shutdown": shutdown,
+        "significant": spec.significant,
+        "type": str(spec.type),
+    }
+
+
+def in_order(events: Iterable[list[Json]]) -> list[list[Json]]:
+    """Return *events* with each run of stops of instances of one supervisor sorted."""
+    result: list[list[Json]] = []
+    run: list[list[Json]] = []
+    pool = ""
+
+    def flush() -> Iterator[list[Json]]:
+        yield from sorted(run, key=lambda event: (event[1].encode(), event[2]))
+        run.clear()
+
+    for event in events:
+        above, _, name = event[1].rpartition("/")
+        belongs = event[0] == "stop" and "#" in name
+        if not belongs or above != pool:
+            result.extend(flush())
+        pool = above if belongs else ""
+        if belongs:
+            run.append(event)
+        else:
+            result.append(event)
+    result.extend(flush())
+    return result
