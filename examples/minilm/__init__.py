@@ -1,0 +1,1 @@
+"""What the embedding pipelines share: a model, a corpus, and the proof that nothing was lost."""

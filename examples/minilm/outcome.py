@@ -1,0 +1,106 @@
+"""What a run came to: numbers, a table of them, a verdict.
+
+Guarantees: the verdict is `ok` only if every passage was embedded, every call was answered exactly
+once, and every embedding is the single process's.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+TOLERANCE = 1e-4
+"""How far an embedding may be from the single process's, in any of its numbers (all below 1).
+Shards add up float32 in another order, which costs some 1e-7 each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A passage near the query."""
+
+    score: float
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """The result of one run.
+
+    Attributes:
+        seconds: From the first call made to the last answer.
+        kills_asked: What the command line asked for; fewer are sent if the work runs out.
+        hits: Kills whose crash report names a call that was running.
+        restarts: Ranks' restarts, by the executor's count.
+        recoveries: Seconds from each kill until the group was whole again.
+        lost: Calls without an answer.
+        twice: Answers beyond the first of a call.
+        difference: The largest, over all passages, to the single-process reference.
+        errors: What calls failed with.
+    """
+
+    pipeline: str
+    ranks: int
+    passages: int
+    seconds: float
+    calls: int
+    kills_asked: int
+    kills: int
+    hits: int
+    restarts: int
+    recoveries: list[float]
+    lost: int
+    twice: int
+    difference: float
+    query: str
+    nearest: list[Found]
+    errors: list[str] = field(default_factory=list[str])
+
+    @property
+    def rate(self) -> float:
+        """Passages per second."""
+        return self.passages / self.seconds
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was lost, doubled or wrong."""
+        return not (self.lost or self.twice or self.errors) and self.difference <= TOLERANCE
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the closing table."""
+        times = ", ".join(f"{seconds:.2f} s" for seconds in self.recoveries)
+        asked = "" if self.kills == self.kills_asked else f" of {self.kills_asked} asked for"
+        return [
+            ("passages", f"{self.passages}"),
+            ("passages/s", f"{self.rate:.0f}"),
+            ("kills", f"{self.kills}{asked}"),
+            ("kills that hit a running call", f"{self.hits}"),
+            ("restarts of ranks", f"{self.restarts}"),
+            ("recovery time per kill", times or "-"),
+            ("calls made", f"{self.calls}"),
+            ("calls lost", f"{self.lost}"),
+            ("calls answered twice", f"{self.twice}"),
+            ("largest difference from one process", f"{self.difference:.1e}"),
+        ]
+
+    def render(self) -> str:
+        """Return the table, the errors if any, and the passages nearest to the query."""
+        rows = self.rows()
+        width = max(len(name) for name, _ in rows)
+        title = f"{self.pipeline}, {self.ranks} ranks"
+        lines = [title, "-" * len(title)]
+        lines += [f"{name:<{width}}  {value}" for name, value in rows]
+        lines += [f"error: {text}" for text in self.errors]
+        lines += ["", f'nearest to "{self.query}":']
+        for found in self.nearest:
+            lines.append(f"  {found.score:.3f}  {found.name}")
+            lines.append(f"         {_short(found.text)}")
+        return "\n".join([*lines, "", "ok" if self.ok else "WRONG"])
+
+    def to_json(self) -> str:
+        """Return everything as one JSON object."""
+        return json.dumps({**asdict(self), "rate": self.rate, "ok": self.ok})
+
+
+def _short(text: str, limit: int = 88) -> str:
+    return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
