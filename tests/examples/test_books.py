@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+
 from minilm.arguments import parse
 from minilm.ledger import Ledger
 from minilm.outcome import Found, Outcome

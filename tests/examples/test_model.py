@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from torch import nn
+
 from minilm.model import PAD, Layer, Stage, padding, share
 from minilm.tokens import pad, tokenize
 from minilm.weights import ModelMissingError, Weights, model_folder
-from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SENTENCES = [
     "The weather is lovely today.",
