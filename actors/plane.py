@@ -27,8 +27,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import EVERY_RANK, Flag, Frame, Kind, receive, send, withdraw
-from phalanx.supervision import ExecutorClosed, WorkerDied
+from phalanx.runtime import EVERY_RANK, Flag, Frame, Kind, ledger, receive, send, withdraw
+from phalanx.supervision import ExecutorClosed
 
 from .calls import Call, CancelledError, Shape
 from .outcomes import Outcome, OutcomeKind
@@ -110,7 +110,6 @@ class Plane:
         self._whole = False
         self._holding = False  # a drain is under way: nothing new is sent
         self._closed: Callable[[], BaseException] | None = None
-        self._seq = 0
         self._wire = 0
         self._round = 0
         self._unanswered = 0
@@ -122,7 +121,8 @@ class Plane:
         self.dropped = 0
         # Reading.
         self._poll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        ledger.own(self._poll.fileno())
+        self._wake = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._poll.register(self._wake, select.EPOLLIN)
         self._reading: Call | bool = False
         self._reader = 0
@@ -184,10 +184,13 @@ class Plane:
                 queued=queued,
             )
 
-    def lose(self, ranks: dict[int, int], report: Any, message: str) -> None:
+    def lose(
+        self, ranks: dict[int, int], report: Any, error: Callable[[Call], BaseException]
+    ) -> None:
         """Settle or send again what was under way on *ranks* (rank to incarnation).
 
-        They are dead, or are about to be stopped. Their sockets are given back only by `leave`,
+        What they had begun costs an attempt, for which *report* is kept, or ends in *error*. They
+        are dead, or are about to be stopped. Their sockets are given back only by `leave`,
         since one that is being stopped may still be writing.
         """
         with self._lock:
@@ -220,7 +223,7 @@ class Plane:
             for wire in sorted(touched):
                 call = touched[wire]
                 if call.shape is Shape.GATHER:
-                    self._lose_part(call, lost, report, message)
+                    self._lose_part(call, lost, error)
                     continue
                 if call.shape is Shape.COLLECTIVE:
                     begun = wire <= reached
@@ -229,7 +232,7 @@ class Plane:
                 if begun and report is not None:
                     call.reports.append(report)
                 if begun and call.retries <= 0:
-                    self._settle(call, error=WorkerDied(f"{call.name}: {message}", call.reports))
+                    self._settle(call, error=error(call))
                     continue
                 call.retries -= begun
                 again.append(call)
@@ -255,8 +258,7 @@ class Plane:
             for _, file in seat.outbox:
                 if file is not None:
                     os.close(file)
-            seat.sock.close()
-            seat.board.close()
+            _free(seat)
 
     def end(
         self, error: Callable[[Call], BaseException], closed: Callable[[], BaseException]
@@ -286,8 +288,7 @@ class Plane:
         with self._lock:
             for seat in self._seats:
                 if seat is not None:
-                    seat.sock.close()
-                    seat.board.close()
+                    _free(seat)
             self._seats = []
             self._by_fd.clear()
             self._left = threading.Event()
@@ -297,16 +298,22 @@ class Plane:
                 os.eventfd_write(self._wake, 1)
         # A caller that is just leaving `_lead` may still look at the descriptors.
         self._left.wait(5)
+        ledger.disown(self._poll.fileno())
         self._poll.close()
-        os.close(self._wake)
+        ledger.close(self._wake)
 
     # --- calls --------------------------------------------------------------------------
 
-    def next_seq(self) -> int:
-        """Return a fresh call number."""
+    def check_open(self) -> None:
+        """Raise what new calls are refused with, if they are."""
         with self._lock:
-            self._seq += 1
-            return self._seq
+            if self._closed is not None:
+                raise self._closed()
+
+    def has_room(self) -> bool:
+        """Whether `submit` would take a call without blocking."""
+        with self._lock:
+            return self._closed is not None or self._waiting() < self._depth
 
     def submit(self, call: Call, *, waits: bool) -> None:
         """Accept *call*: send it, or let it wait for its turn.
@@ -758,12 +765,13 @@ class Plane:
             with contextlib.suppress(ValueError):
                 self._turns.remove(call)
 
-    def _lose_part(self, call: Call, lost: Iterable[Seat], report: Any, message: str) -> None:
+    def _lose_part(
+        self, call: Call, lost: Iterable[Seat], error: Callable[[Call], BaseException]
+    ) -> None:
         for seat in lost:
             if seat.rank in call.missing and call.wire in seat.sent:
-                reports = () if report is None else (report,)
-                error = WorkerDied(f"{call.name}: {message}", reports)
-                self._answer(call, seat.rank, Outcome(seat.rank, OutcomeKind.DEAD, error=error))
+                outcome = Outcome(seat.rank, OutcomeKind.DEAD, error=error(call))
+                self._answer(call, seat.rank, outcome)
 
     def _calls(self) -> Iterator[Call]:
         """Every call that is not settled; some more than once."""
@@ -791,3 +799,9 @@ class Plane:
             for event in self._idle:
                 event.set()
             self._idle.clear()
+
+
+def _free(seat: Seat) -> None:
+    ledger.disown(seat.sock.fileno())
+    seat.sock.close()
+    seat.board.close()

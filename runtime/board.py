@@ -27,6 +27,8 @@ import platform
 import time
 from typing import TYPE_CHECKING
 
+from . import ledger
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -55,7 +57,7 @@ class Board:
     @classmethod
     def create(cls) -> Board:
         """Return a new, empty page."""
-        fd = os.memfd_create("phalanx-board", os.MFD_CLOEXEC)
+        fd = ledger.own(os.memfd_create("phalanx-board", os.MFD_CLOEXEC))
         os.ftruncate(fd, mmap.PAGESIZE)
         return cls(fd)
 
@@ -115,7 +117,7 @@ class Board:
         if self.fd >= 0:
             self._words.release()
             self._map.close()
-            os.close(self.fd)
+            ledger.close(self.fd)
             self.fd = -1
 
 

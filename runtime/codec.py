@@ -160,3 +160,16 @@ def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bo
         source = bytearray(view) if view.readonly else view
         tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
     return tensor.requires_grad_() if requires_grad else tensor
+
+
+def encode_by_value(value: object, what: str) -> bytes:
+    """Return *value* pickled whole, without buffers; for what is sent once and kept.
+
+    Raises:
+        NotPicklable: it cannot travel; *what* names it in the message.
+    """
+    try:
+        return cloudpickle.dumps(value)
+    except Exception as error:
+        msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
+        raise NotPicklable(msg) from error

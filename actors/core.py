@@ -1,0 +1,134 @@
+"""What stays of an executor when its handle is forgotten: enough to end it.
+
+Guarantees: ending is idempotent and may come from several threads at once, from a callback, from
+the garbage collector or from the end of the program; whoever may wait returns once everything has
+been given back.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pykka
+
+from phalanx.runtime import acquire_shared, release_shared
+from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
+
+from .executor_actor import ExecutorActor, Shared
+from .notices import Close, Started
+from .termination import living
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import Runtime
+
+    from .spec import ExecutorSpec
+
+_TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
+
+
+class Core:
+    """One executor's actor, and the way to end it."""
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime | None,
+        named: str | None,
+        on_end: Callable[[ExitReason], None] | None = None,
+    ) -> None:
+        self.spec = spec
+        self._pid = os.getpid()
+        before = living.add(self, named)
+        if before is not None:
+            before.end(grace=0.0)  # a notebook cell that is run again
+        self._lock = threading.Lock()
+        try:
+            self.runtime = acquire_shared() if runtime is None else runtime
+            release = (lambda: release_shared(self.runtime)) if runtime is None else _keep
+            try:
+                # Boots while the rest is being made.
+                self.runtime.launcher(spec.preload).warm()
+                ref = ExecutorActor.start(spec, self.runtime, self._ended(release), on_end)
+            except BaseException:
+                release()
+                raise
+        except BaseException:
+            living.remove(self)
+            raise
+        self.ref: pykka.ActorRef[ExecutorActor] = ref
+        self.shared: Shared = ref._actor.shared  # noqa: SLF001  # the same layer's, set before start
+        self.tell(Started())
+
+    def tell(self, notice: object) -> None:
+        """Tell the actor something; void once it has ended."""
+        with suppress(pykka.ActorDeadError):
+            self.ref.tell(notice)
+
+    def wait_ready(self) -> None:
+        """Return once the group has served for the first time; raise why it did not."""
+        # No deadline of its own: each rank's start has one, and so has the stop after it.
+        self.shared.ready.wait()
+        view = self.shared.view
+        if view.phase in (Phase.CLOSING, Phase.ENDED) and self.shared.start_error is not None:
+            self.shared.gone.wait(_TEARDOWN)
+            raise self.shared.start_error
+        if self.shared.closing:
+            msg = f"executor {self.spec.name} was closed during its start"
+            raise ExecutorClosed(msg)
+
+    def check_process(self) -> None:
+        """Raise unless this is the process that built the executor."""
+        if self._pid != os.getpid():
+            msg = (
+                f"executor {self.spec.name} belongs to process {self._pid}, the parent of this one; "
+                "build a new one after the fork"
+            )
+            raise ExecutorClosed(msg)
+
+    def end(self, *, grace: float = 0.0) -> None:
+        """Let calls in flight end for *grace* seconds, then stop everything; waits for it.
+
+        From one of the executor's own threads it only asks for the end.
+        """
+        if self._pid != os.getpid():
+            return
+        shared = self.shared
+        mine = shared.callbacks.is_current() or self.runtime.hub.is_current()
+        if grace > 0 and not mine and not shared.gone.is_set():
+            self._refuse()
+            shared.plane.wait_idle(time.monotonic() + grace)
+        with self._lock:
+            if not shared.closing:
+                shared.closing = True
+                self._refuse()
+                self.tell(Close(SHUTDOWN))
+        if mine or threading.current_thread().name.startswith("ExecutorActor"):
+            return
+        stop = self.spec.stop
+        launch = 0.0 if shared.ready.is_set() else self.spec.start_timeout
+        shared.gone.wait(stop.ask + stop.terminate + launch + _TEARDOWN)
+
+    def _refuse(self) -> None:
+        name = self.spec.name
+
+        def closed() -> BaseException:
+            return ExecutorClosed(f"executor {name} was closed; build a new one")
+
+        self.shared.plane.refuse(closed)
+
+    def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
+        def ended() -> None:
+            living.remove(self)
+            release()
+
+        return ended
+
+
+def _keep() -> None:
+    """Leave a runtime that its maker closes."""

@@ -1,0 +1,916 @@
+"""`Executor`: what users hold. Builds a rank group, calls it, looks at it, ends it.
+
+Guarantees: those of `docs/semantics.md`. A blocking call runs in its caller's thread from the
+first byte to the last.
+
+Left to others: when ranks come and go (`executor_actor`), how messages travel (`plane`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+import weakref
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from phalanx.runtime import DevicePool, Payload, encode
+from phalanx.supervision import (
+    BackOff,
+    Intensity,
+    Phase,
+    Restart,
+    SpecError,
+    Strategy,
+    WouldDeadlock,
+)
+
+from .aio import AsyncExecutor
+from .calls import Call, Shape, terms_of
+from .core import Core
+from .futures import CallFuture
+from .inline import InlineRank
+from .layout import Layout
+from .notices import Emitted, Overdue, Planned
+from .outcomes import Outcome, OutcomeKind
+from .spec import (
+    ExecutorSpec,
+    StopPolicy,
+    check_count,
+    check_env,
+    check_per_rank,
+    check_seconds,
+    check_worker,
+    factory_of,
+)
+from .worker import Methods, WorkerActor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from phalanx.runtime import CrashReport, Runtime
+    from phalanx.supervision import ExitReason
+
+    from .executor_actor import GroupView, RankInfo
+    from .spec import Launch
+    from .worker import Method
+
+W = TypeVar("W", bound=WorkerActor)
+Callee = "str | Callable[..., Any]"
+_names = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """An executor at one moment.
+
+    Attributes:
+        state: ``starting``, ``serving``, ``mending``, ``waiting`` (for the back-off),
+            ``closing`` or ``ended``.
+        restarts: Deaths that led to a restart, in all.
+        restarts_in_window: Of those, how many count against the intensity just now.
+        planned: Planned restarts and resizes; they count as no failure.
+        reports: The crash reports of the latest deaths, oldest first.
+        in_flight: Calls sent and not settled.
+        waiting: Calls accepted that wait for their turn.
+        dropped_replies: Answers that came too late, and packets that were none of ours.
+    """
+
+    name: str
+    state: str
+    epoch: int
+    world_size: int
+    restarts: int
+    restarts_in_window: int
+    planned: int
+    reports: tuple[CrashReport, ...]
+    in_flight: int
+    waiting: int
+    dropped_replies: int
+
+
+class Executor(Generic[W]):
+    """A group of worker processes that serve calls together, and heal.
+
+    Args:
+        worker: The worker class; defined anywhere, ``__main__`` and notebooks included.
+        world_size: How many ranks; None takes the layout's, or 1.
+        args: Positional arguments of the worker's constructor.
+        kwargs: Keyword arguments of it.
+        rank_kwargs: Further ones for each rank: a list with one mapping per rank.
+        tensor: Ranks that share one layer.
+        pipeline: Stages. The sizes' product must be *world_size*.
+        prefill_context: Ranks that share one prompt.
+        layout: The sizes as a `Layout`, in place of the three.
+        strategy: Who is restarted with a rank that died. `ONE_FOR_ALL` for ranks that share a
+            process group; `ONE_FOR_ONE` for independent replicas.
+        intensity: How many restarts are allowed; one more ends the group.
+        restart: Which ends of a rank are restarted. A rank that is not ends the group.
+        backoff: How long to wait before restarts in a row; None does not wait.
+        devices: A `DevicePool`, the devices to choose from, or None to discover them.
+        preload: Modules that the zygote imports once for all workers.
+        launch: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
+            interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
+        env: Environment variables of every worker, over the driver's at the moment of the start.
+        rank_env: Further ones for each rank.
+        name: Shown everywhere. Building another executor of the same name in this process closes
+            this one, as when a notebook cell is run again. None makes one up.
+        start_timeout: Seconds from a rank's start to READY.
+        stop: How ranks are stopped.
+        queue_depth: Calls that one rank may have been sent and not answered.
+        async_output: Whether the worker's step methods return `AsyncOutput` handles.
+        report_dir: Where crash reports are also written as files; None for nowhere.
+        runtime: The shared parts to use; None takes this process's own.
+
+    Raises:
+        SpecError, NotPicklable: an argument makes no sense; nothing was started.
+        StartFailed: a rank exited, hung or was killed in its start; nothing is left. Where it
+            raised, that very exception is raised here, with the remote traceback in its notes.
+    """
+
+    def __init__(
+        self,
+        worker: type[W],
+        world_size: int | None = None,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        rank_kwargs: Sequence[Mapping[str, Any]] | None = None,
+        tensor: int | None = None,
+        pipeline: int | None = None,
+        prefill_context: int | None = None,
+        layout: Layout | None = None,
+        strategy: Strategy = Strategy.ONE_FOR_ALL,
+        intensity: Intensity = Intensity(3, 60.0),  # noqa: B008  # frozen
+        restart: Restart = Restart.PERMANENT,
+        backoff: BackOff | None = None,
+        devices: Any = None,
+        preload: Sequence[str] = ("torch",),
+        launch: Launch = "zygote",
+        env: Mapping[str, str] | None = None,
+        rank_env: Sequence[Mapping[str, str]] | None = None,
+        name: str | None = None,
+        start_timeout: float = 300.0,
+        stop: StopPolicy = StopPolicy(),  # noqa: B008  # frozen
+        queue_depth: int = 64,
+        async_output: bool = False,
+        report_dir: str | Path | None = None,
+        runtime: Runtime | None = None,
+        _on_end: Callable[[ExitReason], None] | None = None,
+    ) -> None:
+        check_worker(worker)
+        sizes = {"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context}
+        plan, is_plain = _layout_of(world_size, layout, sizes)
+        size = plan.world_size
+        _check_choice("launch", launch, ("zygote", "exec", "inline"))
+        if launch == "inline" and size != 1:
+            raise SpecError("world_size", size, 'launch="inline" has one rank')
+        _check_kind("strategy", strategy, Strategy)
+        if strategy.has_instances:
+            raise SpecError("strategy", strategy, "ranks are restarted one_for_one, one_for_all or rest_for_one")
+        _check_kind("intensity", intensity, Intensity)
+        _check_kind("restart", restart, Restart)
+        _check_kind("stop", stop, StopPolicy)
+        if backoff is not None:
+            _check_kind("backoff", backoff, BackOff)
+        if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+            raise SpecError("name", name, "give a text that is not empty")
+        if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
+            raise SpecError("preload", preload, "give a list of module names")
+        keywords = check_per_rank("rank_kwargs", rank_kwargs or [{}] * size, size)
+        rank_envs = check_per_rank("rank_env", rank_env or [{}] * size, size)
+        DevicePool.of(devices, size).close()  # more leases than devices is told here
+        self._spec = ExecutorSpec(
+            worker=worker,
+            name=name or f"{worker.__name__.lower()}-{next(_names)}",
+            world_size=size,
+            layout=plan,
+            is_plain=is_plain,
+            factory=factory_of(worker, args, kwargs),
+            keywords=tuple(_pickle_keywords(i, each) for i, each in enumerate(keywords)),
+            env=check_env("env", env),
+            rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
+            strategy=strategy,
+            intensity=intensity,
+            restart=restart,
+            backoff=backoff,
+            devices=devices,
+            preload=tuple(preload),
+            launch=launch,
+            start_timeout=check_seconds("start_timeout", start_timeout, positive=True),
+            stop=stop,
+            queue_depth=check_count("queue_depth", queue_depth),
+            async_output=bool(async_output),
+            report_dir=None if report_dir is None else Path(report_dir),
+        )
+        self._methods = Methods(worker)
+        self._steps = self._methods.steps()
+        self._seq = itertools.count(1)
+        self._listeners = itertools.count(1)
+        self._inline: InlineRank | None = None
+        self._inline_closed = False
+        self._inline_listeners: dict[int, Callable[[Any], None]] = {}
+        self._layout = plan
+        if launch == "inline":
+            self._inline = InlineRank(self._spec, self._emitted_inline)
+            return
+        self._core = Core(self._spec, runtime, name, _on_end)
+        self._plane = self._core.shared.plane
+        self._finalizer = weakref.finalize(self, self._core.end)
+        self._finalizer.atexit = False  # the end of the program has its own way (termination)
+        try:
+            self._core.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    # --- calling ------------------------------------------------------------------------
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+        aggregate: Callable[[list[Any], int], Any] | None = None,
+        on_death: Literal["fail", "retry"] | None = None,
+        retries: int = 1,
+        on_timeout: Literal["leave", "restart"] = "leave",
+    ) -> Any:
+        """Call *method* on every rank, as a whole.
+
+        Args:
+            method: A method's name, or a callable that gets the worker as its first argument.
+            timeout: Seconds for the whole call, waiting for a restart included; None waits without
+                limit, for ever on a worker that loops.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            non_block: Return a `CallFuture` at once.
+            unique_reply_rank: Only this rank's value travels back, and is returned alone. An
+                exception of any rank fails the call all the same.
+            aggregate: Given the list of all ranks' values and the rank whose output leads
+                (*unique_reply_rank*, else the layout's output rank), returns the call's value.
+            on_death: ``"fail"``: at most once. ``"retry"``: at least once, sent again as a whole
+                up to *retries* times after the group has healed. None takes what the method
+                declares (`idempotent`), else ``"fail"``.
+            retries: See *on_death*.
+            on_timeout: ``"restart"`` treats ranks that have not answered in time as hung.
+
+        Returns:
+            The list of all ranks' values; with *unique_reply_rank* that value; with *aggregate*
+            what it made of them.
+
+        Raises:
+            WorkerDied: a rank died after it had begun the call.
+            CallTimeout: naming the ranks that had not answered.
+            ExecutorClosed: the executor was closed first.
+        """
+        if unique_reply_rank is not None:
+            self._check_rank("unique_reply_rank", unique_reply_rank)
+        want = None if aggregate is not None else unique_reply_rank
+        lead = unique_reply_rank if unique_reply_rank is not None else self._layout.output_rank
+        return self._call(
+            Shape.COLLECTIVE,
+            method,
+            [(tuple(args), kwargs or {})],
+            timeout=timeout,
+            on_death=on_death,
+            retries=retries,
+            on_timeout=on_timeout,
+            want=want,
+            non_block=non_block,
+            decode=functools.partial(Call.result, aggregate=aggregate, lead=lead),
+        )
+
+    @overload
+    def gather(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        non_block: Literal[False] = False,
+    ) -> list[Outcome]: ...
+    @overload
+    def gather(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        non_block: Literal[True],
+    ) -> CallFuture: ...
+    def gather(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        non_block: bool = False,
+    ) -> list[Outcome] | CallFuture:
+        """Call *method* on every rank, each for itself; return what became of it on each.
+
+        A rank that raises, dies or runs out of time spoils only its own `Outcome`.
+        """
+        return self._call(
+            Shape.GATHER,
+            method,
+            [(tuple(args), kwargs or {})],
+            timeout=timeout,
+            on_death="fail",
+            non_block=non_block,
+        )
+
+    def scatter(
+        self,
+        method: str | Callable[..., Any],
+        per_rank: Sequence[Sequence[Any]],
+        timeout: float | None = None,
+        *,
+        kwargs_per_rank: Sequence[Mapping[str, Any]] | None = None,
+        non_block: bool = False,
+        on_death: Literal["fail", "retry"] | None = None,
+        retries: int = 1,
+    ) -> Any:
+        """Call *method* on every rank as a whole, each with arguments of its own.
+
+        Args:
+            method: As in `collective_rpc`.
+            per_rank: One tuple of positional arguments per rank.
+            timeout: As in `collective_rpc`, like the rest.
+            kwargs_per_rank: One mapping of keyword arguments per rank.
+            non_block: As above.
+            on_death: As above.
+            retries: As above.
+        """
+        size = self._layout.world_size
+        each = check_per_rank("per_rank", per_rank, size)
+        named = check_per_rank("kwargs_per_rank", kwargs_per_rank or [{}] * size, size)
+        for index, values in enumerate(each):
+            if not isinstance(values, list | tuple):
+                raise SpecError(f"per_rank[{index}]", values, "give the arguments as a tuple")
+        return self._call(
+            Shape.COLLECTIVE,
+            method,
+            [(tuple(a), k) for a, k in zip(each, named, strict=True)],
+            timeout=timeout,
+            on_death=on_death,
+            retries=retries,
+            non_block=non_block,
+        )
+
+    def call(
+        self,
+        rank: int,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        non_block: bool = False,
+        on_death: Literal["fail", "retry"] | None = None,
+        retries: int = 1,
+        on_timeout: Literal["leave", "restart"] = "leave",
+    ) -> Any:
+        """Call *method* on one rank and return its value; another rank's death does not matter."""
+        self._check_rank("rank", rank)
+        return self._call(
+            Shape.SINGLE,
+            method,
+            [(tuple(args), kwargs or {})],
+            timeout=timeout,
+            on_death=on_death,
+            retries=retries,
+            on_timeout=on_timeout,
+            rank=rank,
+            non_block=non_block,
+        )
+
+    def submit(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+        on_death: Literal["fail", "retry"] | None = None,
+        retries: int = 1,
+    ) -> CallFuture:
+        """Call *method* on whichever rank is idle first: a work queue over independent replicas.
+
+        Returns at once with a future, unless too many calls wait for a rank already.
+        """
+        future: CallFuture = self._call(
+            Shape.POOL,
+            method,
+            [(tuple(args), kwargs or {})],
+            timeout=timeout,
+            on_death=on_death,
+            retries=retries,
+            non_block=True,
+        )
+        return future
+
+    def tell(
+        self,
+        method: str | Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        rank: int | None = None,
+    ) -> None:
+        """Have *method* run on every rank, or on one, and do not wait; errors are logged."""
+        if rank is not None:
+            self._check_rank("rank", rank)
+        future = self._call(
+            Shape.COLLECTIVE if rank is None else Shape.SINGLE,
+            method,
+            [(tuple(args), kwargs or {})],
+            rank=rank,
+            on_death="fail",
+            non_block=True,
+            tell=True,
+        )
+        name = method if isinstance(method, str) else getattr(method, "__name__", "a callable")
+        future.add_done_callback(functools.partial(self._told, name))
+
+    @property
+    def steps(self) -> W:
+        """The step methods, typed as the worker class declares them; each answers one value."""
+        return cast("W", _Steps(self))
+
+    @property
+    def aio(self) -> AsyncExecutor:
+        """The same calls for asyncio."""
+        return AsyncExecutor(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the step method *name* as a method of the executor."""
+        method = self.__dict__.get("_steps", {}).get(name)
+        if method is None:
+            msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(msg)
+        return _step_function(self, method)
+
+    # --- looking ------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self._spec.name
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        return self._layout.world_size
+
+    @property
+    def layout(self) -> Layout:
+        """How they are laid out."""
+        return self._layout
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """How many calls keep the group busy: its stages, or 2 with async outputs and no stages."""
+        if self._layout.pipeline > 1:
+            return self._layout.pipeline
+        return 2 if self._spec.async_output else 1
+
+    @property
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """Every rank: its process, incarnation, epoch, state and device."""
+        return self._view().ranks
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a call with ``non_block=True`` would be accepted without blocking."""
+        return self._inline is not None or self._plane.has_room()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the group has ended for good other than by `close`."""
+        return self._inline is None and self._core.shared.cause is not None
+
+    def status(self) -> Status:
+        """Return how the executor is doing."""
+        view = self._view()
+        counts = {"in_flight": 0, "waiting": 0, "dropped_replies": 0}
+        state = str(view.phase)
+        if self._inline is None:
+            counts = self._plane.counts()
+        else:
+            state = "ended" if self._inline_closed else "serving"
+        return Status(
+            name=self._spec.name,
+            state=state,
+            epoch=view.epoch,
+            world_size=self._layout.world_size,
+            restarts=view.restarts,
+            restarts_in_window=view.restarts_in_window,
+            planned=view.planned,
+            reports=view.reports,
+            **counts,
+        )
+
+    def check_health(self, timeout: float = 10.0) -> None:
+        """Return once every rank's main loop has answered.
+
+        Raises:
+            CallTimeout: naming the ranks that did not within *timeout* seconds.
+            WorkerDied, ExecutorClosed: the group is not there to answer.
+        """
+        for outcome in self.gather(_ping, timeout):
+            outcome.get()
+
+    def register_failure_callback(self, callback: Callable[[ExitReason], None]) -> None:
+        """Run ``callback(reason)`` once, when the group ends for good other than by `close`.
+
+        After the fact it runs at once. Not for the first start: the constructor raises there.
+        """
+        if self._inline is not None:
+            return
+        shared = self._core.shared
+        with shared.changed:
+            if shared.cause is None:
+                shared.failure_callbacks.append(callback)
+                return
+        shared.callbacks.run(callback, shared.cause)
+
+    def events(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Have every event of the group, and what workers emit, handed to *callback*.
+
+        Returns what unsubscribes. Callbacks run one after the other on a thread of their own, where
+        a blocking call raises.
+        """
+        key = next(self._listeners)
+        if self._inline is not None:
+            self._inline_listeners[key] = callback
+            return lambda: self._inline_listeners.pop(key, None) and None
+        shared = self._core.shared
+
+        def unsubscribe() -> None:
+            with shared.changed:
+                shared.listeners.pop(key, None)
+
+        with shared.changed:
+            shared.listeners[key] = callback
+        return unsubscribe
+
+    # --- changing -----------------------------------------------------------------------
+
+    def restart(self, rank: int | None = None, *, timeout: float | None = None) -> None:
+        """Restart *rank* and those its strategy ties to it, or every rank; nothing failed.
+
+        Waits for the calls in flight; new ones wait until the group is whole again.
+
+        Raises:
+            TimeoutError: *timeout* seconds passed before the calls in flight had ended.
+        """
+        if rank is not None:
+            self._check_rank("rank", rank)
+        ranks = frozenset(range(self.world_size) if rank is None else (rank,))
+        self._change(lambda: Planned(ranks=ranks), timeout)
+
+    def resize(
+        self, world_size: int, *, layout: Layout | None = None, timeout: float | None = None
+    ) -> None:
+        """Form the group anew with *world_size* ranks, after the calls in flight.
+
+        Args:
+            world_size: How many.
+            layout: How they are laid out; needed where the executor was built with a layout.
+            timeout: As in `restart`.
+        """
+        check_count("world_size", world_size)
+        if layout is None:
+            if not self._spec.is_plain:
+                raise SpecError("layout", None, "say how the new ranks are laid out")
+            layout = Layout(tensor=world_size)
+        layout.check(world_size)
+        if self._inline is not None and world_size != 1:
+            raise SpecError("world_size", world_size, 'launch="inline" has one rank')
+        DevicePool.of(self._spec.devices, world_size).close()
+        plan = layout
+        self._change(lambda: Planned(size=world_size, layout=plan), timeout)
+        self._layout = layout
+
+    def drain(self, timeout: float | None = None) -> None:
+        """Return once every call in flight has been answered; new ones wait until then.
+
+        Raises:
+            TimeoutError: *timeout* seconds passed first.
+        """
+        self._check_open()
+        if self._inline is not None:
+            return
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        self._check_may_wait("drain")
+        if not self._plane.wait_idle(None if limit is None else time.monotonic() + limit):
+            msg = f"calls are still in flight after {timeout:g} s"
+            raise TimeoutError(msg)
+        self._plane.resume()
+
+    # --- ending -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Stop every rank and give everything back; calls after it raise `ExecutorClosed`.
+
+        Calls in flight may end while the ranks are being asked to stop. Idempotent, from any thread.
+        """
+        if self._inline is not None:
+            self._inline_closed = True
+            self._inline.close()
+            return
+        self._core.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = self.status().state
+        return f"<Executor {self.name!r}: {self.world_size} x {self._spec.worker.__name__}, {state}>"
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _call(
+        self,
+        shape: Shape,
+        method: str | Callable[..., Any],
+        each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        timeout: float | None = None,
+        on_death: str | None = None,
+        retries: int = 1,
+        on_timeout: str = "leave",
+        want: int | None = None,
+        rank: int | None = None,
+        non_block: bool = False,
+        tell: bool = False,
+        decode: Callable[[Call], Any] = Call.result,
+    ) -> Any:
+        if isinstance(method, str):
+            name = method
+            known = self._methods.find(method)
+            for args, kwargs in each:
+                known.check(args, kwargs)
+            if on_death is None:
+                on_death = "retry" if known.declared.idempotent else "fail"
+        elif callable(method):
+            name = getattr(method, "__qualname__", None) or repr(method)
+            if on_death is None:
+                on_death = "fail"
+        else:
+            raise SpecError("method", method, "give a method's name or a callable")
+        terms = terms_of(
+            now=time.monotonic(),
+            timeout=timeout,
+            on_death=on_death,
+            retries=retries,
+            on_timeout=on_timeout,
+            tell=tell,
+        )
+        if self._inline is not None:
+            return self._call_inline(shape, name, method, each[0], want, decode, non_block)
+        self._core.check_process()
+        plane = self._plane
+        if not non_block:
+            self._check_may_wait(name)
+        payloads = [
+            Payload.of(encode((method, args, kwargs), f"the arguments of {name}"))
+            for args, kwargs in each
+        ]
+        call = Call(next(self._seq), name, shape, payloads, terms, want=want, rank=rank)
+        if non_block:
+            plane.submit(call, waits=False)
+            if terms.deadline is not None:
+                self._expire_later(call, terms.deadline)
+            return CallFuture(call, plane, self._core.shared.callbacks, decode)
+        try:
+            plane.submit(call, waits=True)
+            if not plane.wait(call, terms.deadline) and plane.expire(call):
+                self._timed_out(call)
+        except BaseException:
+            plane.cancel(call)  # Ctrl-C: nobody waits for the answer any more
+            raise
+        return decode(call)
+
+    def _call_inline(
+        self,
+        shape: Shape,
+        name: str,
+        method: Any,
+        what: tuple[tuple[Any, ...], Mapping[str, Any]],
+        want: int | None,
+        decode: Callable[[Call], Any],
+        non_block: bool,
+    ) -> Any:
+        self._check_open()
+        assert self._inline is not None
+        future: Future[Any] = Future()
+        try:
+            value = self._inline.run(name, method, *what)
+        except Exception as error:  # noqa: BLE001  # settled below, as from a process
+            if shape is Shape.GATHER:
+                future.set_result([Outcome(0, OutcomeKind.ERROR, error=error)])
+            else:
+                future.set_exception(error)
+        else:
+            aggregate = getattr(decode, "keywords", {}).get("aggregate")
+            if shape is Shape.GATHER:
+                value = [Outcome(0, OutcomeKind.OK, value)]
+            elif shape is Shape.COLLECTIVE and aggregate is not None:
+                value = aggregate([value], 0)
+            elif shape is Shape.COLLECTIVE and want is None:
+                value = [value]
+            future.set_result(value)
+        return future if non_block else future.result()
+
+    def _expire_later(self, call: Call, deadline: float) -> None:
+        def expire() -> None:
+            if self_plane.expire(call):
+                timed_out(call)
+
+        # The timer must not keep a forgotten executor alive: it holds the plane alone.
+        self_plane, timed_out = self._plane, functools.partial(_restart_late, self._core)
+        call.timer = self._core.runtime.hub.call_at(deadline, expire)
+        if call.done:
+            call.timer.cancel()
+
+    def _timed_out(self, call: Call) -> None:
+        _restart_late(self._core, call)
+
+    def _change(self, make: Callable[[], Planned], timeout: float | None) -> None:
+        """Have a planned change carried out while nothing is in flight; tries until it is."""
+        self._check_open()
+        if self._inline is not None:
+            return
+        self._check_may_wait("a planned change")
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        deadline = None if limit is None else time.monotonic() + limit
+        shared = self._core.shared
+        while True:
+            with shared.changed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                settled = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
+                if not shared.changed.wait_for(lambda: shared.view.phase in settled, left):
+                    msg = f"the group is not whole after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
+            self._check_open()
+            if not self._plane.wait_idle(deadline):
+                msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
+                raise TimeoutError(msg)
+            try:
+                plan = make()
+                self._core.tell(plan)
+                while not plan.done.wait(1.0):
+                    if shared.gone.is_set():
+                        break
+            finally:
+                self._plane.resume()
+            if plan.accepted:
+                return
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._inline is not None:
+            if self._inline_closed:
+                from phalanx.supervision import ExecutorClosed  # noqa: PLC0415  # rare
+
+                msg = f"executor {self.name} was closed; build a new one"
+                raise ExecutorClosed(msg)
+            return
+        self._core.check_process()
+        self._plane.check_open()
+
+    def _check_may_wait(self, what: str) -> None:
+        shared = self._core.shared
+        if shared.callbacks.is_current():
+            msg = f"{what}: a callback may not wait for its executor; use non_block=True"
+            raise WouldDeadlock(msg)
+
+    def _check_rank(self, field: str, rank: object) -> None:
+        size = self._layout.world_size
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < size:
+            raise SpecError(field, rank, f"give a rank from 0 to {size - 1}")
+
+    def _view(self) -> GroupView:
+        return self._inline.view() if self._inline is not None else self._core.shared.view
+
+    def _told(self, name: str, future: Future[Any]) -> None:
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None and self._inline is None:
+            self._core.runtime.scribe.log.error(
+                "phalanx.tell_failed", group=self.name, method=name, error=repr(error)
+            )
+
+    def _emitted_inline(self, rank: int, value: Any) -> None:
+        event = Emitted(self.name, rank, 1, 1, value, time.monotonic())
+        for listener in list(self._inline_listeners.values()):
+            listener(event)
+
+
+class _Steps:
+    """The step methods of an executor."""
+
+    def __init__(self, executor: Executor[Any]) -> None:
+        self._executor = executor
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._executor, name)
+
+
+def _step_function(executor: Executor[Any], method: Method) -> Callable[..., Any]:
+    """Return a function that calls the step *method* as it is declared."""
+    layout = executor.layout
+    declared = method.declared
+    reply = declared.reply
+    want = layout.output_rank if reply == "output" else reply if isinstance(reply, int) else None
+    drivers = layout.driver_ranks
+
+    def pick(values: list[Any], _lead: int) -> list[Any]:
+        return [values[rank] for rank in drivers]
+
+    def call(*args: Any, non_block: bool = False, **kwargs: Any) -> Any:
+        return executor.collective_rpc(
+            method.name,
+            declared.timeout,
+            args,
+            kwargs,
+            non_block=non_block,
+            unique_reply_rank=want,
+            aggregate=pick if reply == "driver" else None,
+        )
+
+    call.__name__ = call.__qualname__ = method.name
+    if method.signature is not None:
+        call.__signature__ = method.signature  # type: ignore[attr-defined]  # inspect reads it
+    return call
+
+
+def _restart_late(core: Core, call: Call) -> None:
+    """Have the ranks that did not answer *call* restarted, where it asks for that."""
+    if call.terms.on_timeout != "restart" or not call.wire:
+        return
+    infos = {info.rank: info for info in core.shared.view.ranks}
+    detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
+    for rank in call.missing:
+        if rank in infos:
+            core.tell(Overdue(rank, infos[rank].incarnation, "call", detail))
+
+
+def _ping(_worker: object) -> None:
+    """Answer, from the main loop."""
+
+
+def _layout_of(
+    world_size: int | None, layout: Layout | None, sizes: Mapping[str, int | None]
+) -> tuple[Layout, bool]:
+    """Return the layout, and whether none was asked for."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if world_size is not None:
+        check_count("world_size", world_size)
+    if layout is not None:
+        _check_kind("layout", layout, Layout)
+        if given:
+            raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
+    elif given:
+        layout = Layout(**given)
+    else:
+        return Layout(tensor=1 if world_size is None else world_size), True
+    if world_size is not None:
+        layout.check(world_size)
+    return layout, False
+
+
+def _pickle_keywords(rank: int, keywords: object) -> bytes:
+    from collections.abc import Mapping as AnyMapping  # noqa: PLC0415  # the name is for types here
+
+    if not isinstance(keywords, AnyMapping):
+        raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
+    from phalanx.runtime import encode_by_value  # noqa: PLC0415  # as above
+
+    return encode_by_value(dict(keywords), f"rank_kwargs[{rank}]={keywords!r}")
+
+
+def _check_kind(field: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise SpecError(field, value, f"give a {kind.__name__}")
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SpecError(field, value, f"give one of {', '.join(choices)}")

@@ -1,0 +1,727 @@
+"""The actor that owns a rank group: it hears what happens, has it decided, and does it.
+
+Guarantees: one thread, one thing at a time; every death is classified, reported and settled
+before anything is started in its place; when the group ends for good, by whatever cause, every
+call is settled, everything is given back, the failure callback has fired at most once, and
+whoever waits for the end is woken. An exception in this actor itself ends the group in the same way.
+
+Left to others: what to do (`decide_ranks`), processes (`Members`), calls (`Plane`). Calls do not
+pass through here: they run in their callers' threads.
+"""
+
+from __future__ import annotations
+
+import datetime
+import random
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pykka
+
+from phalanx.runtime import (
+    CallInProgress,
+    CrashReport,
+    DevicePool,
+    ExitEvidence,
+    Frame,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    Kind,
+    Payload,
+    RendezvousStore,
+    WorkerCrashed,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
+    exit_of_process,
+    receive,
+)
+from phalanx.supervision import (
+    NORMAL,
+    Begin,
+    CloseAsked,
+    Decided,
+    End,
+    ExecutorClosed,
+    ExitKind,
+    ExitReason,
+    GroupState,
+    Hold,
+    Phase,
+    RankAction,
+    RankEvent,
+    RankExited,
+    RankReady,
+    ResizeAsked,
+    RestartAsked,
+    Serve,
+    StartFailed,
+    StartRanks,
+    StopRanks,
+    WaitOver,
+    WaitUntil,
+    WorkerDied,
+    decide_ranks,
+    new_group,
+)
+
+from .callbacks import Callbacks
+from .layout import Layout
+from .members import Members
+from .notices import (
+    BackOffOver,
+    Close,
+    Emitted,
+    NotStarted,
+    Overdue,
+    Planned,
+    ProcessGone,
+    RankSaid,
+    Started,
+    StopOverdue,
+    StreamEnded,
+)
+from .plane import Plane
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import RemoteFailure, Runtime
+
+    from .calls import Call
+    from .members import Member
+    from .plane import Progress
+    from .spec import ExecutorSpec
+
+_LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
+_KEPT_REPORTS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank, as `Executor.ranks` shows it.
+
+    Attributes:
+        pid: Its process, or None where it has none just now.
+        state: ``"starting"``, ``"up"``, ``"stopping"`` or ``"down"``.
+    """
+
+    rank: int
+    pid: int | None
+    incarnation: int
+    epoch: int
+    state: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A group at one moment; replaced as a whole whenever it changes.
+
+    Attributes:
+        phase: What it is doing; ``serving`` when it takes calls.
+        restarts: Deaths that led to a restart, in all.
+        restarts_in_window: How many of those count against the intensity just now.
+        planned: Planned restarts and resizes; they count as no failure.
+    """
+
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    ranks: tuple[RankInfo, ...] = ()
+    restarts: int = 0
+    restarts_in_window: int = 0
+    planned: int = 0
+    reports: tuple[CrashReport, ...] = ()
+
+
+@dataclass(slots=True)
+class Shared:
+    """What an executor's actor shares with its users' threads.
+
+    Attributes:
+        ready: Set once the group has served for the first time, or has ended.
+        gone: Set once everything has been given back.
+        start_error: Why the group never came up.
+        cause: Why the group ended by itself; None where it was closed or lives.
+    """
+
+    plane: Plane
+    callbacks: Callbacks
+    view: GroupView = field(default_factory=GroupView)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    ready: threading.Event = field(default_factory=threading.Event)
+    gone: threading.Event = field(default_factory=threading.Event)
+    listeners: dict[int, Callable[[Any], None]] = field(
+        default_factory=dict[int, "Callable[[Any], None]"]
+    )
+    failure_callbacks: list[Callable[[ExitReason], None]] = field(
+        default_factory=list["Callable[[ExitReason], None]"]
+    )
+    start_error: BaseException | None = None
+    cause: ExitReason | None = None
+    closing: bool = False
+
+
+class ExecutorActor(pykka.ThreadingActor):
+    """See the module's docstring. Started by `Executor`, told `Notice` values."""
+
+    use_daemon_thread = True  # a program that ends without close() must end
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime,
+        release_runtime: Callable[[], None],
+        on_end: Callable[[ExitReason], None] | None,
+    ) -> None:
+        super().__init__()
+        self._spec = spec
+        self._runtime = runtime
+        self._release_runtime = release_runtime
+        self._on_end = on_end
+        self._layout = spec.layout
+        self._state: GroupState = new_group(
+            spec.strategy,
+            spec.intensity.window(),
+            spec.world_size,
+            restart=spec.restart,
+            backoff=spec.backoff,
+        )
+        self._devices = DevicePool.of(spec.devices, spec.world_size)
+        self._members = Members(spec, runtime, self._devices, self._tell)
+        self._store = RendezvousStore(
+            runtime.hub, partial(runtime.launcher, spec.preload), group=spec.name
+        )
+        self._rendezvous: Any = None
+        self._planned: Planned | None = None
+        self._down_at = time.monotonic()
+        self._restarts = 0
+        self._planned_count = 0
+        self._reports: list[CrashReport] = []
+        self._last_report: CrashReport | None = None
+        self._ending = False
+        plane = Plane(
+            runtime.hub,
+            spec.world_size,
+            depth=spec.queue_depth,
+            on_end=lambda rank, incarnation: self._tell(StreamEnded(rank, incarnation)),
+        )
+        self.shared = Shared(plane, Callbacks(self._report_callback))
+        self._plane = plane
+
+    # --- hearing ------------------------------------------------------------------------
+
+    def _tell(self, notice: object) -> None:
+        # The actor may have ended meanwhile: then nobody is left who would care.
+        with suppress(pykka.ActorDeadError):
+            self.actor_ref.tell(notice)
+
+    def on_receive(self, message: Any) -> None:
+        """Act on one notice; whatever goes wrong here ends the group, never silently."""
+        try:
+            self._hear(message)
+        except BaseException as error:  # noqa: BLE001  # SystemExit too: Pykka would stop all actors
+            self._fail(error)
+
+    def _hear(self, notice: Any) -> None:
+        if self._ending:
+            if isinstance(notice, Planned):
+                notice.done.set()
+            elif isinstance(notice, RankSaid):
+                notice.frame.drop()
+            return
+        match notice:
+            case Started():
+                self._act(Begin(time.monotonic()))
+            case RankSaid():
+                self._said(notice)
+            case ProcessGone(rank, incarnation):
+                member = self._members.find(rank, incarnation)
+                if member is not None:
+                    self._gone(member)
+            case StreamEnded(rank, incarnation):
+                member = self._members.find(rank, incarnation)
+                if member is not None:
+                    self._members.expect_exit(member, _LAST_BREATH)
+            case Overdue():
+                self._overdue(notice)
+            case StopOverdue():
+                member = self._members.find(notice.rank, notice.incarnation)
+                if member is not None:
+                    self._members.escalate(member, notice)
+            case NotStarted(ranks, reason):
+                now = time.monotonic()
+                jitter = random.random()  # noqa: S311  # as above
+                for rank, incarnation in ranks:
+                    self._act(RankExited(rank, incarnation, reason, now, jitter))
+            case BackOffOver():
+                self._act(WaitOver(time.monotonic()))
+            case Planned():
+                self._plan(notice)
+            case Close(reason):
+                self._finish_plan(accepted=False)
+                self._act(CloseAsked(reason, time.monotonic()))
+            case _:
+                pass  # an actor may be told anything; only notices mean something here
+
+    def _said(self, notice: RankSaid) -> None:
+        member = self._members.find(notice.rank, notice.incarnation)
+        frame = notice.frame
+        if member is None or frame.incarnation != member.incarnation:
+            frame.drop()
+            return
+        if frame.kind == Kind.READY:
+            self._ready(member)
+        elif frame.kind == Kind.EVENT:
+            self._emitted(member, frame)
+        elif frame.kind in (Kind.START_FAILED, Kind.LAST_WORDS):
+            member.failure = frame.value()
+        else:
+            frame.drop()
+
+    def _ready(self, member: Member) -> None:
+        try:
+            greeting: object = receive(member.data)
+        except OSError as error:
+            greeting = error
+        if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
+            member.hung = f"its call socket is broken: {greeting!r}"
+            self._members.kill(member)
+            return
+        member.ready = True
+        member.seated = True
+        self._plane.join(member.rank, member.incarnation, member.data, member.board)
+        now = time.monotonic()
+        self._publish(WorkerReady(**_who(member), took=now - member.started_at, at=now))
+        self._act(RankReady(member.rank, member.incarnation, now))
+
+    def _emitted(self, member: Member, frame: Frame) -> None:
+        try:
+            value = frame.value()
+        except Exception as error:  # noqa: BLE001  # a type this process does not know
+            value = error
+        self._deliver(
+            Emitted(
+                self._spec.name,
+                member.rank,
+                member.incarnation,
+                member.epoch,
+                value,
+                time.monotonic(),
+            )
+        )
+
+    def _overdue(self, notice: Overdue) -> None:
+        member = self._members.find(notice.rank, notice.incarnation)
+        if member is None or (notice.what == "start" and member.ready):
+            return
+        match notice.what:
+            case "start":
+                limit = self._spec.start_timeout
+                member.hung = f"its start took longer than start_timeout={limit:g} s"
+            case "stream":
+                member.hung = "it closed its call socket and lived on"
+            case "call":
+                member.hung = notice.detail
+        self._members.kill(member)
+
+    # --- deaths -------------------------------------------------------------------------
+
+    def _gone(self, member: Member) -> None:
+        process = member.process
+        assert process is not None
+        status = process.status
+        assert status is not None
+        now = time.monotonic()
+        detail = ""
+        if member.failure is not None:
+            detail = f"{member.failure.type_name}: {member.failure.message}"
+        reason = exit_of_process(
+            status.code,
+            status.signal,
+            asked=member.asked and not member.hung,
+            unresponsive=bool(member.hung),
+            detail=member.hung or detail,
+        )
+        if not member.ready and not member.asked and not reason.is_failure:
+            # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
+            reason = replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
+        event = WorkerExited(**_who(member), reason=reason, ran_for=now - member.started_at, at=now)
+        progress = self._plane.progress(member.rank, member.incarnation)
+        jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
+        self._state, actions = decide_ranks(
+            self._state, RankExited(member.rank, member.incarnation, reason, now, jitter)
+        )
+        self._publish(event)
+        decided = next((a.text for a in actions if isinstance(a, Decided)), None)
+        if decided is None:
+            self._plane.lose({member.rank: member.incarnation}, None, self._stopped)
+        else:
+            self._settle_death(member, reason, progress, decided, actions)
+        self._plane.leave(member.rank, member.incarnation)
+        self._members.bury(member)
+        self._perform(actions)
+
+    def _settle_death(
+        self,
+        member: Member,
+        reason: ExitReason,
+        progress: Progress,
+        decided: str,
+        actions: tuple[RankAction, ...],
+    ) -> None:
+        """Report an unasked death, and settle or re-send what it cut short."""
+        now = time.monotonic()
+        if self._state.phase is not Phase.CLOSING and self._state.phase is not Phase.ENDED:
+            self._restarts += 1
+            self._down_at = now
+        report = self._report(member, reason, progress, decided, now)
+        self._last_report = report
+        self._reports = [*self._reports[-_KEPT_REPORTS:], report]
+        message = f"rank {member.rank} (pid {report.pid}) died: {reason}; {decided}"
+        lost = {member.rank: member.incarnation}
+        for action in actions:
+            if isinstance(action, StopRanks):
+                for rank in action.ranks:
+                    other = next((m for m in self._members.current() if m.rank == rank), None)
+                    if other is not None:
+                        lost[rank] = other.incarnation
+        if any(isinstance(action, StopRanks) and not action.hurry for action in actions):
+            lost = {member.rank: member.incarnation}  # the others may finish what they have
+
+        def died(call: Call) -> BaseException:
+            return WorkerDied(f"{call.name}: {message}", call.reports or (report,))
+
+        self._plane.lose(lost, report, died)
+        if self._state.served_at is None and self.shared.start_error is None:
+            self.shared.start_error = _start_error(member, reason, report)
+        self._publish(WorkerCrashed(report=report, at=now))
+        self._publish(
+            GroupDown(group=self._spec.name, epoch=self._state.epoch, cause=message, at=now)
+        )
+        if self._spec.report_dir is not None:
+            # On the callback thread: it waits for the disk.
+            self.shared.callbacks.run(self._write, report)
+
+    def _stopped(self, call: Call) -> BaseException:
+        """Return the error of a call that a rank had begun and, told to stop, did not end."""
+        message = f"{call.name}: a rank was stopped before it had answered"
+        if self.shared.closing or self._last_report is None:
+            return ExecutorClosed(message)
+        return WorkerDied(message, call.reports or (self._last_report,))
+
+    def _report(
+        self, member: Member, reason: ExitReason, progress: Progress, decided: str, now: float
+    ) -> CrashReport:
+        assert member.process is not None
+        status = member.process.status
+        last = self._members.last_lines(member)
+        call = None
+        if progress.method is not None and progress.call is not None:
+            call = CallInProgress(
+                method=progress.method, call_id=progress.call, running_for=progress.running
+            )
+        words = last.last_words or (member.failure.trace if member.failure is not None else "")
+        evidence = ExitEvidence()
+        if status is not None:
+            evidence = ExitEvidence(
+                code=status.code,
+                signal=status.signal,
+                core_dumped=status.core_dumped,
+                oom=status.oom,
+            )
+        return CrashReport.of(
+            member.labels,
+            reason,
+            at=datetime.datetime.now(datetime.UTC).isoformat(),
+            at_monotonic=now,
+            ran_for=now - member.started_at,
+            call=call,
+            logs=last.logs,
+            stdout=last.stdout,
+            stderr=last.stderr,
+            last_words=words,
+            evidence=evidence,
+            decision=decided,
+        )
+
+    def _write(self, report: CrashReport) -> None:
+        assert self._spec.report_dir is not None
+        self._publish(report.write(self._spec.report_dir))
+
+    # --- planned changes ----------------------------------------------------------------
+
+    def _plan(self, plan: Planned) -> None:
+        if self._state.phase is not Phase.SERVING or self._planned is not None:
+            plan.done.set()
+            return
+        plan.accepted = True
+        self._planned = plan
+        self._planned_count += 1
+        self._down_at = now = time.monotonic()
+        if plan.size is not None:
+            assert plan.layout is not None
+            self._layout = plan.layout
+            self._act(ResizeAsked(plan.size, now))
+        else:
+            self._act(RestartAsked(plan.ranks, now))
+
+    def _finish_plan(self, *, accepted: bool) -> None:
+        plan, self._planned = self._planned, None
+        if plan is not None:
+            plan.accepted = accepted
+            plan.done.set()
+
+    # --- doing --------------------------------------------------------------------------
+
+    def _act(self, event: RankEvent) -> None:
+        self._state, actions = decide_ranks(self._state, event)
+        self._perform(actions)
+
+    def _perform(self, actions: tuple[RankAction, ...]) -> None:
+        for action in actions:
+            match action:
+                case StartRanks():
+                    self._start(action)
+                case StopRanks(ranks, hurry):
+                    self._stop_ranks(ranks, hurry=hurry)
+                case Hold():
+                    self._plane.hold()
+                case Serve(epoch):
+                    self._serve(epoch)
+                case WaitUntil(at):
+                    self._runtime.hub.call_at(at, lambda: self._tell(BackOffOver()))
+                case Decided():
+                    pass  # it is in the report
+                case End(reason):
+                    self._end(reason)
+        if not self._ending:
+            self._show()
+
+    def _start(self, action: StartRanks) -> None:
+        self._plane.resize(action.size)
+        try:
+            if self._rendezvous is None or self._rendezvous.epoch != action.epoch:
+                self._rendezvous = self._store.open(action.epoch)
+            members = self._members.start(
+                action.epoch,
+                self._layout,
+                not self._spec.is_plain,
+                action.ranks,
+                self._rendezvous,
+            )
+        except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
+            if self.shared.start_error is None and self._state.served_at is None:
+                self.shared.start_error = error
+            detail = f"it could not be started: {type(error).__name__}: {error}"
+            self._runtime.scribe.log.error("phalanx.start_failed", group=self._spec.name, why=detail)
+            # Through the mailbox, as any exit: a retry that fails again must not nest.
+            self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
+            return
+        for member in members:
+            device = member.lease.device
+            at = member.started_at
+            self._publish(WorkerStarted(**_who(member), device=device, at=at))
+
+    def _stop_ranks(self, ranks: tuple[int, ...], *, hurry: bool) -> None:
+        for member in self._members.current():
+            if member.rank not in ranks:
+                continue
+            if not hurry and member.seated:
+                stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
+                self._plane.stop_rank(member.rank, member.incarnation, stop)
+                self._members.ask_to_stop(member, hurry=False)
+            else:
+                # It is still in its start, where it hears no message, or its group is broken.
+                self._members.ask_to_stop(member, hurry=True)
+
+    def _serve(self, epoch: int) -> None:
+        now = time.monotonic()
+        self._plane.open(epoch)
+        self._publish(
+            GroupUp(
+                group=self._spec.name,
+                epoch=epoch,
+                world_size=self._layout.world_size,
+                took=now - self._down_at,
+                at=now,
+            )
+        )
+        self._show()
+        if self._planned is not None:
+            self._finish_plan(accepted=True)
+        self.shared.ready.set()
+
+    # --- the end ------------------------------------------------------------------------
+
+    def _end(self, reason: ExitReason) -> None:
+        """Give everything back; runs once, last."""
+        self._ending = True
+        shared = self.shared
+        name = self._spec.name
+        if not shared.closing:
+            shared.cause = reason
+        story = self._last_report
+        if shared.closing:
+            message = f"executor {name} was closed"
+        else:
+            message = f"executor {name} has ended: {reason}"
+
+        def settle(call: Call) -> BaseException:
+            if shared.closing or story is None:
+                return ExecutorClosed(f"{call.name}: {message} before it was answered")
+            return WorkerDied(f"{call.name}: {message}", (*call.reports, story))
+
+        def refuse() -> BaseException:
+            error = ExecutorClosed(f"{message}; build a new one")
+            if not shared.closing and story is not None:
+                error.__cause__ = WorkerDied(message, (story,))
+            return error
+
+        self._plane.end(settle, refuse)
+        self._finish_plan(accepted=False)
+        for member in self._members.current():
+            member.asked = True
+            self._members.kill(member)
+            self._plane.leave(member.rank, member.incarnation)
+            self._members.bury(member)
+        self._show()
+        self._publish(
+            GroupEnded(
+                group=name,
+                epoch=self._state.epoch,
+                cause="" if shared.closing else str(reason),
+                at=time.monotonic(),
+            )
+        )
+        if not shared.closing and self._state.served_at is not None:
+            with shared.changed:
+                callbacks, shared.failure_callbacks = shared.failure_callbacks, []
+            for callback in callbacks:
+                shared.callbacks.run(callback, reason)
+        shared.ready.set()
+        if self._on_end is not None:
+            self._on_end(NORMAL if shared.closing and not reason.is_failure else reason)
+        for give_back in (
+            self._store.close,
+            self._devices.close,
+            self._plane.close,
+            partial(shared.callbacks.close, 5.0),
+            self._release_runtime,
+        ):
+            try:
+                give_back()
+            except Exception as error:  # noqa: BLE001  # the rest must still be given back
+                self._complain(error)
+        self.stop()
+        shared.gone.set()
+
+    def _fail(self, error: BaseException) -> None:
+        """End the group after an exception of our own."""
+        self._complain(error)
+        if self._ending:
+            self.shared.ready.set()
+            self.shared.gone.set()
+            self.stop()
+            return
+        reason = ExitReason(ExitKind.CRASH, f"the executor itself: {type(error).__name__}: {error}")
+        if not self.shared.ready.is_set():
+            self.shared.start_error = error
+        try:
+            self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
+            self._end(reason)
+        except BaseException as second:  # noqa: BLE001  # nothing is left to try
+            self._complain(second)
+            self.shared.ready.set()
+            self.shared.gone.set()
+            self.stop()
+
+    def _complain(self, error: BaseException) -> None:
+        import traceback  # noqa: PLC0415  # only on the worst of days
+
+        text = "".join(traceback.format_exception(error))
+        with suppress(Exception):
+            self._runtime.scribe.log.error(
+                "phalanx.executor_failed", group=self._spec.name, trace=text
+            )
+
+    # --- telling ------------------------------------------------------------------------
+
+    def _show(self) -> None:
+        """Publish what the group looks like now."""
+        members = {member.rank: member for member in self._members.current()}
+        ranks: list[RankInfo] = []
+        for rank in self._state.ranks:
+            member = members.get(rank.number)
+            current = member is not None and member.incarnation == rank.incarnation
+            ranks.append(
+                RankInfo(
+                    rank.number,
+                    member.labels.pid if member is not None and current else None,
+                    rank.incarnation,
+                    self._state.epoch,
+                    str(rank.state),
+                    member.lease.device if member is not None and current else "",
+                )
+            )
+        shared = self.shared
+        with shared.changed:
+            shared.view = GroupView(
+                phase=self._state.phase,
+                epoch=self._state.epoch,
+                ranks=tuple(ranks),
+                restarts=self._restarts,
+                restarts_in_window=len(self._state.window.spent),
+                planned=self._planned_count,
+                reports=tuple(self._reports),
+            )
+            shared.changed.notify_all()
+
+    def _publish(self, event: Any) -> None:
+        self._runtime.scribe.emit(event)
+        self._deliver(event)
+
+    def _deliver(self, event: Any) -> None:
+        with self.shared.changed:
+            listeners = list(self.shared.listeners.values())
+        for listener in listeners:
+            self.shared.callbacks.run(listener, event)
+
+    def _report_callback(self, error: BaseException) -> None:
+        with suppress(Exception):
+            self._runtime.scribe.log.error(
+                "phalanx.callback_failed", group=self._spec.name, error=repr(error), exc_info=error
+            )
+
+
+def _who(member: Member) -> dict[str, Any]:
+    return {
+        "child": member.labels.child,
+        "group": member.labels.group,
+        "rank": member.rank,
+        "incarnation": member.incarnation,
+        "epoch": member.epoch,
+        "pid": member.labels.pid or None,
+    }
+
+
+def _start_error(member: Member, reason: ExitReason, report: CrashReport) -> BaseException:
+    """Return what the constructor raises: the worker's own exception where there is one."""
+    where = f"raised in the start of rank {member.rank} (pid {report.pid})"
+    failure: RemoteFailure | None = member.failure
+    if failure is not None and failure.type_name != "SystemExit":
+        error = failure.revive()
+        if isinstance(error, Exception):
+            error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
+            return error
+    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
+    tail = (report.last_words or report.stderr).strip()
+    return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
+
+
+__all__ = ["ExecutorActor", "GroupView", "Layout", "RankInfo", "Shared"]

@@ -1,0 +1,103 @@
+"""One rank in the caller's own thread and process, for debuggers and `breakpoint()`.
+
+Guarantees: arguments and results travel through the same encoding as between processes, so what
+works inline works in a worker; errors look the same. There is no process to kill and no
+supervision: an exception of the start is raised as it is.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import (
+    AsyncOutput,
+    DevicePool,
+    LogChannel,
+    WorkerLabels,
+    decode,
+    encode,
+    worker_logger,
+)
+from phalanx.supervision import SHUTDOWN
+
+from .context import WorkerContext
+from .executor_actor import GroupView, RankInfo
+from .hosting import Seed, WorkerHost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .spec import ExecutorSpec
+
+
+class InlineRank:
+    """Rank 0 of 1, here and now."""
+
+    def __init__(self, spec: ExecutorSpec, listener: Callable[[int, Any], None]) -> None:
+        labels = WorkerLabels(
+            child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
+        )
+        pool = DevicePool.of(spec.devices, 1)
+        self._pool, self._lease = pool, pool.acquire(0)
+        # Records go to the driver's stderr: no scribe drains a worker that is the driver.
+        self._channel = LogChannel.to_stderr(where=labels.child)
+        context = WorkerContext(
+            group=spec.name,
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            layout=spec.layout,
+            coordinates={},
+            device=self._lease.device,
+            epoch=1,
+            incarnation=1,
+            rendezvous=None,
+            log=worker_logger(self._channel, labels),
+            _listener=listener,
+        )
+        seed = Seed(
+            factory=spec.factory,
+            keywords=spec.keywords[0],
+            labels=labels,
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            layout=spec.layout,
+            coordinates={},
+            device=self._lease.device,
+            rendezvous=None,
+        )
+        self._host = WorkerHost(seed, context)
+        self._host.start()
+        self._open = True
+
+    def run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one call and return its value."""
+        method, args, kwargs = _travel((method, args, kwargs), f"the arguments of {name}")
+        try:
+            value = self._host.invoke(method, args, kwargs)
+            if isinstance(value, AsyncOutput):
+                value = value.get_output()
+        except Exception as error:
+            error.add_note(f"raised by rank 0 in {name} (inline)")
+            raise
+        return _travel(value, f"the reply of {name}")
+
+    def view(self) -> GroupView:
+        """Return what the group looks like."""
+        info = RankInfo(0, os.getpid(), 1, 1, "up" if self._open else "down", self._lease.device)
+        return GroupView(epoch=1, ranks=(info,))
+
+    def close(self) -> None:
+        """Stop the worker."""
+        if self._open:
+            self._open = False
+            self._host.stop(SHUTDOWN)
+            self._pool.close()
+            self._channel.close()
+
+
+def _travel(value: Any, what: str) -> Any:
+    encoded = encode(value, what)
+    return decode(encoded.body, [memoryview(bytearray(view)) for view in encoded.buffers])

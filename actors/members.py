@@ -1,0 +1,375 @@
+"""The processes of one rank group: started together, stopped together, buried one by one.
+
+Guarantees: everything a rank holds in the driver (sockets, pages, output, lease, process) is made
+in `start`, belongs to one incarnation, and is given back in `bury`, also where the start failed
+half-way; a rank is buried only when its whole process tree is gone and its device is free.
+
+Left to others: what to start and stop (`decide_ranks`), what became of calls (`plane`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from select import EPOLLIN
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import (
+    Board,
+    Boot,
+    Frame,
+    Kind,
+    LaunchSpec,
+    Payload,
+    WorkerLabels,
+    ledger,
+    receive,
+    rendezvous_environment,
+    send,
+)
+
+from .hosting import Seed, host_worker
+from .notices import Overdue, ProcessGone, RankSaid, StopOverdue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from phalanx.runtime import (
+        DevicePool,
+        Lease,
+        Process,
+        RemoteFailure,
+        Rendezvous,
+        Runtime,
+        Timer,
+        Watch,
+        WorkerOutput,
+    )
+
+    from .layout import Layout
+    from .notices import Notice
+    from .spec import ExecutorSpec
+
+_BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of one rank, as the driver holds it.
+
+    Attributes:
+        asked: A stop was asked for, so its exit is no failure.
+        hung: Why it is being killed for hanging; empty otherwise.
+        failure: The exception of its start, or the one that ended it, once it has told.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    labels: WorkerLabels
+    data: socket.socket
+    control: socket.socket
+    board: Board
+    output: WorkerOutput
+    lease: Lease
+    started_at: float
+    process: Process | None = None
+    watch: Watch | None = None
+    seated: bool = False
+    ready: bool = False
+    asked: bool = False
+    hung: str = ""
+    failure: RemoteFailure | None = None
+    timers: list[Timer] = field(default_factory=list["Timer"])
+
+
+class Members:
+    """Starts and stops the ranks of one group."""
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime,
+        devices: DevicePool,
+        tell: Callable[[Notice], None],
+    ) -> None:
+        self._spec = spec
+        self._runtime = runtime
+        self._devices = devices
+        self._tell = tell
+        self._members: dict[int, Member] = {}
+
+    def find(self, rank: int, incarnation: int) -> Member | None:
+        """Return that incarnation if it is the current one."""
+        member = self._members.get(rank)
+        return member if member is not None and member.incarnation == incarnation else None
+
+    def current(self) -> list[Member]:
+        """Return who is there, by rank."""
+        return [self._members[rank] for rank in sorted(self._members)]
+
+    def start(
+        self,
+        epoch: int,
+        layout: Layout,
+        coordinates: bool,
+        ranks: Iterable[tuple[int, int]],
+        rendezvous: Rendezvous | None,
+    ) -> list[Member]:
+        """Start these (rank, incarnation) together; return them once all have a process.
+
+        Raises:
+            PhalanxError, OSError: one could not be started; then none of them is left.
+        """
+        spec = self._spec
+        made: list[Member] = []
+        launches: list[LaunchSpec] = []
+        child_ends: list[socket.socket] = []
+        try:
+            for rank, incarnation in ranks:
+                member, ends = self._prepare(epoch, layout, coordinates, rank, incarnation)
+                made.append(member)
+                self._members[rank] = member
+                child_ends += ends
+                launches.append(self._launch_spec(member, ends, layout, rendezvous))
+            launcher = self._runtime.launcher(spec.preload)
+            gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
+            processes = launcher.launch_many(
+                launches,
+                on_exit=lambda process: self._gone(gone[process.label]),
+                deadline=time.monotonic() + spec.start_timeout,
+            )
+        except BaseException:
+            for member in made:
+                member.asked = True
+                self.bury(member)
+            raise
+        finally:
+            for end in child_ends:
+                end.close()
+            for member in made:
+                member.output.close_child_ends()
+        for member, process in zip(made, processes, strict=True):
+            member.process = process
+            member.labels = _with_pid(member.labels, process.pid)
+            member.output.label(pid=process.pid)
+            member.watch = self._runtime.hub.watch(
+                member.control.fileno(), EPOLLIN, partial(self._hear, member)
+            )
+            overdue = Overdue(member.rank, member.incarnation, "start")
+            self._after(member, spec.start_timeout, overdue)
+        return made
+
+    def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
+        """Begin to stop *member*; what follows comes as notices."""
+        if member.asked or member.process is None:
+            return
+        member.asked = True
+        stop = self._spec.stop
+        if hurry:
+            if stop.hurry > 0:
+                member.process.send_signal(signal.SIGTERM)
+                self._stage(member, "kill", stop.hurry)
+            else:
+                self.kill(member)
+        else:
+            self._stage(member, "terminate", stop.ask)
+
+    def escalate(self, member: Member, notice: StopOverdue) -> None:
+        """Go one stage further with a member that has not stopped."""
+        if member.process is None:
+            return
+        if notice.stage == "terminate":
+            member.process.send_signal(signal.SIGTERM)
+            # A stopped process takes no SIGTERM; SIGCONT lets it.
+            member.process.send_signal(signal.SIGCONT)
+            self._stage(member, "kill", self._spec.stop.terminate)
+        else:
+            self.kill(member)
+
+    def kill(self, member: Member) -> None:
+        """Kill *member* now; its exit is told like any other."""
+        if member.process is not None:
+            member.process.send_signal(signal.SIGKILL)
+
+    def bury(self, member: Member) -> None:
+        """Give back what *member* holds; kills what is left of its process tree first."""
+        if self._members.get(member.rank) is member:
+            del self._members[member.rank]
+        for timer in member.timers:
+            timer.cancel()
+        if member.watch is not None:
+            member.watch.cancel()
+        deadline = time.monotonic() + _BURIAL
+        if member.process is not None:
+            member.process.kill_tree(deadline)
+            member.process.close()
+        self._devices.release(member.lease, deadline)
+        _shut(member.control)
+        if not member.seated:
+            _shut(member.data)
+            member.board.close()
+        member.output.close()
+
+    def last_lines(self, member: Member) -> Any:
+        """Return what *member* wrote last, once that has been read."""
+        with contextlib.suppress(OSError):
+            member.output.drain(time.monotonic() + _LAST_LINES)
+        return member.output.tail()
+
+    # --- starting -----------------------------------------------------------------------
+
+    def _prepare(
+        self, epoch: int, layout: Layout, coordinates: bool, rank: int, incarnation: int
+    ) -> tuple[Member, list[socket.socket]]:
+        spec = self._spec
+        place = layout.coordinates(rank) if coordinates else {}
+        lease = self._devices.acquire(rank)
+        with contextlib.ExitStack() as made:
+            made.callback(self._devices.release, lease, time.monotonic())
+            labels = WorkerLabels(
+                child=f"{spec.name}/{rank}",
+                group=spec.name,
+                rank=rank,
+                incarnation=incarnation,
+                epoch=epoch,
+                coordinates=",".join(f"{name}={at}" for name, at in place.items()),
+                device=lease.device,
+            )
+            data, data_end = _pair(made)
+            control, control_end = _pair(made)
+            board = Board.create()
+            made.callback(board.close)
+            output = self._runtime.scribe.open_worker(labels)
+            made.callback(output.close)
+            hello = Payload.of(None).packet(Kind.HELLO, epoch=epoch, call_id=0)
+            send(data, hello, None)
+            control.setblocking(False)
+            made.pop_all()
+        member = Member(
+            rank=rank,
+            incarnation=incarnation,
+            epoch=epoch,
+            labels=labels,
+            data=data,
+            control=control,
+            board=board,
+            output=output,
+            lease=lease,
+            started_at=time.monotonic(),
+        )
+        return member, [data_end, control_end]
+
+    def _launch_spec(
+        self,
+        member: Member,
+        ends: list[socket.socket],
+        layout: Layout,
+        rendezvous: Rendezvous | None,
+    ) -> LaunchSpec:
+        spec = self._spec
+        rank = member.rank
+        size = layout.world_size
+        seed = Seed(
+            factory=spec.factory,
+            keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
+            labels=member.labels,
+            rank=rank,
+            local_rank=rank,
+            world_size=size,
+            layout=layout,
+            coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
+            device=member.lease.device,
+            rendezvous=rendezvous,
+        )
+        boot = Boot(rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
+        env = {"OMP_NUM_THREADS": "1", **os.environ}
+        if rendezvous is not None:
+            env |= rendezvous_environment(rendezvous, rank, rank, size)
+        env |= member.lease.environment
+        env |= spec.env
+        if rank < len(spec.rank_env):
+            env |= spec.rank_env[rank]
+        where = f" {member.labels.coordinates}" if member.labels.coordinates else ""
+        return LaunchSpec(
+            entry="phalanx.runtime.worker_main:main",
+            payload=pickle.dumps(boot),
+            fds={
+                "data": ends[0].fileno(),
+                "control": ends[1].fileno(),
+                "board": member.board.fd,
+                **member.output.child_fds(),
+            },
+            label=f"{spec.name}/{rank}#{member.incarnation}",
+            title=f"phalanx: {spec.name} rank {rank}/{size}{where} #{member.incarnation}",
+            env=env,
+            stdout=member.output.stdout,
+            stderr=member.output.stderr,
+            method="exec" if spec.launch == "exec" else "zygote",
+        )
+
+    # --- hearing ------------------------------------------------------------------------
+
+    def _gone(self, member: Member) -> None:
+        self._tell(ProcessGone(member.rank, member.incarnation))
+
+    def _hear(self, member: Member, _events: int) -> None:
+        """Pass on what *member* says; runs on the hub's thread."""
+        frames, ended = read_control(member.control)
+        for frame in frames:
+            self._tell(RankSaid(member.rank, member.incarnation, frame))
+        if ended and member.watch is not None:
+            member.watch.cancel()
+
+    def _after(self, member: Member, seconds: float, notice: Notice) -> None:
+        at = time.monotonic() + seconds
+        member.timers.append(self._runtime.hub.call_at(at, partial(self._tell, notice)))
+
+    def _stage(self, member: Member, stage: Any, seconds: float) -> None:
+        self._after(member, seconds, StopOverdue(member.rank, member.incarnation, stage))
+
+    def expect_exit(self, member: Member, seconds: float) -> None:
+        """Have it told if *member*, whose stream has ended, is still alive after *seconds*."""
+        self._after(member, seconds, Overdue(member.rank, member.incarnation, "stream"))
+
+
+def read_control(control: socket.socket) -> tuple[list[Frame], bool]:
+    """Return what has arrived on *control*, and whether it has ended."""
+    frames: list[Frame] = []
+    while True:
+        try:
+            frame = receive(control)
+        except BlockingIOError:
+            return frames, False
+        except ConnectionResetError:
+            continue
+        except OSError:
+            return frames, True
+        if isinstance(frame, Frame):
+            frames.append(frame)
+        elif frame is not None:
+            return frames, True
+
+
+def _pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ledger.own(ours.fileno())
+    made.callback(_shut, ours)
+    made.callback(theirs.close)
+    return ours, theirs
+
+
+def _shut(sock: socket.socket) -> None:
+    ledger.disown(sock.fileno())
+    sock.close()
+
+
+def _with_pid(labels: WorkerLabels, pid: int) -> WorkerLabels:
+    return WorkerLabels(**{**labels.as_dict(), "pid": pid})

@@ -1,0 +1,131 @@
+"""What an executor's actor is told: by the hub, by the plane, by its users.
+
+Guarantees: what concerns a rank names its incarnation, so that news of an earlier one is void.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from phalanx.runtime import Frame
+    from phalanx.supervision import ExitReason
+
+    from .layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessGone:
+    """A rank's process has ended; its `Process` holds the status."""
+
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """A rank sent something beside its answers."""
+
+    rank: int
+    incarnation: int
+    frame: Frame
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnded:
+    """A rank's call socket has ended: it is dying, or it closed its descriptors."""
+
+    rank: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A rank has had its time: to start, to say good-bye after its socket ended, to answer."""
+
+    rank: int
+    incarnation: int
+    what: Literal["start", "stream", "call"]
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StopOverdue:
+    """A rank that was asked to stop has not; the next stage follows."""
+
+    rank: int
+    incarnation: int
+    stage: Literal["terminate", "kill"]
+
+
+@dataclass(frozen=True, slots=True)
+class NotStarted:
+    """These (rank, incarnation) never got a process."""
+
+    ranks: tuple[tuple[int, int], ...]
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class BackOffOver:
+    """The back-off before a restart has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The executor is to start its group."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """A planned restart or resize; nothing is in flight.
+
+    Attributes:
+        done: Set once the group is whole again, has ended, or the request came too late.
+        accepted: Whether it was carried out.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    size: int | None = None
+    layout: Layout | None = None
+    accepted: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """The executor is to end."""
+
+    reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class Emitted:
+    """A worker's own event, as `Executor.events` hands it on.
+
+    Attributes:
+        at: When the driver read it, in seconds on the monotonic clock.
+    """
+
+    group: str
+    rank: int
+    incarnation: int
+    epoch: int
+    value: Any
+    at: float
+
+
+Notice = (
+    ProcessGone
+    | RankSaid
+    | StreamEnded
+    | Overdue
+    | StopOverdue
+    | NotStarted
+    | BackOffOver
+    | Started
+    | Planned
+    | Close
+)

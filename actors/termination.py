@@ -1,0 +1,130 @@
+"""How executors end when nobody closes them: SIGTERM, the end of the program, a forgotten handle.
+
+Guarantees: on SIGTERM with Python's default action, calls in flight get a grace period, every
+tree is stopped, and the program then ends by SIGTERM as it would have (128 + 15 where it is PID 1,
+which default actions spare); a handler of the user's is left alone. A program that ends without
+`close` leaves nothing behind and does not hang. A forked child touches none of its parent's.
+
+The signal handler itself only starts a thread: it runs in the middle of whatever the main thread
+was doing, which may hold any lock.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+GRACE = 10.0
+"""Seconds that calls in flight get on SIGTERM."""
+
+
+class Endable(Protocol):
+    """What can be ended at the end of the program."""
+
+    def end(self, *, grace: float) -> None:
+        """Let calls in flight end for *grace* seconds, then stop everything and wait for it."""
+        ...
+
+
+class _Living:
+    """The executors of this process that are not closed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._all: dict[int, Endable] = {}
+        self._named: weakref.WeakValueDictionary[str, Endable] = weakref.WeakValueDictionary()
+        self._handling = False
+
+    def add(self, one: Endable, name: str | None) -> Endable | None:
+        """Note that *one* lives; return the one that had its *name* before, if it still lives."""
+        with self._lock:
+            if self._pid != os.getpid():  # a forked child begins with none
+                self._pid = os.getpid()
+                self._all.clear()
+                self._named = weakref.WeakValueDictionary()
+                self._handling = False
+            before = self._named.get(name) if name is not None else None
+            if before is not None and id(before) not in self._all:
+                before = None
+            self._all[id(one)] = one
+            if name is not None:
+                self._named[name] = one
+            self._take_signal()
+            return before
+
+    def remove(self, one: Endable) -> None:
+        """Note that *one* has ended."""
+        with self._lock:
+            self._all.pop(id(one), None)
+            if not self._all:
+                self._give_signal_back()
+
+    def end_all(self, *, grace: float) -> None:
+        """End every one, all at the same time."""
+        with self._lock:
+            if self._pid != os.getpid():
+                return
+            everyone = list(self._all.values())
+        threads = [
+            threading.Thread(target=one.end, kwargs={"grace": grace}, daemon=True)
+            for one in everyone[1:]
+        ]
+        for thread in threads:
+            thread.start()
+        if everyone:
+            everyone[0].end(grace=grace)
+        deadline = time.monotonic() + grace + 60
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _take_signal(self) -> None:
+        if self._handling or threading.current_thread() is not threading.main_thread():
+            return
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, _on_sigterm)
+            self._handling = True
+
+    def _give_signal_back(self) -> None:
+        if not self._handling or threading.current_thread() is not threading.main_thread():
+            return  # harmless: with nobody left the handler ends the program at once
+        if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._handling = False
+
+
+living = _Living()
+
+
+def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
+    threading.Thread(target=_terminate, name="phalanx-sigterm", daemon=True).start()
+
+
+def _terminate() -> None:
+    living.end_all(grace=GRACE)
+    # Only the main thread may set a handler, and it may be busy for long. The default action is
+    # what `os.kill` would bring about; the exit status is the same.
+    _default_action(signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+    os._exit(128 + signal.SIGTERM)  # PID 1 of a container: the kernel spares it
+
+
+def _default_action(number: int) -> None:
+    import ctypes  # noqa: PLC0415  # only on the way out
+
+    ctypes.CDLL(None).signal(int(number), None)  # SIG_DFL; from any thread
+
+
+@atexit.register
+def _at_exit() -> None:
+    living.end_all(grace=0.0)

@@ -1,0 +1,165 @@
+"""What the executors of one driver process share: one hub, one scribe, one zygote per preload.
+
+Guarantees: each part starts when it is first needed and ends when the last user has let go; a
+forked child of the driver never touches its parent's.
+
+A program that wants its zygote warm between executors holds one open:
+``with Runtime() as runtime: Executor(..., runtime=runtime)``.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from phalanx.supervision import RuntimeFault
+
+from .hub import Hub
+from .launcher import Launcher, LaunchSpec
+from .scribe import Scribe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .process import Process
+
+_START = 60.0
+_CLOSE = 10.0
+
+
+class Runtime:
+    """The shared parts. Use it as a context manager, or close it.
+
+    Args:
+        console: How workers' output and events are shown on the driver's stdout and stderr:
+            ``"text"``, ``"json"`` or None.
+        level: The least level of records that are shown.
+        stream: Whether observers may attach from outside.
+        name: What observers see this driver called.
+    """
+
+    def __init__(
+        self,
+        *,
+        console: Literal["text", "json"] | None = "text",
+        level: str = "warning",
+        stream: bool = True,
+        name: str = "",
+    ) -> None:
+        self._pid = os.getpid()
+        self._options: dict[str, Any] = {
+            "console": console,
+            "level": level,
+            "stream": stream,
+            "name": name,
+        }
+        self._lock = threading.Lock()
+        self._launchers: dict[tuple[str, ...], Launcher] = {}
+        self._scribe: Scribe | None = None
+        self._closed = False
+        self.hub = Hub()
+
+    def launcher(self, preload: Sequence[str]) -> Launcher:
+        """Return the launcher whose zygote has imported *preload*; boots it if there is none."""
+        with self._lock:
+            self._check()
+            return self._launcher(tuple(preload))
+
+    @property
+    def scribe(self) -> Scribe:
+        """The process that drains what workers write."""
+        with self._lock:
+            self._check()
+            if self._scribe is None:
+                register = self._launcher(()).on_driver_death_remove
+                self._scribe = Scribe(
+                    self._launch_scribe, register_tempdir=register, **self._options
+                )
+            return self._scribe
+
+    def close(self, deadline: float | None = None) -> None:
+        """End everything; by force at *deadline* (monotonic)."""
+        with self._lock:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            scribe, self._scribe = self._scribe, None
+            launchers, self._launchers = list(self._launchers.values()), {}
+        deadline = time.monotonic() + _CLOSE if deadline is None else deadline
+        if scribe is not None:
+            scribe.close(deadline)
+        for launcher in launchers:
+            launcher.close(deadline)
+        self.hub.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._pid != os.getpid():
+            msg = "this runtime belongs to the parent process; build executors after the fork"
+            raise RuntimeFault(msg)
+        if self._closed:
+            msg = "the runtime is closed"
+            raise RuntimeFault(msg)
+
+    def _launcher(self, preload: tuple[str, ...]) -> Launcher:
+        launcher = self._launchers.get(preload)
+        if launcher is None:
+            launcher = self._launchers[preload] = Launcher(self.hub, preload=preload)
+        return launcher
+
+    def _launch_scribe(
+        self,
+        *,
+        entry: str,
+        payload: bytes,
+        fds: Mapping[str, int],
+        on_exit: Callable[[Process], None],
+    ) -> Process:
+        # Started by exec, never forked: it must not hold a zygote's memory, and it must be there
+        # while the zygote is still importing.
+        spec = LaunchSpec(
+            entry=entry,
+            payload=payload,
+            fds=fds,
+            label="scribe",
+            title="phalanx: scribe",
+            method="exec",
+        )
+        launcher = self._launchers[()]
+        return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+
+
+_shared: Runtime | None = None
+_users = 0
+_guard = threading.Lock()
+
+
+def acquire_shared() -> Runtime:
+    """Return this process's shared runtime; each call is matched by one `release_shared`."""
+    global _shared, _users  # noqa: PLW0603  # one zygote per process is the point of sharing
+    with _guard:
+        if _shared is None or _shared._pid != os.getpid():  # noqa: SLF001  # the same module
+            _shared = Runtime()
+            _users = 0
+        _users += 1
+        return _shared
+
+
+def release_shared(runtime: Runtime) -> None:
+    """Let go of what `acquire_shared` returned; the last one out closes it."""
+    global _shared, _users  # noqa: PLW0603  # as above
+    with _guard:
+        if runtime is not _shared:
+            return
+        _users -= 1
+        if _users:
+            return
+        _shared = None
+    runtime.close()

@@ -1,0 +1,285 @@
+"""What is decided about the ranks of a group, by value."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.supervision import (
+    KILLED,
+    NORMAL,
+    SHUTDOWN,
+    BackOff,
+    Begin,
+    CloseAsked,
+    End,
+    ExitKind,
+    GroupState,
+    Hold,
+    Intensity,
+    Phase,
+    RankAction,
+    RankEvent,
+    RankExited,
+    RankReady,
+    RankState,
+    ResizeAsked,
+    Restart,
+    RestartAsked,
+    Serve,
+    StartRanks,
+    StopRanks,
+    Strategy,
+    WaitOver,
+    WaitUntil,
+    decide_ranks,
+    new_group,
+)
+from phalanx.supervision.ranks import Decided
+
+
+def effects(actions: tuple[RankAction, ...]) -> tuple[RankAction, ...]:
+    return tuple(action for action in actions if not isinstance(action, Decided))
+
+
+def serving(
+    strategy: Strategy,
+    size: int = 3,
+    intensity: Intensity = Intensity(3, 60.0),
+    restart: Restart = Restart.PERMANENT,
+    backoff: BackOff | None = None,
+) -> GroupState:
+    state = new_group(strategy, intensity.window(), size, restart=restart, backoff=backoff)
+    state, _ = decide_ranks(state, Begin(0.0))
+    for rank in range(size):
+        state, actions = decide_ranks(state, RankReady(rank, 1, 0.0))
+    assert actions == (Serve(1),)
+    return state
+
+
+def run(state: GroupState, *events: RankEvent) -> tuple[GroupState, list[tuple[RankAction, ...]]]:
+    taken: list[tuple[RankAction, ...]] = []
+    for event in events:
+        state, actions = decide_ranks(state, event)
+        taken.append(effects(actions))
+    return state, taken
+
+
+def test_one_for_one_restarts_the_dead_rank_alone_in_the_same_epoch() -> None:
+    _, (actions,) = run(serving(Strategy.ONE_FOR_ONE), RankExited(1, 1, KILLED, 1.0))
+
+    assert actions == (Hold(), StartRanks(1, 3, ((1, 2),)))
+
+
+def test_one_for_all_stops_the_survivors_and_starts_everyone_under_a_new_epoch() -> None:
+    _, taken = run(
+        serving(Strategy.ONE_FOR_ALL),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(0, 1, SHUTDOWN, 1.1),
+        RankExited(2, 1, SHUTDOWN, 1.2),
+    )
+
+    assert taken == [
+        (Hold(), StopRanks((0, 2), hurry=True)),
+        (),
+        (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),),
+    ]
+
+
+def test_rest_for_one_leaves_the_ranks_before_the_dead_one_alone() -> None:
+    _, taken = run(
+        serving(Strategy.REST_FOR_ONE),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(2, 1, SHUTDOWN, 1.1),
+    )
+
+    assert taken == [(Hold(), StopRanks((2,), hurry=True)), (StartRanks(2, 3, ((1, 2), (2, 2))),)]
+
+
+def test_a_death_of_a_rank_that_is_being_stopped_is_absorbed_and_not_counted() -> None:
+    state, _ = run(
+        serving(Strategy.ONE_FOR_ALL),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(0, 1, KILLED, 1.0),
+    )
+
+    assert len(state.window.spent) == 1
+
+
+def test_two_deaths_count_twice_under_one_for_one() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(0, 1, KILLED, 1.0),
+    )
+
+    assert len(state.window.spent) == 2
+    assert taken[1] == (Hold(), StartRanks(1, 3, ((0, 2),)))
+
+
+def test_one_death_too_many_stops_everyone_and_ends_with_shutdown() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0)),
+        RankExited(1, 1, KILLED, 1.0),
+        RankReady(1, 2, 2.0),
+        RankExited(1, 2, KILLED, 3.0),
+        RankExited(0, 1, SHUTDOWN, 3.1),
+        RankExited(2, 1, SHUTDOWN, 3.2),
+    )
+
+    assert taken[2] == (Hold(), StopRanks((0, 2), hurry=True))
+    (end,) = taken[4]
+    assert isinstance(end, End)
+    assert end.reason.kind is ExitKind.SHUTDOWN
+    assert "more than 1 restarts" in end.reason.detail
+    assert state.phase is Phase.ENDED
+
+
+def test_a_failed_first_start_stops_the_group_without_a_retry() -> None:
+    state = new_group(Strategy.ONE_FOR_ALL, Intensity(5, 60.0).window(), 2)
+
+    state, taken = run(
+        state, Begin(0.0), RankExited(0, 1, KILLED, 1.0), RankExited(1, 1, SHUTDOWN, 1.1)
+    )
+
+    assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
+    assert taken[2] == (End(KILLED),)
+
+
+def test_a_rank_that_dies_in_its_restart_counts_again() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(1, 2, KILLED, 2.0),
+    )
+
+    assert taken[1] == (Hold(), StartRanks(1, 3, ((1, 3),)))
+    assert len(state.window.spent) == 2
+
+
+def test_an_exit_of_an_earlier_incarnation_is_void() -> None:
+    state, _ = run(serving(Strategy.ONE_FOR_ONE), RankExited(1, 1, KILLED, 1.0))
+
+    assert run(state, RankExited(1, 1, KILLED, 2.0)) == (state, [()])
+
+
+def test_the_back_off_delays_the_start() -> None:
+    backoff = BackOff(initial=1.0, factor=2.0, maximum=8.0, jitter=0.0)
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE, backoff=backoff),
+        RankExited(1, 1, KILLED, 10.0),
+        WaitOver(11.0),
+        RankExited(1, 2, KILLED, 12.0),
+    )
+
+    assert taken == [
+        (Hold(), WaitUntil(11.0)),
+        (StartRanks(1, 3, ((1, 2),)),),
+        (Hold(), WaitUntil(14.0)),
+    ]
+    assert state.phase is Phase.WAITING
+
+
+def test_a_planned_restart_is_not_counted() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ALL),
+        RestartAsked(frozenset({1}), 1.0),
+        *(RankExited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
+    )
+
+    assert taken[0] == (Hold(), StopRanks((0, 1, 2), hurry=False))
+    assert taken[3] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),)
+    assert state.window.spent == ()
+
+
+def test_a_resize_forms_the_group_anew_with_the_new_size() -> None:
+    _, taken = run(
+        serving(Strategy.ONE_FOR_ALL, size=2),
+        ResizeAsked(3, 1.0),
+        RankExited(0, 1, SHUTDOWN, 2.0),
+        RankExited(1, 1, SHUTDOWN, 2.0),
+    )
+
+    assert taken[2] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 1))),)
+
+
+def test_close_stops_every_rank_in_good_order_and_ends_once() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE, size=2),
+        CloseAsked(SHUTDOWN, 1.0),
+        CloseAsked(SHUTDOWN, 1.1),
+        RankExited(0, 1, SHUTDOWN, 2.0),
+        RankExited(1, 1, SHUTDOWN, 2.0),
+    )
+
+    assert taken == [(Hold(), StopRanks((0, 1), hurry=False)), (), (), (End(SHUTDOWN),)]
+
+
+@pytest.mark.parametrize(
+    ("restart", "reason", "restarted"),
+    [
+        (Restart.PERMANENT, NORMAL, True),
+        (Restart.PERMANENT, KILLED, True),
+        (Restart.TRANSIENT, NORMAL, False),
+        (Restart.TRANSIENT, KILLED, True),
+        (Restart.TEMPORARY, NORMAL, False),
+        (Restart.TEMPORARY, KILLED, False),
+    ],
+)
+def test_restart_types_are_otps(restart: Restart, reason: object, restarted: bool) -> None:
+    state = serving(Strategy.ONE_FOR_ONE, size=1, restart=restart)
+
+    _, (actions,) = run(state, RankExited(0, 1, reason, 1.0))  # type: ignore[arg-type]  # a table
+
+    assert any(isinstance(action, StartRanks) for action in actions) == restarted
+    assert any(isinstance(action, End) for action in actions) != restarted
+
+
+@given(
+    strategy=st.sampled_from([Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE]),
+    size=st.integers(1, 4),
+    picks=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["die", "ready"])), max_size=60),
+)
+def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
+    strategy: Strategy, size: int, picks: list[tuple[int, str]]
+) -> None:
+    """Every rank has at most one live incarnation; the group quiesces whole, or ended."""
+    state = new_group(strategy, Intensity(4, 1e9).window(), size)
+    live: dict[int, int] = {}
+    at = 0.0
+    ended = 0
+
+    def apply(event: RankEvent) -> None:
+        nonlocal state, ended
+        state, actions = decide_ranks(state, event)
+        for action in actions:
+            if isinstance(action, StartRanks):
+                for rank, incarnation in action.ranks:
+                    assert rank not in live, "started while an incarnation of it lives"
+                    live[rank] = incarnation
+            ended += isinstance(action, End)
+
+    apply(Begin(at))
+    for rank, what in picks:
+        at += 1.0
+        if rank not in live:
+            continue
+        if what == "ready" and state.ranks[rank].state is RankState.STARTING:
+            apply(RankReady(rank, live[rank], at))
+        elif what == "die":
+            apply(RankExited(rank, live.pop(rank), KILLED, at))
+    for _ in range(200):
+        stopping = [r for r in state.ranks if r.state is RankState.STOPPING]
+        starting = [r for r in state.ranks if r.state is RankState.STARTING]
+        if stopping:
+            apply(RankExited(stopping[0].number, live.pop(stopping[0].number), SHUTDOWN, at))
+        elif starting:
+            apply(RankReady(starting[0].number, starting[0].incarnation, at))
+        else:
+            break
+
+    assert state.phase in (Phase.SERVING, Phase.ENDED)
+    assert ended == (state.phase is Phase.ENDED)
+    assert len(state.window.spent) <= 4
+    assert len(live) == (size if state.phase is Phase.SERVING else 0)
