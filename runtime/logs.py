@@ -103,11 +103,13 @@ class LogChannel:
             return False
 
 
-def worker_logger(
-    channel: LogChannel, labels: WorkerLabels, *, level: str = "info"
-) -> FilteringBoundLogger:
-    """Return a logger whose every record carries the worker's labels and the pid it comes from."""
+def worker_logger(fd: int, labels: WorkerLabels, *, level: str = "info") -> FilteringBoundLogger:
+    """Return a logger onto the log channel *fd*, which belongs to it from now on.
+
+    Every record carries the worker's labels, and the pid of the process it comes from.
+    """
     bound = {"group": labels.group, "rank": labels.rank, "incarnation": labels.incarnation}
+    channel = LogChannel(fd, where="worker")
     return _logger(channel, level).bind(**bound, epoch=labels.epoch)
 
 
@@ -148,7 +150,7 @@ def encode_record(record: Mapping[str, object]) -> bytes:
     try:
         data = json.dumps(record, default=_shown).encode()
     except (ValueError, TypeError, RecursionError):  # circular, or keys that are no strings
-        record = {str(key): _shown(value) for key, value in record.items()}
+        record = {str(key): _flat(value) for key, value in record.items()}
         data = json.dumps(record).encode()
     if len(data) <= MAX_RECORD:
         return data
@@ -161,9 +163,12 @@ def encode_record(record: Mapping[str, object]) -> bytes:
 
 
 def _cut(value: object) -> Any:
-    if value is None or isinstance(value, (bool, int, float)):
-        return value
-    return (value if isinstance(value, str) else _shown(value))[:_MAX_VALUE]
+    flat = _flat(value)
+    return flat[:_MAX_VALUE] if isinstance(flat, str) else flat
+
+
+def _flat(value: object) -> Any:
+    return value if isinstance(value, (str, int, float, type(None))) else _shown(value)
 
 
 def _shown(value: object) -> str:

@@ -59,8 +59,13 @@ class _ScribeLoop:
         self._directory: str | None = options["directory"]
         self._control = socket.socket(fileno=fds["control"])
         self._events = fds["events"]
-        # Text keeps the streams apart, as the shell expects of a program's output.
-        self._out, self._err = Sink(fds["out"]), Sink(fds["err"])
+        # Two writers to one pipe (2>&1) would cut each other's long lines in two.
+        shared = os.path.samestat(os.fstat(fds["out"]), os.fstat(fds["err"]))
+        self._out = Sink(fds["out"])
+        self._err = self._out if shared else Sink(fds["err"])
+        self._sinks = (
+            {"stdout": self._out} if shared else {"stdout": self._out, "stderr": self._err}
+        )
         self._intakes: dict[int, Intake] = {}  # by the driver's key for the worker
         self._poll = select.epoll()
         self._handlers: dict[int, Callable[[], None]] = {}
@@ -88,7 +93,7 @@ class _ScribeLoop:
             self._forget(key)
         self._settle()
         deadline = time.monotonic() + self._flush_for
-        for sink in (self._out, self._err):
+        for sink in self._sinks.values():
             sink.flush_until(deadline)
         if self._publisher is not None:
             self._publisher.send({"kind": "event", "event": "phalanx.stream_closed"})
@@ -217,7 +222,7 @@ class _ScribeLoop:
 
     def _settle(self) -> None:
         """After each round: write what there is room for, own up to what was dropped."""
-        for where, sink in (("stdout", self._out), ("stderr", self._err)):
+        for where, sink in self._sinks.items():
             if sink.wants_to_write and sink.fd not in self._waiting:
                 self._waiting.add(sink.fd)
                 self._watch(sink.fd, sink.flush, select.EPOLLOUT)

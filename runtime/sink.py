@@ -19,7 +19,7 @@ import stat
 import time
 from typing import Final
 
-_LIMIT: Final = 4 << 20  # bytes held for a reader that pauses; about a second of a flood
+_LIMIT: Final = 16 << 20  # bytes held for a reader that pauses; arbitrary, a big flood fits
 
 
 class Sink:

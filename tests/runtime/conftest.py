@@ -1,0 +1,184 @@
+"""Scribes and workers for the tests of output: plain child processes, nothing of the launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+
+from phalanx.runtime.labels import WorkerLabels
+from phalanx.runtime.scribe import Scribe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from phalanx.runtime.scribe import ScribeProcess, WorkerOutput
+
+LONG = 60.0  # seconds; no test takes them unless something is broken
+
+_BOOT = """
+import importlib, json, sys
+payload, fds, entry = json.loads(sys.argv[1])
+module, _, name = entry.partition(":")
+sys.exit(getattr(importlib.import_module(module), name)(payload.encode(), fds))
+"""
+_WORKER = """
+import os, sys
+from phalanx.runtime.labels import WorkerLabels
+from phalanx.runtime.logs import worker_logger
+labels = WorkerLabels(**{labels!r})
+log, faults = {fds!r}
+{code}
+"""
+
+
+class PlainProcess:
+    """A scribe's process, and the thread that waits for it."""
+
+    def __init__(
+        self, arguments: list[str], fds: list[int], on_exit: Callable[[ScribeProcess], None]
+    ) -> None:
+        self._popen = subprocess.Popen(arguments, pass_fds=fds, start_new_session=True)
+        self.pid = self._popen.pid
+        self._gone = threading.Event()
+        self._on_exit = on_exit
+        self._thread = threading.Thread(target=self._await)
+        self._thread.start()
+
+    def _await(self) -> None:
+        self._popen.wait()
+        self._gone.set()
+        self._on_exit(self)
+
+    def send_signal(self, sig: int, /) -> bool:
+        self._popen.send_signal(sig)
+        return True
+
+    def wait(self, deadline: float, /) -> bool:
+        return self._gone.wait(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        pass
+
+
+def launch(
+    *,
+    entry: str,
+    payload: bytes,
+    fds: Mapping[str, int],
+    on_exit: Callable[[ScribeProcess], None],
+) -> ScribeProcess:
+    arguments = json.dumps([payload.decode(), dict(fds), entry])
+    return PlainProcess([sys.executable, "-c", _BOOT, arguments], list(fds.values()), on_exit)
+
+
+class Worker:
+    """A child that runs *code*, with ``log`` and ``faults`` as descriptors and its ``labels``."""
+
+    def __init__(self, output: WorkerOutput, code: str) -> None:
+        fds = list(output.child_fds().values())
+        labels = output.labels.as_dict()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _WORKER.format(labels=labels, fds=fds, code=code)],
+            stdin=subprocess.PIPE,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        output.label(pid=self.pid)
+        output.close_child_ends()
+
+    def go(self) -> None:
+        """Let a worker that waits in ``input()`` go on."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(b"\n")
+        self._popen.stdin.flush()
+
+    def wait(self) -> int:
+        code = self._popen.wait(LONG)
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+        return code
+
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
+    def kill(self, sig: int = signal.SIGKILL) -> int:
+        os.kill(self.pid, sig)
+        return self.wait()
+
+
+class Console:
+    """Stands for the driver's terminal: a pipe, read only when a test says so."""
+
+    def __init__(self) -> None:
+        self._reader, self.fd = os.pipe()
+        self._rest = b""
+        self.lines: list[str] = []
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        """Return the first line from here on that is *wanted*; earlier ones stay in `lines`."""
+        deadline = time.monotonic() + LONG
+        while True:
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                self.lines.append(line.decode())
+                if wanted(self.lines[-1]):
+                    return self.lines[-1]
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
+            assert ready, f"not seen within {LONG} s; last were {self.lines[-5:]}"
+            self._rest += os.read(self._reader, 1 << 16)
+
+    def record(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The same for a console of JSON."""
+        return cast("dict[str, Any]", json.loads(self.until(lambda line: wanted(json.loads(line)))))
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self.fd)
+
+
+@pytest.fixture
+def console() -> Iterator[Console]:
+    console = Console()
+    yield console
+    console.close()
+
+
+@pytest.fixture
+def scribe(console: Console) -> Iterator[Scribe]:
+    """A scribe that shows everything on `console` as JSON."""
+    with Scribe(launch, console="json", level="debug", out=console.fd, err=console.fd) as scribe:
+        yield scribe
+
+
+def labels_of(rank: int, **more: Any) -> WorkerLabels:
+    return WorkerLabels(child=f"root/tp/{rank}", group="tp", rank=rank, **more)
+
+
+@pytest.fixture
+def worker(scribe: Scribe) -> Iterator[Callable[[str], tuple[Worker, WorkerOutput]]]:
+    """Start a worker of `scribe` that runs some code; what still runs at the end is killed."""
+    started: list[tuple[Worker, WorkerOutput]] = []
+
+    def start(code: str) -> tuple[Worker, WorkerOutput]:
+        output = scribe.open_worker(labels_of(len(started)))
+        started.append((Worker(output, code), output))
+        return started[-1]
+
+    yield start
+    for one, output in started:
+        if one.is_running():
+            one.kill()
+        output.close()

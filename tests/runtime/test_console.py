@@ -1,0 +1,88 @@
+"""What a person sees: safe to show, one line per line."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.runtime.console import render_lines, render_record, text_of
+from phalanx.runtime.lines import LineSplitter
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (b"plain", "plain"),
+        ("caf\u00e9 \u2713".encode(), "caf\u00e9 \u2713"),
+        (b"tab\tstays", "tab\tstays"),
+        (b"\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        (b"\x1b]0;title\x07", "\\x1b]0;title\\x07"),
+        (b"\x1b[2J", "\\x1b[2J"),
+        ("\x9b2J".encode(), "\\x9b2J"),
+        (b"\xff\xfe", "\\xff\\xfe"),
+        (b"10%\r50%\r100%", "100%"),
+        (b"dos line\r", "dos line"),
+    ],
+)
+def test_a_line_is_shown_so_that_only_colours_reach_the_terminal(line: bytes, shown: str) -> None:
+    assert text_of(line) == shown
+
+
+@given(st.lists(st.binary(max_size=20).filter(lambda line: b"\n" not in line), min_size=1))
+def test_many_lines_at_once_look_as_they_do_one_by_one(lines: list[bytes]) -> None:
+    expected = "".join(f"[x] {text_of(line)}\n" for line in lines).encode()
+
+    assert render_lines("[x]", lines) == expected
+
+
+@given(st.lists(st.binary(max_size=30)), st.integers(1, 20))
+def test_lines_come_out_once_and_in_order_however_they_are_cut(
+    chunks: list[bytes], limit: int
+) -> None:
+    splitter = LineSplitter(limit)
+    pieces: list[bytes] = []
+
+    for chunk in chunks:
+        pieces += splitter.feed(chunk)
+    pieces += splitter.flush()
+
+    assert b"".join(pieces) == b"".join(chunks).replace(b"\n", b"")
+
+
+@given(st.lists(st.binary(max_size=30)))
+def test_lines_within_the_limit_are_the_lines_that_were_written(chunks: list[bytes]) -> None:
+    splitter = LineSplitter()
+
+    lines = [line for chunk in chunks for line in splitter.feed(chunk)] + splitter.flush()
+
+    whole = b"".join(chunks).split(b"\n")
+    assert lines == (whole if whole[-1] else whole[:-1])
+
+
+def test_a_record_is_one_line_and_its_traceback_lines_below() -> None:
+    record = {
+        "timestamp": "2026-01-02T03:04:05.678901+00:00",
+        "level": "error",
+        "event": "step.failed",
+        "loss": 0.123456789,
+        "text": "two words",
+        "evil": "\x1b[2J",
+        "rank": 1,
+        "exception": [
+            {
+                "exc_type": "ValueError",
+                "exc_value": "no\nsuch shard",
+                "frames": [{"filename": "w.py", "lineno": 3, "name": "forward"}],
+            }
+        ],
+    }
+
+    shown = render_record("[tp/1 #1 7]", record).decode()
+
+    assert shown == (
+        "03:04:05.678 error    [tp/1 #1 7] step.failed"
+        " loss=0.123457 text='two words' evil='\\x1b[2J'\n"
+        "[tp/1 #1 7]   w.py:3 in forward\n"
+        "[tp/1 #1 7]   ValueError: no\\x0asuch shard\n"
+    )

@@ -1,0 +1,113 @@
+"""A worker that dies of itself says why, where the driver can read it afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.runtime.last_words import create_last_words, in_one_line, read_last_words
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def faults() -> Iterator[int]:
+    fd = create_last_words()
+    yield fd
+    os.close(fd)
+
+
+def die(faults: int, code: str) -> tuple[int, str]:
+    """Return how a process ended that ran *code*, and its stderr."""
+    head = f"""
+from phalanx.runtime.last_words import install_last_words
+words = install_last_words({faults})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", head + code],
+        pass_fds=[faults],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "headline"),
+    [
+        ("import ctypes; ctypes.string_at(0)", signal.SIGSEGV, "Segmentation fault"),
+        ("import os; os.abort()", signal.SIGABRT, "Aborted"),
+    ],
+)
+def test_a_fatal_signal_leaves_the_stacks(
+    faults: int, code: str, number: int, headline: str
+) -> None:
+    status, _ = die(faults, f"def inner():\n  {code}\ninner()")
+
+    words = read_last_words(faults)
+
+    assert status == -number
+    assert in_one_line(words) == f"Fatal Python error: {headline}"
+    assert "in inner" in words
+
+
+def test_an_exception_nobody_caught_is_kept_and_shown_as_ever(faults: int) -> None:
+    status, stderr = die(faults, "raise ValueError('no such shard')")
+
+    words = read_last_words(faults)
+
+    assert status == 1
+    assert words.startswith("Traceback (most recent call last):")
+    assert in_one_line(words) == "ValueError: no such shard"
+    assert "ValueError: no such shard" in stderr
+
+
+def test_the_last_of_several_threads_that_died_is_the_headline(faults: int) -> None:
+    die(
+        faults,
+        """
+import threading
+def fail(number): raise RuntimeError(f"thread {number}")
+for number in range(3):
+    thread = threading.Thread(target=fail, args=(number,))
+    thread.start(); thread.join()
+""",
+    )
+
+    words = read_last_words(faults)
+
+    assert [f"RuntimeError: thread {number}" in words for number in range(3)] == [True] * 3
+    assert in_one_line(words) == "RuntimeError: thread 2"
+
+
+def test_an_exception_before_a_fatal_signal_is_kept_beside_it(faults: int) -> None:
+    die(faults, "words.record(KeyError('first'))\nimport os; os.abort()")
+
+    words = read_last_words(faults)
+
+    assert "KeyError: 'first'" in words
+    assert in_one_line(words) == "Fatal Python error: Aborted"
+
+
+def test_a_process_that_was_killed_or_left_says_nothing(faults: int) -> None:
+    die(faults, "import os; os.kill(os.getpid(), 9)")
+    die(faults, "raise SystemExit(3)")
+    die(faults, "import threading, sys; threading.Thread(target=sys.exit).start()")
+
+    assert read_last_words(faults) == ""
+    assert in_one_line("") == ""
+
+
+def test_words_without_end_are_cut(faults: int) -> None:
+    die(faults, "for _ in range(4000): words.record(ValueError('x' * 1000))")
+
+    assert os.fstat(faults).st_size < 2 << 20
+    assert in_one_line(read_last_words(faults)) == "ValueError: " + "x" * 1000

@@ -1,0 +1,127 @@
+"""Last words are readable at any moment, whole, and outlive everybody."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.runtime.tails import LANES, Tail
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CAPACITY = 64
+
+
+@pytest.fixture
+def tail() -> Iterator[Tail]:
+    tail = Tail.create(CAPACITY)
+    yield tail
+    tail.close()
+
+
+@given(st.lists(st.binary(max_size=3 * CAPACITY), max_size=12))
+def test_the_tail_is_the_end_of_what_was_written(chunks: list[bytes]) -> None:
+    tail = Tail.create(CAPACITY)
+    whole = b""
+
+    for chunk in chunks:
+        tail.write("stdout", [chunk])
+        whole += chunk
+        kept = whole[-CAPACITY:]
+        read = tail.read("stdout")
+        assert kept.endswith(read)
+        if len(whole) <= CAPACITY:
+            assert read == whole
+        else:  # its first line may have lost its head, and is left out then
+            assert read == kept or read == kept[kept.index(b"\n") + 1 :]
+
+    tail.close()
+
+
+def test_lanes_do_not_touch_each_other(tail: Tail) -> None:
+    for lane in LANES:
+        tail.write(lane, [lane.encode() * 40, b"\n", lane.encode()])
+
+    assert [tail.read(lane) for lane in LANES] == [b"stdout", b"stderr", b"log"]
+
+
+def test_bytes_that_are_no_text_are_shown_as_escapes(tail: Tail) -> None:
+    tail.write("stderr", [b"\xff\xfe ok"])
+
+    assert tail.text("stderr") == "\\xff\\xfe ok"
+
+
+def test_a_second_mapping_reads_what_the_first_wrote(tail: Tail) -> None:
+    other = Tail(os.dup(tail.fd))
+
+    tail.write("log", [b'{"event": "x"}\n', b'{"event": "y"}\n'])
+
+    assert other.log_lines() == ('{"event": "x"}', '{"event": "y"}')
+    assert other.log_lines(limit=1) == ('{"event": "y"}',)
+    other.close()
+
+
+def test_a_reader_never_sees_a_torn_line_while_another_process_writes_or_is_killed() -> None:
+    tail = Tail.create(4096)
+    code = f"""
+from phalanx.runtime.tails import Tail
+tail = Tail({tail.fd})
+print(flush=True)
+number = 0
+while True:
+    number += 1
+    tail.write("stdout", [b"%d:%s\\n" % (number, bytes([97 + number % 26]) * (number % 900))])
+"""
+
+    for _ in range(3):  # each writer goes on where the one before was killed
+        writer = subprocess.Popen(
+            [sys.executable, "-c", code], pass_fds=[tail.fd], stdout=subprocess.PIPE
+        )
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        reads = [tail.read("stdout") for _ in range(400)]
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        reads.append(tail.read("stdout"))
+
+        assert len(set(reads)) > 10  # it was written to meanwhile
+        for read in reads:
+            *lines, _ = read.split(b"\n")
+            for line in lines:
+                number, _, filling = line.partition(b":")
+                assert filling == bytes([97 + int(number) % 26]) * (int(number) % 900)
+
+    tail.close()
+
+
+def test_a_write_that_was_cut_short_is_not_shown_nor_what_it_overwrote(tail: Tail) -> None:
+    tail.write("stdout", [b"a" * 40 + b"\n" + b"b" * 22 + b"\n"])
+    reserved = 16  # where the first lane's counter lies: after magic and capacity
+    os.pwrite(tail.fd, (64 + 30).to_bytes(8, "little"), reserved)
+    os.pwrite(tail.fd, b"?" * 10, 128)  # ten of the thirty bytes, then it was killed
+
+    cut = tail.read("stdout")
+    tail.write("stdout", [b"c\n"])
+    after = tail.read("stdout")
+
+    assert cut == b"b" * 22 + b"\n"
+    assert after == b"b" * 22 + b"\n" + b"c\n"
+
+
+@pytest.mark.parametrize("size", [0, 128, 5000])
+def test_what_is_no_tail_is_refused(size: int) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(size)
+
+        with pytest.raises(RuntimeFault, match="no tail"):
+            Tail(os.dup(file.fileno()))
