@@ -112,11 +112,15 @@ class Killer:
 
     def _kill_one(self) -> bool:
         """Kill one rank; return False if none can be killed just now."""
-        if not self._is_healed() or not self._ledger.in_flight:
+        self._is_healed()
+        up = [info for info in self._group.ranks if info.state == "up" and info.pid is not None]
+        if any(info.pid == kill.pid for info in up for kill in self.kills):
+            return False  # a death that is not known yet
+        # While ranks that share a process group meet again, some are up but none has a call.
+        if not up or not self._group.status().in_flight:
             return False
-        victim = self._random.choice(self._group.ranks)
-        if victim.pid is None:
-            return False
+        victim = self._random.choice(up)
+        assert victim.pid is not None
         try:
             process = os.pidfd_open(victim.pid)
         except ProcessLookupError:

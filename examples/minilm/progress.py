@@ -32,9 +32,7 @@ class Bar(Protocol):
 
 
 @contextlib.contextmanager
-def progress(
-    label: str, total: int, stream: TextIO | None = None
-) -> Generator[Bar, None, None]:
+def progress(label: str, total: int, stream: TextIO | None = None) -> Generator[Bar, None, None]:
     """Show a bar up to *total* on *stream* (stderr) while the block runs."""
     out = sys.stderr if stream is None else stream
     try:
