@@ -12,13 +12,15 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from .report import CrashReport
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _LABELS: Final = ("group", "rank", "coordinates", "incarnation", "epoch", "pid")
-_HEAD: Final = ("timestamp", "level", "event", "exception", "child", "device", *_LABELS)
+_HEAD: Final = ("timestamp", "level", "event", "exception", "report", "child", "device", *_LABELS)
 
 
 def text_of(line: bytes) -> str:
@@ -46,7 +48,7 @@ def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
 
 
 def render_record(prefix: str, record: dict[str, Any]) -> bytes:
-    """Return a log record or event as one line for people, tracebacks on lines below it."""
+    """Return a log record or event as one line for people; tracebacks and reports lie below it."""
     clock = str(record.get("timestamp", ""))[11:23]
     shown = " ".join(
         f"{key}={_value(value)}"
@@ -55,7 +57,8 @@ def render_record(prefix: str, record: dict[str, Any]) -> bytes:
     )
     level, event = record.get("level", "info"), record.get("event", "")
     line = f"{clock} {level:<8} {prefix} {_safe(str(event))} {shown}".rstrip()
-    rest = [f"{prefix}   {text}" for text in _traceback(record.get("exception"))]
+    below = _traceback(record.get("exception")) + _report(record.get("report"))
+    rest = [f"{prefix}   {text}" for text in below]
     return ("\n".join([line, *rest]) + "\n").encode("utf-8", "backslashreplace")
 
 
@@ -79,6 +82,17 @@ def _safe(text: str) -> str:
 def _escaped(match: re.Match[str]) -> str:
     found = match[0]
     return found if len(found) > 1 else f"\\x{ord(found):02x}"
+
+
+def _report(report: Any) -> list[str]:
+    """Return the lines of a crash report in a record."""
+    if not isinstance(report, dict):
+        return [_value(report)] if report else []
+    try:
+        lines = CrashReport.from_json(json.dumps(report)).render().splitlines()
+    except ValueError:  # a user's own field of that name
+        return [_value(report)]
+    return [_safe(line) for line in lines]
 
 
 def _traceback(exceptions: Any) -> list[str]:

@@ -12,9 +12,10 @@ Prior art: ``RetryDetails`` in stamina's ``instrumentation/_data.py``; ``v4/even
 from __future__ import annotations
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast, runtime_checkable
 
 from phalanx.supervision import ExitReason
 
@@ -28,6 +29,19 @@ class LoggedEvent(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     event: ClassVar[str]
     level: ClassVar[str]
+
+
+@runtime_checkable
+class Briefable(Protocol):
+    """A value that knows its own form in a log: a `CrashReport`."""
+
+    def brief(self) -> Briefable:
+        """Return it cut down to what a log has room for."""
+        ...
+
+    def to_json(self) -> str:
+        """Return it as one JSON object."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +100,10 @@ class WorkerExited(WorkerEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCrashed:
-    """A worker ended as it should not have; the report tells the story."""
+    """A worker ended as it should not have; the report tells the story.
+
+    A log has room for its brief form only; the value and the file hold all of it.
+    """
 
     event: ClassVar[str] = "phalanx.worker_crashed"
     level: ClassVar[str] = "error"
@@ -240,7 +257,7 @@ class ReportNotWritten:
 
 
 def fields(event: LoggedEvent) -> dict[str, Any]:
-    """Return *event* as a flat record that JSON can hold, its name and level included."""
+    """Return *event* as a record that JSON can hold, its name and level included."""
     record: dict[str, Any] = {"event": event.event, "level": event.level}
     for field in dataclasses.fields(event):
         record[field.name] = _plain(getattr(event, field.name))
@@ -260,6 +277,8 @@ def _plain(value: object) -> Any:
             return {str(key): _plain(item) for key, item in items}
         case list() | tuple() | set() | frozenset():
             return [_plain(item) for item in cast("list[object]", value)]
+        case Briefable():
+            return json.loads(value.brief().to_json())
         case _ if dataclasses.is_dataclass(value):
             return {
                 field.name: _plain(getattr(value, field.name))

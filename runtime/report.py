@@ -17,7 +17,7 @@ import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from phalanx.supervision import ExitKind, ExitReason
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from .labels import WorkerLabels
+
+_BRIEF: Final = 2000  # characters; five such texts, escaped at the worst, still fit into one record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,24 @@ class CrashReport:
     def decided(self, decision: str, why: str) -> CrashReport:
         """Return the report with what the supervisor did and why."""
         return replace(self, decision=decision, why=why)
+
+    def brief(self) -> CrashReport:
+        """Return the report with the last 2000 characters of each text, for a log."""
+        logs: list[str] = []
+        room = _BRIEF
+        for line in reversed(self.logs):
+            room -= len(line)
+            if room < 0:
+                break
+            logs.append(line)
+        return replace(
+            self,
+            logs=tuple(reversed(logs)),
+            stdout=self.stdout[-_BRIEF:],
+            stderr=self.stderr[-_BRIEF:],
+            last_words=self.last_words[-_BRIEF:],
+            stacks=self.stacks[-_BRIEF:],
+        )
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ Guarantees: a worker's pipes and log channel outlive the scribe, since the drive
 of every end it reads: a scribe that is killed is replaced, and the next one reads on where it
 stopped. Nothing here makes the driver wait for a terminal, an observer or a noisy worker; `emit`
 and `log` may be used on any thread, the hub's included. The others talk to a process: not there.
+A forked child of the driver has no scribe, and cannot end its parent's.
 
 Left to others: starting the process (handed in), and killing it and removing the stream's directory
 when the driver dies (the launcher and its guardian).
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
 from phalanx.supervision import PhalanxError, RuntimeFault, SpecError
 
+from . import ledger
 from .events import LoggedEvent, ScribeReplaced, ScribeUnavailable, StreamUnavailable
 from .last_words import create_last_words, read_last_words
 from .logs import LEVELS, LogChannel, driver_logger
@@ -101,9 +103,9 @@ class WorkerOutput:
             out_r, self.stdout = _pipe(made)
             err_r, self.stderr = _pipe(made)
             log_r, self.log = _channel(made)
-            self.faults = create_last_words()
-            made.callback(os.close, self.faults)
-            self._tail = Tail.create(tail_bytes)
+            self.faults = ledger.own(create_last_words())
+            made.callback(ledger.close, self.faults)
+            self._tail = ledger.own(Tail.create(tail_bytes))
             made.pop_all()
         self.ends = (self._tail.fd, out_r, err_r, log_r)  # what the scribe is given
         self._child_ends = [self.stdout, self.stderr, self.log]
@@ -116,7 +118,7 @@ class WorkerOutput:
     def close_child_ends(self) -> None:
         """Close the writing ends here, once the child has them: else there is no end of file."""
         while self._child_ends:
-            os.close(self._child_ends.pop())
+            ledger.close(self._child_ends.pop())
 
     def label(self, *, pid: int | None = None, epoch: int | None = None) -> None:
         """Have its lines carry this pid and epoch from now on."""
@@ -143,16 +145,15 @@ class WorkerOutput:
 
     def close(self) -> None:
         """Let go of it: the scribe reads what is there, and its tail is gone."""
-        if self._closed:
+        if self._closed or self._scribe.is_inherited:
             return
         self._closed = True
         self._scribe.forget(self)
         self.close_child_ends()
-        tail, *ends = self.ends
-        del tail  # the tail closes its own
+        _, *ends = self.ends
         for fd in (*ends, self.faults):
-            os.close(fd)
-        self._tail.close()
+            ledger.close(fd)
+        ledger.close(self._tail)
 
 
 class Scribe:
@@ -199,6 +200,7 @@ class Scribe:
             raise SpecError("level", level, f"give one of {', '.join(LEVELS)}")
         if tail_bytes < 1024:
             raise SpecError("tail_bytes", tail_bytes, "give at least 1024 bytes")
+        self._pid = os.getpid()
         self._launch = launch
         self._tail_bytes = tail_bytes
         self._changed = threading.Condition()
@@ -215,9 +217,9 @@ class Scribe:
         with contextlib.ExitStack() as made:
             self._events, sender = _channel(made)
             made.pop_all()
-        self._resources.callback(os.close, self._events)
-        self._channel = LogChannel(sender, where="driver", patience=0.0)
-        self._resources.callback(self._channel.close)
+        self._resources.callback(ledger.close, self._events)
+        self._channel = LogChannel(ledger.disown(sender), where="driver", patience=0.0)
+        self._resources.callback(ledger.close, ledger.own(self._channel))
         self._log: Any = None
         try:
             self._out, self._err = self._duplicate(out), self._duplicate(err)
@@ -232,6 +234,11 @@ class Scribe:
             self._closed = True
             self._resources.close()
             raise
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child of the driver, where nothing of it can be used."""
+        return self._pid != os.getpid()
 
     @property
     def pid(self) -> int | None:
@@ -298,6 +305,8 @@ class Scribe:
 
     def close(self, deadline: float | None = None) -> None:
         """Have everything written shown, then end the scribe; by force at *deadline*."""
+        if self.is_inherited:
+            return
         with self._changed:
             if self._closed:
                 return
@@ -336,16 +345,18 @@ class Scribe:
     def _start(self) -> None:
         """Start a scribe and tell it of everything there is to read."""
         mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ledger.own(mine)
+        ledger.own(its)
         fds = {"control": its.fileno(), "events": self._events, "out": self._out, "err": self._err}
         try:
             process = self._launch(
                 entry=ENTRY, payload=self._options, fds=fds, on_exit=self._on_exit
             )
         except BaseException:
-            mine.close()
+            ledger.close(mine)
             raise
         finally:
-            its.close()
+            ledger.close(its)
         with self._changed:
             self._process, self._link = process, mine
             for output in self._outputs.values():
@@ -354,7 +365,7 @@ class Scribe:
 
     def _on_exit(self, process: ScribeProcess) -> None:
         """Have it replaced, on a thread of its own: a start waits, and this may be the hub's."""
-        if self._closed:
+        if self._closed or self.is_inherited:
             return
         thread = threading.Thread(
             target=self._replace, args=(process,), name="phalanx-scribe-replacer", daemon=True
@@ -394,7 +405,7 @@ class Scribe:
             link, self._link = self._link, None
             self._changed.notify_all()
         if link is not None:
-            link.close()
+            ledger.close(link)
 
     def _tell_open(self, output: WorkerOutput) -> None:
         message = {"do": "open", "key": output.key, "labels": output.labels.as_dict()}
@@ -406,7 +417,7 @@ class Scribe:
         The scribe that comes next is told of every worker there is by then.
         """
         link = self._link
-        if link is None:
+        if link is None or self.is_inherited:
             return
         data = json.dumps(message).encode()
         deadline = time.monotonic() + _PATIENCE
@@ -430,10 +441,10 @@ class Scribe:
     def _duplicate(self, fd: int) -> int:
         """Return a duplicate of the driver's *fd*, or a place for nothing where it is closed."""
         try:
-            mine = os.dup(fd)
+            mine = ledger.own(os.dup(fd))
         except OSError:
-            mine = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        self._resources.callback(os.close, mine)
+            mine = ledger.own(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
+        self._resources.callback(ledger.close, mine)
         return mine
 
     def _make_directory(self, name: str, register: Callable[[str], None] | None) -> None:
@@ -463,8 +474,8 @@ def _wait_drained(done: int, link: socket.socket, deadline: float) -> bool:
 
 def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    made.callback(os.close, reader)
-    made.callback(os.close, writer)
+    for end in (reader, writer):
+        made.callback(ledger.close, ledger.own(end))
     os.set_blocking(reader, False)  # the writer's end is another open file and stays as it is
     with contextlib.suppress(OSError):  # past the user's limit for pipes; 64 KiB then
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -475,7 +486,7 @@ def _channel(made: contextlib.ExitStack) -> tuple[int, int]:
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ends = reader.detach(), writer.detach()
     for end in ends:
-        made.callback(os.close, end)
+        made.callback(ledger.close, ledger.own(end))
     return ends
 
 

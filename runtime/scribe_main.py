@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _EVENTS_AT_ONCE: Final = 256
 _ALL_EVENTS: Final = 100_000  # more than a socket buffer holds
+_DRIVER: Final = "[driver]"
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
 
 
@@ -195,7 +196,7 @@ class _ScribeLoop:
             if self._publisher is not None:
                 self._publisher.send(record)
 
-    def _record(self, kind: str, record: dict[str, Any], prefix: str = "[driver]") -> None:
+    def _record(self, kind: str, record: dict[str, Any], prefix: str = _DRIVER) -> None:
         """Show and publish one structured record."""
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
@@ -264,8 +265,12 @@ def _shown(labels: WorkerLabels) -> dict[str, Any]:
 
 def _prefix(record: dict[str, Any], otherwise: str) -> str:
     """Return the prefix of a record: the driver's events about a worker are shown as that one's."""
-    if otherwise != "[driver]" or "group" not in record or "incarnation" not in record:
+    told: Any = record.get("report", record)
+    if otherwise != _DRIVER or not isinstance(told, dict):
+        return otherwise
+    about = cast("dict[str, Any]", told)
+    if "group" not in about or "incarnation" not in about:
         return otherwise
     names = ("group", "rank", "incarnation", "coordinates", "pid")
-    known = {name: record[name] for name in names if record.get(name) is not None}
+    known = {name: about[name] for name in names if about.get(name) is not None}
     return WorkerLabels(child="", **known).prefix()

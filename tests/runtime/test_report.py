@@ -15,8 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.runtime.console import render_record
 from phalanx.runtime.events import ReportNotWritten, ReportWritten, WorkerCrashed, fields
 from phalanx.runtime.labels import WorkerLabels
+from phalanx.runtime.logs import encode_record
 from phalanx.runtime.report import CallInProgress, CrashReport, ExitEvidence
 from phalanx.supervision import ExitKind, ExitReason
 
@@ -139,6 +141,7 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
     code = f"""
 import resource, signal, sys
 from pathlib import Path
+from phalanx.runtime.logs import encode_record
 from phalanx.runtime.report import CrashReport
 report = CrashReport.from_json(sys.stdin.read())
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -161,11 +164,28 @@ print(type(told).__name__, told.problem, sep="|")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_event_of_a_crash_holds_the_whole_report_as_json_can() -> None:
+def test_the_brief_form_fits_into_a_log_record_however_odd_its_texts_are() -> None:
+    odd = "\x01" * 100_000
+    big = report(stdout=odd, stderr=odd, last_words=odd, stacks=odd, logs=(odd, "\x02" * 1500))
+
+    data = encode_record(fields(WorkerCrashed(report=big, at=0.0)))
+
+    assert "truncated" not in json.loads(data)
+    assert json.loads(data)["report"]["logs"] == ["\x02" * 1500]
+
+
+def test_a_crash_on_the_console_is_the_report_as_people_read_it() -> None:
+    record = fields(WorkerCrashed(report=report(), at=12.5))
+
+    shown = render_record("[embed/1 #3 4711]", record).decode().splitlines()
+
+    assert shown[0].endswith("error    [embed/1 #3 4711] phalanx.worker_crashed at=12.5")
+    assert shown[1:] == [f"[embed/1 #3 4711]   {line}" for line in report().render().splitlines()]
+
+
+def test_the_event_of_a_crash_holds_the_report_as_json_can() -> None:
     record = fields(WorkerCrashed(report=report(), at=12.5))
 
     assert record["event"] == "phalanx.worker_crashed"
     assert record["level"] == "error"
-    assert record["report"]["reason"] == "killed (SIGKILL)"
-    assert record["report"]["call"]["method"] == "forward"
-    assert json.loads(json.dumps(record)) == record
+    assert CrashReport.from_json(json.dumps(record["report"])) == report()

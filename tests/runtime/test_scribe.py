@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -308,6 +309,32 @@ def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: Scribe) ->
     assert (
         len(list(Path(f"/proc/{scribe.pid}/fd").iterdir())) <= its + 1
     )  # the answer to drain, still open
+
+
+def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
+    console: Console, worker: Start, scribe: Scribe
+) -> None:
+    one, output = worker("input(); print('still read')")
+    before = open_fds()
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            scribe.emit(GroupUp(group="child", epoch=1, world_size=1, took=0.1, at=0.0))
+            output.close()
+            scribe.close()
+            status = 0 if len(open_fds()) < len(before) - 5 else 2
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    one.go()
+    one.wait()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert output.drain(soon())
+    assert output.tail().stdout == "still read\n"
+    assert console.record(text_is("still read"))
+    assert not any('"child"' in line and "group_up" in line for line in console.lines)
 
 
 def test_a_closed_scribe_takes_no_worker_and_swallows_events(console: Console) -> None:
