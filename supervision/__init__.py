@@ -30,6 +30,7 @@ from .errors import (
     BadArguments,
     CallerError,
     CallTimeout,
+    ChildRefused,
     ExecutorClosed,
     NotPicklable,
     PhalanxError,
@@ -37,6 +38,7 @@ from .errors import (
     RuntimeFault,
     SpecError,
     StartFailed,
+    SupervisorDown,
     UnknownMethod,
     WorkerDied,
     WorkerError,
@@ -49,8 +51,25 @@ from .exits import (
     ExitKind,
     ExitReason,
 )
+from .inprocess import (
+    pykka_child,
+    thread_child,
+)
+from .lifeline import (
+    Down,
+    Lifeline,
+    link,
+)
 from .notices import (
+    ChildExited,
+    ChildLost,
+    ChildStarted,
+    ChildStartFailed,
+    HandleFailed,
     Notice,
+    SupervisorExited,
+    SupervisorGaveUp,
+    SupervisorReady,
     notice_fields,
 )
 from .ranks import (
@@ -77,6 +96,11 @@ from .ranks import (
     decide_ranks,
     new_group,
 )
+from .snapshot import (
+    ChildSnapshot,
+    SupervisorSnapshot,
+    render,
+)
 from .spec import (
     BRUTAL_KILL,
     BrutalKill,
@@ -89,6 +113,17 @@ from .strategy import (
     ChildType,
     Restart,
     Strategy,
+)
+from .supervisor import (
+    Supervisor,
+    SupervisorView,
+)
+from .timers import (
+    ThreadTimers,
+    Timers,
+)
+from .tree import (
+    Subscriber,
 )
 from .window import (
     Intensity,
@@ -110,23 +145,32 @@ __all__ = [
     "CallTimeout",
     "CallerError",
     "Cause",
+    "ChildExited",
     "ChildHandle",
+    "ChildLost",
+    "ChildRefused",
     "ChildRow",
+    "ChildSnapshot",
     "ChildSpec",
+    "ChildStartFailed",
+    "ChildStarted",
     "ChildType",
     "CloseAsked",
     "Counts",
     "Decided",
     "Decider",
     "Directive",
+    "Down",
     "End",
     "ExecutorClosed",
     "ExitKind",
     "ExitReason",
     "GroupState",
+    "HandleFailed",
     "Hold",
     "Ignore",
     "Intensity",
+    "Lifeline",
     "NotPicklable",
     "Notice",
     "PhalanxError",
@@ -155,7 +199,17 @@ __all__ = [
     "StartRanks",
     "StopRanks",
     "Strategy",
+    "Subscriber",
+    "Supervisor",
+    "SupervisorDown",
+    "SupervisorExited",
+    "SupervisorGaveUp",
+    "SupervisorReady",
+    "SupervisorSnapshot",
     "SupervisorSpec",
+    "SupervisorView",
+    "ThreadTimers",
+    "Timers",
     "UnknownMethod",
     "WaitOver",
     "WaitUntil",
@@ -164,6 +218,10 @@ __all__ = [
     "WouldDeadlock",
     "decide_ranks",
     "is_sticky_device_error",
+    "link",
     "new_group",
     "notice_fields",
+    "pykka_child",
+    "render",
+    "thread_child",
 ]

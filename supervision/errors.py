@@ -63,6 +63,27 @@ class WouldDeadlock(CallerError, RuntimeError):
     """A blocking call where blocking can never end, such as from a done-callback."""
 
 
+class ChildRefused(CallerError):
+    """A supervisor refused a request about a child, because of the state that is in.
+
+    Attributes:
+        why: OTP's word for it, such as ``not_found`` or ``already_started``.
+        child: The child asked about.
+    """
+
+    def __init__(self, why: str, child: str) -> None:
+        super().__init__(f"child {child!r}: {why}")
+        self.why = why
+        self.child = child
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.why, self.child)
+
+
+class SupervisorDown(CallerError, RuntimeError):
+    """The supervisor has ended, or ended before it came to the request."""
+
+
 class ExecutorClosed(CallerError, RuntimeError):
     """The executor was closed, or its group ended for good, before the call was answered."""
 

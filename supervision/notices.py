@@ -57,6 +57,16 @@ class ChildLost:
 
 
 @dataclass(frozen=True, slots=True)
+class HandleFailed:
+    """A child's handle raised when it was told to stop; the limits of the stop still hold."""
+
+    name: ClassVar[str] = "phalanx.handle_failed"
+    path: str
+    error: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorReady:
     """All children of the initial list are started."""
 
@@ -91,6 +101,7 @@ Notice: TypeAlias = (
     | ChildStartFailed
     | ChildExited
     | ChildLost
+    | HandleFailed
     | SupervisorReady
     | SupervisorGaveUp
     | SupervisorExited

@@ -1,0 +1,338 @@
+"""The supervisor as an actor: wait for a message, decide, perform.
+
+Guarantees: the actor's thread never waits for a child: start functions run on threads of their
+own, stops are asked for, and what follows comes back as a message. Every request gets one answer,
+also one that arrives while the actor ends. Whatever ends the actor, a bug in it included, its
+children are told and whoever started it hears of it once.
+
+Left to others: what to do (`decide`), and what a child is (`child`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, assert_never
+
+import pykka
+from pykka import messages
+
+from .actions import (
+    AbandonStart,
+    Action,
+    Announce,
+    BecomeReady,
+    Exit,
+    FailStart,
+    KillChild,
+    Reply,
+    RetryLater,
+    SetAlarm,
+    StartChild,
+    TerminateChild,
+)
+from .answers import Refusal, Refused
+from .child import actor_class
+from .decide import decide
+from .events import (
+    AlarmRang,
+    Booted,
+    CountRequested,
+    Event,
+    Exited,
+    Request,
+    RetryDue,
+    StopRequested,
+)
+from .exits import KILLED, SHUTDOWN, ExitKind, ExitReason
+from .incarnation import Incarnation
+from .inprocess import pykka_child
+from .notices import HandleFailed, SupervisorExited
+from .spec import SupervisorSpec
+from .state import initial_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .timers import Cancel
+    from .tree import Tree
+
+
+class SupervisorActor(pykka.ThreadingActor):
+    """One supervisor of a tree.
+
+    Its own thread alone changes it; `post`, `kill` and reading `state` are for any thread.
+    """
+
+    # A program that forgets to stop its tree must still end.
+    use_daemon_thread = True
+
+    def __init__(
+        self,
+        spec: SupervisorSpec,
+        path: str,
+        tree: Tree,
+        *,
+        on_start: Callable[[BaseException | None], None],
+        on_exit: Callable[[ExitReason], None],
+    ) -> None:
+        super().__init__()
+        self.state = initial_state(spec, path)
+        self.thread: threading.Thread | None = None
+        self._tree = tree
+        self._on_start = on_start
+        self._on_exit = on_exit
+        self._lock = threading.Lock()
+        self._incarnations: dict[str, Incarnation] = {}
+        self._nested: dict[str, SupervisorActor] = {}
+        self._alarm: Cancel | None = None
+        self._is_killed = False
+        self._is_closed = False  # nothing is accepted any more
+        self._is_over = False  # whoever started it has been told
+
+    # --- for any thread -------------------------------------------------------------------
+
+    def post(self, event: Event) -> bool:
+        """Put *event* at the end of the mailbox; return False where nobody will read it."""
+        with self._lock:
+            if self._is_closed:
+                return False
+            try:
+                self.actor_ref.tell(event)
+            except pykka.ActorDeadError:
+                return False
+            return True
+
+    def kill(self) -> None:
+        """End at once, without a word to the mailbox; the children are orphans and end too."""
+        with self._lock:
+            if self._is_killed or self._is_closed:
+                return
+            self._is_killed = True
+            orphans = list(self._incarnations.values())
+        for orphan in reversed(orphans):
+            orphan.abandon(KILLED)
+        self._finish(KILLED)
+        self.post(StopRequested(KILLED, 0.0))  # so that the thread sees that it is over
+
+    def incarnation(self, key: str) -> Incarnation | None:
+        """Return the latest start of child *key* that has not ended."""
+        return self._incarnations.get(key)
+
+    def nested(self, key: str) -> SupervisorActor | None:
+        """Return the supervisor that runs as child *key*."""
+        return self._nested.get(key)
+
+    def now(self) -> float:
+        """Return the time of the tree's clock."""
+        return self._tree.clock()
+
+    # --- the loop -------------------------------------------------------------------------
+
+    def on_start(self) -> None:
+        """Begin: the first message to oneself."""
+        self.thread = threading.current_thread()
+        self.post(Booted(0.0))
+
+    def _handle_receive(self, message: Any) -> Any:
+        # Pykka's own stop, as from `ActorRegistry.stop_all`, would leave the children behind.
+        if isinstance(message, messages._ActorStop) and self.state.ended is None:  # noqa: SLF001 # it has no public name
+            if not self._is_killed:
+                self.on_receive(StopRequested(SHUTDOWN, 0.0))
+                return None
+        return super()._handle_receive(message)
+
+    def on_receive(self, message: Event) -> None:
+        """Decide and perform; whatever goes wrong here ends the supervisor, not the program."""
+        try:
+            self._handle(message)
+        except BaseException as error:  # noqa: BLE001 # Pykka stops every actor of the program for one SystemExit
+            self._crashed(error)
+
+    def _handle(self, message: Event) -> None:
+        if self._is_killed:
+            self.stop()
+            if isinstance(message, Request):
+                message.caller.set(Refused(Refusal.NOPROC))
+            return
+        # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
+        event = replace(message, at=self._tree.clock())
+        if isinstance(event, Exited):
+            self._forget(event)
+        elif isinstance(event, CountRequested):
+            event = replace(event, dead=self._dead())
+        self.state, actions = decide(self.state, event)
+        for action in actions:
+            self._perform(action)
+
+    def _forget(self, event: Exited) -> None:
+        known = self._incarnations.get(event.child)
+        if known is not None and known.serial == event.serial:
+            with self._lock:
+                del self._incarnations[event.child]
+                self._nested.pop(event.child, None)
+
+    def _dead(self) -> frozenset[int]:
+        known = list(self._incarnations.values())
+        return frozenset(one.serial for one in known if one.has_ended)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case StartChild():
+                self._start(action)
+            case AbandonStart(key):
+                self._dropped(key).abandon()
+            case TerminateChild(key, _, reason):
+                told = self._incarnations[key]
+                self._guarded(told, lambda: told.terminate(reason))
+            case KillChild(key):
+                told = self._incarnations[key]
+                self._guarded(told, told.kill)
+            case RetryLater():
+                self._retry(action)
+            case SetAlarm(alarm, delay):
+                self._set_alarm(alarm, delay)
+            case Reply(caller, answer):
+                caller.set(answer)
+            case BecomeReady():
+                self._on_start(None)
+            case FailStart(_, error):
+                self._on_start(error)
+                self._finish(None)
+                self.stop()
+            case Exit(reason):
+                self._finish(reason)
+                self.stop()
+            case Announce(notice):
+                self._tree.announce(notice)
+            case never:
+                assert_never(never)
+
+    # --- performing -----------------------------------------------------------------------
+
+    def _start(self, action: StartChild) -> None:
+        key, spec = action.child, action.spec
+        limit = float("inf") if spec.start_within is None else spec.start_within
+        incarnation = Incarnation(
+            f"{self.state.path}/{key}",
+            action.incarnation,
+            self._tree.clock() + limit,
+            key=key,
+            serial=action.serial,
+            spec=spec,
+            decider=self.state.spec.decider,
+            post=self.post,
+        )
+        with self._lock:
+            if self._is_killed:
+                return
+            self._incarnations[key] = incarnation
+        if isinstance(spec.start, SupervisorSpec):
+            self._start_nested(incarnation, spec.start)
+            return
+        actor = actor_class(spec.start)
+        start = spec.start if actor is None else pykka_child(actor)
+        name = f"phalanx-start {incarnation.path}"
+        threading.Thread(target=incarnation.launch, args=(start,), name=name, daemon=True).start()
+
+    def _start_nested(self, incarnation: Incarnation, spec: SupervisorSpec) -> None:
+        actor: SupervisorActor
+
+        def started(error: BaseException | None) -> None:
+            if error is None:
+                incarnation.settle(NestedSupervisor(actor))
+            else:
+                incarnation.settle_failed(error)
+
+        actor = SupervisorActor(
+            spec, incarnation.path, self._tree, on_start=started, on_exit=incarnation.exited
+        )
+        self._nested[incarnation.key] = actor
+        run(actor)
+
+    def _dropped(self, key: str) -> Incarnation:
+        with self._lock:
+            nested = self._nested.pop(key, None)
+            incarnation = self._incarnations.pop(key)
+        if nested is not None:
+            nested.kill()
+        return incarnation
+
+    def _retry(self, action: RetryLater) -> None:
+        due = RetryDue(action.child, action.ticket, 0.0)
+        backoff = self.state.spec.backoff
+        if backoff is None or not action.attempt:
+            self.post(due)
+            return
+        delay = backoff.delay(action.attempt, self._tree.chance())
+        self._tree.call_at(self._tree.clock() + delay, lambda: self.post(due))
+
+    def _guarded(self, told: Incarnation, tell: Callable[[], None]) -> None:
+        """Call a handle, which is the user's code: if it fails, the alarm that is set goes on."""
+        try:
+            tell()
+        except Exception as error:  # noqa: BLE001 # one bad handle must not cost its siblings their supervisor
+            self._tree.announce(HandleFailed(told.path, repr(error), self._tree.clock()))
+
+    def _set_alarm(self, alarm: int, delay: float) -> None:
+        if self._alarm is not None:
+            self._alarm()
+        at = self._tree.clock() + delay
+        self._alarm = self._tree.call_at(at, lambda: self.post(AlarmRang(alarm, 0.0)))
+
+    # --- the end --------------------------------------------------------------------------
+
+    def _finish(self, reason: ExitReason | None) -> None:
+        """Tell whoever started this supervisor that it is over, once; None: its start told it."""
+        with self._lock:
+            if self._is_over:
+                return
+            self._is_over = True
+        if self._alarm is not None:
+            self._alarm()
+        if reason is not None:
+            self._on_exit(reason)
+
+    def _crashed(self, error: BaseException) -> None:
+        reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error!r}")
+        with self._lock:
+            self._is_killed = True
+            orphans = list(self._incarnations.values())
+        for orphan in reversed(orphans):
+            orphan.abandon(reason)
+        self._tree.announce(SupervisorExited(self.state.path, reason, self._tree.clock()))
+        if not self.state.is_ready:
+            self._on_start(error)
+        self._finish(reason)
+        self.stop()
+
+    def _actor_loop_teardown(self) -> None:
+        # Requests are told, not asked, because their answers may come later; so Pykka does not
+        # answer those that are left.
+        with self._lock:
+            self._is_closed = True
+        while not self.actor_inbox.empty():
+            message = self.actor_inbox.get().message
+            if isinstance(message, Request):
+                message.caller.set(Refused(Refusal.NOPROC))
+
+
+class NestedSupervisor:
+    """The handle of a supervisor that is a child; *ref* is its actor."""
+
+    def __init__(self, actor: SupervisorActor) -> None:
+        self.ref = actor
+
+    def terminate(self, reason: ExitReason) -> None:
+        """Ask it to stop its children and to end with *reason*."""
+        self.ref.post(StopRequested(reason, 0.0))
+
+    def kill(self) -> None:
+        """End it at once; its children are orphans."""
+        self.ref.kill()
+
+
+def run(actor: SupervisorActor) -> None:
+    """Start *actor*: what `pykka.Actor.start` does after it has made one."""
+    pykka.ActorRegistry.register(actor.actor_ref)
+    actor._start_actor_loop()  # noqa: SLF001 # the class method would make another actor

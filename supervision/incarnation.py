@@ -1,0 +1,160 @@
+"""One start of one child, from the call of its start function to its end.
+
+Guarantees: exactly one outcome of the start is posted, and at most one exit, always after the
+outcome. What a start brings after it was abandoned is killed as soon as it is there.
+
+Left to others: what the posted events lead to.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from .child import IGNORE, ChildHandle
+from .events import Event, Exited, NotStarted, Progressed, Started, StartIgnored
+from .exits import SHUTDOWN, ExitReason
+from .lifeline import Lifeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .child import StartFunction
+    from .decider import Cause, Decider, Directive
+    from .spec import ChildSpec
+
+
+class BadStart(TypeError):  # noqa: N818 # names what happened, as the others do
+    """A start function returned something that is neither a handle nor `IGNORE`."""
+
+
+class Incarnation:
+    """The context given to a start function, and the record of what it started.
+
+    Attributes:
+        path: The ids from the top supervisor down.
+        incarnation: How often this child has been started, from 1.
+        deadline: When the start counts as failed.
+        handle: What it started; None before the start is done.
+        lifeline: Ends with it.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        incarnation: int,
+        deadline: float,
+        *,
+        key: str,
+        serial: int,
+        spec: ChildSpec,
+        decider: Decider | None,
+        post: Callable[[Event], None],
+    ) -> None:
+        self.path = path
+        self.incarnation = incarnation
+        self.deadline = deadline
+        self.key = key
+        self.serial = serial
+        self.spec = spec
+        self.handle: ChildHandle | None = None
+        self.lifeline = Lifeline(path, self.terminate)
+        self._decider = decider
+        self._post = post
+        self._lock = threading.Lock()
+        self._is_settled = False  # the outcome of the start is posted
+        self._abandoned: ExitReason | None = None
+        self._end: tuple[ExitReason, Directive | None] | None = None
+
+    # --- what a start function may call ---------------------------------------------------
+
+    def exited(self, reason: ExitReason, directive: Directive | None = None) -> None:
+        """Tell the supervisor that this incarnation has ended; later calls do nothing."""
+        with self._lock:
+            if self._end is not None:
+                return
+            self._end = (reason, directive)
+            settled = self._is_settled and self._abandoned is None
+        self.lifeline.end(reason)
+        if settled:
+            self._post(Exited(self.key, self.serial, reason, 0.0, directive))
+
+    def progressed(self) -> None:
+        """Tell the supervisor that this incarnation has been of use."""
+        self._post(Progressed(self.key, self.serial, 0.0))
+
+    def directive(self, cause: Cause) -> Directive | None:
+        """Return what the supervisor's decider says about *cause*."""
+        return None if self._decider is None else self._decider.directive(cause, self.spec.id)
+
+    # --- what the supervisor does ---------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended, its exit being handled or not."""
+        return self._end is not None
+
+    def launch(self, start: StartFunction) -> None:
+        """Call *start* and post the outcome."""
+        try:
+            handle: Any = start(self, *self.spec.args)
+            if handle is not IGNORE and not isinstance(handle, ChildHandle):
+                raise BadStart(f"{self.path}: start returned {handle!r}, not a handle or IGNORE")
+        except BaseException as error:  # noqa: BLE001 # SystemExit in a start fails this start only
+            self.settle_failed(error)
+            return
+        self.settle(None if handle is IGNORE else handle)
+
+    def settle(self, handle: ChildHandle | None) -> None:
+        """Post that the start succeeded, with *handle*, or None where there is nothing to run."""
+        with self._lock:
+            if self._is_settled:
+                return
+            self._is_settled = True
+            self.handle = handle
+            abandoned, end = self._abandoned, self._end
+        if abandoned is not None:
+            self._drop(handle, abandoned)
+        elif handle is None:
+            self._post(StartIgnored(self.key, self.serial, 0.0))
+        else:
+            self._post(Started(self.key, self.serial, 0.0))
+            if end is not None:
+                reason, directive = end
+                self._post(Exited(self.key, self.serial, reason, 0.0, directive))
+
+    def settle_failed(self, error: BaseException) -> None:
+        """Post that the start failed."""
+        with self._lock:
+            if self._is_settled:
+                return
+            self._is_settled = True
+            abandoned = self._abandoned
+        if abandoned is None:
+            self._post(NotStarted(self.key, self.serial, error, 0.0))
+
+    def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
+        """Post nothing from now on; end whatever is there or still comes."""
+        with self._lock:
+            self._abandoned = reason
+            handle = self.handle
+        if handle is not None:
+            self._drop(handle, reason)
+
+    def terminate(self, reason: ExitReason) -> None:
+        """Ask the child to end."""
+        if self.handle is not None:
+            self.handle.terminate(reason)
+
+    def kill(self) -> None:
+        """End the child by force."""
+        if self.handle is not None:
+            self.handle.kill()
+
+    def _drop(self, handle: ChildHandle | None, reason: ExitReason) -> None:
+        if handle is None or self.has_ended:
+            return
+        if self.spec.killable and not self.spec.is_supervisor:
+            handle.kill()
+        else:
+            handle.terminate(reason)

@@ -1,0 +1,130 @@
+"""A tree as a value at one moment, and as a text for people.
+
+Guarantees: a snapshot is plain data and never changes. Taking one asks nobody and waits for
+nothing: the states of supervisors are values, which any thread may read; two supervisors of one
+snapshot may be seen a moment apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from .state import Status
+
+if TYPE_CHECKING:
+    from .exits import ExitReason
+    from .state import Child, SupervisorState
+    from .strategy import ChildType, Restart, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSnapshot:
+    """One child.
+
+    Attributes:
+        path: The ids from the top supervisor down.
+        state: Where it stands.
+        incarnation: How often it has been started.
+        restarts_in_a_row: Since its last healthy time; counted where there is a back-off.
+        last_exit: Why it last ended; None where it never did.
+        since: When it was last started.
+        supervisor: What is below it, where it is a supervisor that runs.
+    """
+
+    path: str
+    type: ChildType
+    restart: Restart
+    state: Status
+    incarnation: int
+    restarts_in_a_row: int
+    last_exit: ExitReason | None
+    since: float
+    supervisor: SupervisorSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSnapshot:
+    """One supervisor and what is below it.
+
+    Attributes:
+        path: The ids from the top supervisor down.
+        restarts: How many are inside the window.
+        max_restarts: How many may be.
+        period: Length of the window in seconds.
+        ended: Why it has ended; None while it lives.
+        children: In start order.
+    """
+
+    path: str
+    strategy: Strategy
+    restarts: int
+    max_restarts: int
+    period: float
+    ended: ExitReason | None
+    children: tuple[ChildSnapshot, ...]
+
+
+Below: TypeAlias = Callable[[str], SupervisorSnapshot | None]
+
+
+def snapshot_of(state: SupervisorState, now: float, below: Below) -> SupervisorSnapshot:
+    """Return *state* at *now* as a snapshot; *below* gives the one of a child, by key."""
+    return SupervisorSnapshot(
+        state.path,
+        state.spec.strategy,
+        state.window.count(now),
+        state.spec.intensity.max_restarts,
+        state.spec.intensity.period,
+        state.ended,
+        tuple(_child(state, child, below) for child in state.in_start_order()),
+    )
+
+
+def _child(state: SupervisorState, child: Child, below: Below) -> ChildSnapshot:
+    assert child.spec.type is not None, "a spec fills in its type"
+    return ChildSnapshot(
+        f"{state.path}/{child.key}",
+        child.spec.type,
+        child.spec.restart,
+        child.status,
+        child.incarnation,
+        child.attempt,
+        child.last_exit,
+        child.since,
+        below(child.key) if child.has_process and child.spec.is_supervisor else None,
+    )
+
+
+def render(snapshot: SupervisorSnapshot) -> str:
+    """Return the tree as text, one line per child."""
+    name = snapshot.path.rpartition("/")[2]
+    return "\n".join([f"{name}  {_supervisor(snapshot)}", *_lines(snapshot, "")])
+
+
+def _lines(snapshot: SupervisorSnapshot, indent: str) -> Iterator[str]:
+    last = len(snapshot.children) - 1
+    for index, child in enumerate(snapshot.children):
+        branch, bar = ("└─ ", "   ") if index == last else ("├─ ", "│  ")
+        name = child.path.rpartition("/")[2]
+        yield f"{indent}{branch}{name}  {_described(child)}"
+        if child.supervisor is not None:
+            yield from _lines(child.supervisor, indent + bar)
+
+
+def _described(child: ChildSnapshot) -> str:
+    parts = [str(child.restart), str(child.state)]
+    if child.incarnation > 1:
+        parts.append(f"incarnation {child.incarnation}")
+    if child.last_exit is not None:
+        parts.append(f"last exit: {child.last_exit}")
+    if child.supervisor is not None:
+        parts.append(_supervisor(child.supervisor))
+    return ", ".join(parts)
+
+
+def _supervisor(snapshot: SupervisorSnapshot) -> str:
+    spent = f"{snapshot.restarts} of {snapshot.max_restarts} restarts in {snapshot.period:g} s"
+    ended = "" if snapshot.ended is None else f", ended: {snapshot.ended}"
+    return f"[{snapshot.strategy}, {spent}{ended}]"

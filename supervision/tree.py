@@ -1,0 +1,116 @@
+"""What the supervisors of one tree share: clock, timers, chance, and those who watch.
+
+Guarantees: a subscriber that raises harms nobody but itself. Notices of one supervisor arrive in
+order; they are also log events, by structlog, which is imported with the first one.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from .notices import (
+    ChildExited,
+    ChildLost,
+    ChildStartFailed,
+    Notice,
+    SupervisorGaveUp,
+    notice_fields,
+)
+from .timers import Cancel, ThreadTimers, Timers
+
+if TYPE_CHECKING:
+    from .exits import ExitReason
+
+Subscriber: TypeAlias = Callable[[Notice], None]
+
+
+class Tree:
+    """The surroundings of a tree.
+
+    Attributes:
+        clock: The monotonic clock, in seconds.
+        chance: Random numbers in [0, 1), for jitter.
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        timers: Timers | None = None,
+        chance: Callable[[], float] = random.random,
+        log: Any = None,
+    ) -> None:
+        self.clock = clock
+        self.chance = chance
+        self._own_timers = ThreadTimers() if timers is None else None
+        self._timers: Timers | None = timers
+        self._log = log
+        self._lock = threading.Lock()
+        self._subscribers: dict[int, Subscriber] = {}
+        self._numbers = count()
+
+    def call_at(self, at: float, callback: Callable[[], object]) -> Cancel:
+        """Call *callback* at *at*; return what cancels it."""
+        timers = self._timers or self._own_timers
+        assert timers is not None, "there are own timers where none were given"
+        return timers.call_at(at, lambda: _ignored(callback()))
+
+    def subscribe(self, subscriber: Subscriber) -> Cancel:
+        """Call *subscriber* with every notice from now on, on the thread where it arises."""
+        with self._lock:
+            number = next(self._numbers)
+            self._subscribers[number] = subscriber
+
+        def cancel() -> None:
+            with self._lock:
+                self._subscribers.pop(number, None)
+
+        return cancel
+
+    def announce(self, notice: Notice) -> None:
+        """Log *notice* and pass it to the subscribers."""
+        self._logged(notice)
+        with self._lock:
+            subscribers = list(self._subscribers.values())
+        for subscriber in subscribers:
+            try:
+                subscriber(notice)
+            except Exception:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
+                self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
+
+    def close(self) -> None:
+        """End the timers."""
+        if self._own_timers is not None:
+            self._own_timers.close()
+
+    def _logged(self, notice: Notice) -> None:
+        log = self._logger()
+        match notice:
+            case SupervisorGaveUp() | ChildLost():
+                log.error(notice.name, **notice_fields(notice))
+            case ChildStartFailed():
+                log.warning(notice.name, **notice_fields(notice))
+            case ChildExited(reason=reason) if _is_unexpected(reason):
+                log.warning(notice.name, **notice_fields(notice))
+            case _:
+                log.debug(notice.name, **notice_fields(notice))
+
+    def _logger(self) -> Any:
+        if self._log is None:
+            import structlog  # noqa: PLC0415 # `import phalanx` stays quick
+
+            self._log = structlog.get_logger("phalanx")
+        return self._log
+
+
+def _is_unexpected(reason: ExitReason) -> bool:
+    return reason.is_failure
+
+
+def _ignored(_: object) -> None:
+    pass
