@@ -8,6 +8,7 @@ Guarantees:
   counted;
 - a rank that wrote its answer before it died has answered: `lose` reads to the end first;
 - calls that no rank had begun when a death came are sent again, in order, at no cost;
+- what survivors raise because another rank died counts as that death, not as their exception;
 - nobody runs another's code while reading: answers are kept as bytes, callbacks run elsewhere.
 
 Who reads: a blocked caller, else the hub's thread, never both. A caller that finds a reader
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from phalanx.runtime import Board, Hub, Watch
+
+
+_DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
 
 
 @dataclass(slots=True)
@@ -112,6 +116,7 @@ class Plane:
         self._closed: Callable[[], BaseException] | None = None
         self._wire = 0
         self._round = 0
+        self._doubtful: dict[int, tuple[Call, set[int]]] = {}  # by wire id; who has raised
         self._unanswered = 0
         self._turns: deque[Call] = deque()  # COLLECTIVE and GATHER, in order
         self._alone: list[deque[Call]] = [deque() for _ in range(size)]  # SINGLE, by rank
@@ -211,6 +216,11 @@ class Plane:
             reached = max((seat.board.begun for seat in everyone), default=0)
             again: list[Call] = []
             touched: dict[int, Call] = {}
+            for doubted, _ in list(self._doubtful.values()):
+                if report is None:
+                    self._fail(doubted)  # a stop that was asked for explains no exception
+                else:
+                    touched[doubted.wire] = doubted
             for seat in lost:
                 for call in seat.sent.values():
                     if call is not None and not call.done:
@@ -394,6 +404,8 @@ class Plane:
                     error = call.timed_out()
                     call.answers[rank] = Outcome(rank, OutcomeKind.TIMEOUT, error=error)
                 self._settle(call)
+            elif call.failed is not None:
+                self._settle(call)
             else:
                 self._settle(call, error=call.timed_out())
             self._forget(call)
@@ -474,6 +486,8 @@ class Plane:
     def _requeue(self, calls: list[Call]) -> None:
         """Put *calls* back to the front of their queues, oldest first."""
         for call in sorted(calls, key=lambda each: each.seq, reverse=True):
+            self._doubtful.pop(call.wire, None)
+            call.failed = None
             call.wire = 0
             call.answers.clear()
             match call.shape:
@@ -662,9 +676,7 @@ class Plane:
             if call.shape is Shape.GATHER:
                 self._answer(call, seat.rank, frame)
             else:
-                call.failed = (frame, seat.rank)
-                self._settle(call)
-                self._forget(call)
+                self._refuse_one(call, seat.rank, frame)
         elif frame.kind == Kind.REPLY:
             self._answer(call, seat.rank, frame)
         else:
@@ -675,8 +687,40 @@ class Plane:
     def _answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
         call.answers[rank] = answer
         call.missing.discard(rank)
-        if not call.missing:
+        if not call.missing and call.failed is None:
             self._settle(call)
+
+    def _refuse_one(self, call: Call, rank: int, frame: Frame) -> None:
+        """Fail *call* with what *rank* raised, unless that may be the echo of a death.
+
+        A killed rank's connections close before its process is seen to end: in three of eight
+        kills (gloo, four ranks) a survivor's "connection closed by peer" was here first. It would
+        have passed for the survivor's own exception, and a call to be retried would have failed.
+        Where every rank has raised, none of them has died of it.
+        """
+        call.missing.discard(rank)
+        if call.failed is None:
+            call.failed = (frame, rank)
+        if call.shape is not Shape.COLLECTIVE or not frame.flags & Flag.JOINED:
+            self._fail(call)
+            return
+        wire = call.wire
+        _, raised = self._doubtful.setdefault(wire, (call, set()))
+        raised.add(rank)
+        if len(raised) == len(self._seats):
+            self._fail(call)
+        elif len(raised) == 1:
+            self._hub.call_at(time.monotonic() + _DOUBT, lambda: self._end_doubt(call, wire))
+
+    def _end_doubt(self, call: Call, wire: int) -> None:
+        with self._lock:
+            if wire in self._doubtful and not call.done:
+                self._fail(call)
+                self._pump()
+
+    def _fail(self, call: Call) -> None:
+        self._settle(call)
+        self._forget(call)
 
     def _step_down(self) -> None:
         with self._lock:
@@ -731,6 +775,7 @@ class Plane:
             return
         call.error = error
         call.done = True
+        self._doubtful.pop(call.wire, None)
         call.drop()
         if call.timer is not None:
             call.timer.cancel()
@@ -780,6 +825,7 @@ class Plane:
                 for call in list(seat.sent.values()):
                     if call is not None and not call.done:
                         yield call
+        yield from [call for call, _ in self._doubtful.values()]
         for queue in (self._turns, self._pool, *self._alone):
             yield from list(queue)
 

@@ -61,6 +61,7 @@ class Flag(IntFlag):
     LARGE = 1  # the body lies in the memory file whose descriptor came along
     COLLECTIVE = 2  # withdrawn through the board if not yet begun
     TELL = 4  # the answer is an acknowledgement, whatever the method returns
+    JOINED = 8  # an error out of a process group: another rank's death may be behind it
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
@@ -177,9 +178,10 @@ class ReplyLine:
             self._send_error(call, error)
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
-        self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"))
+        flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
+        self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
 
-    def _send(self, call: Frame, kind: Kind, encoded: Any) -> None:
+    def _send(self, call: Frame, kind: Kind, encoded: Any, flags: Flag = Flag.NONE) -> None:
         payload = Payload.of(encoded)
         try:
             packet = payload.packet(
@@ -187,10 +189,16 @@ class ReplyLine:
                 epoch=call.epoch,
                 call_id=call.call_id,
                 incarnation=self._incarnation,
+                flags=flags,
             )
             send(self._sock, packet, payload.file)
         finally:
             payload.close()
+
+
+def _is_in_process_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 _WITHDRAWN = object()
