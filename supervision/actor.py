@@ -77,7 +77,7 @@ class SupervisorActor(pykka.ThreadingActor):
         on_exit: Callable[[ExitReason], None],
     ) -> None:
         super().__init__()
-        self.state = initial_state(spec, path)
+        self.state = initial_state(spec, path, tree.instances.get(path, 0))
         self.thread: threading.Thread | None = None
         self._tree = tree
         self._on_start = on_start
@@ -110,6 +110,7 @@ class SupervisorActor(pykka.ThreadingActor):
                 return
             self._is_killed = True
             orphans = list(self._incarnations.values())
+        self._tree.announce(SupervisorExited(self.state.path, KILLED, self._tree.clock()))
         for orphan in reversed(orphans):
             orphan.abandon(KILLED)
         self._finish(KILLED)
@@ -162,6 +163,8 @@ class SupervisorActor(pykka.ThreadingActor):
         elif isinstance(event, CountRequested):
             event = replace(event, dead=self._dead())
         self.state, actions = decide(self.state, event)
+        if self.state.instances:
+            self._tree.instances[self.state.path] = self.state.instances
         for action in actions:
             self._perform(action)
 

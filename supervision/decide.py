@@ -35,7 +35,14 @@ from .events import (
     StopRequested,
 )
 from .exits import ExitKind, ExitReason
-from .notices import ChildExited, SupervisorExited, SupervisorGaveUp, SupervisorReady
+from .notices import (
+    ChildExited,
+    SupervisorBegan,
+    SupervisorExited,
+    SupervisorGaveUp,
+    SupervisorReady,
+    SupervisorStartFailed,
+)
 from .requests import requested
 from .sequence import advance, halt_all, is_over, with_alarm_rung, with_outcome, with_stopped
 from .state import (
@@ -132,6 +139,7 @@ def _progressed(state: SupervisorState, event: Progressed) -> SupervisorState:
 def _handled(state: SupervisorState, event: Event, now: float, do: Do) -> SupervisorState:
     match event:
         case Booted():
+            do.append(Announce(SupervisorBegan(state.path, now)))
             keys = tuple(child.key for child in state.in_start_order())
             return replace(state, task=Launch(keys, Boot()))
         case Exited():
@@ -427,10 +435,12 @@ def _halted(state: SupervisorState, task: Halt | HaltAll, now: float, do: Do) ->
 
 
 def _gone(state: SupervisorState, leave: Leave, now: float, do: Do) -> SupervisorState:
-    do.append(Announce(SupervisorExited(state.path, leave.reason, now)))
     if leave.error is not None:
+        error = repr(leave.error)
+        do.append(Announce(SupervisorStartFailed(state.path, leave.failed, error, now)))
         do.append(FailStart(leave.failed, leave.error))
     else:
+        do.append(Announce(SupervisorExited(state.path, leave.reason, now)))
         do.append(Exit(leave.reason))
     for event in state.mailbox:
         do.extend(_refused(event))

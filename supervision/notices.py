@@ -67,6 +67,26 @@ class HandleFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class SupervisorBegan:
+    """A supervisor runs and begins to start its children."""
+
+    name: ClassVar[str] = "phalanx.supervisor_began"
+    path: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorStartFailed:
+    """A child of the initial list did not start; the others are stopped, the supervisor ends."""
+
+    name: ClassVar[str] = "phalanx.supervisor_start_failed"
+    path: str
+    child: str
+    error: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorReady:
     """All children of the initial list are started."""
 
@@ -102,6 +122,8 @@ Notice: TypeAlias = (
     | ChildExited
     | ChildLost
     | HandleFailed
+    | SupervisorBegan
+    | SupervisorStartFailed
     | SupervisorReady
     | SupervisorGaveUp
     | SupervisorExited

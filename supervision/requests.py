@@ -35,16 +35,16 @@ Do: TypeAlias = list[Action]
 
 def requested(state: SupervisorState, event: Request, do: Do) -> SupervisorState:
     """Return the state after *event*; its answer is in *do*, or follows when its task is over."""
-    result: SupervisorState | Answer
+    result: SupervisorState | Answer  # the answer to a request that changes nothing
     match event:
         case StartChildRequested():
-            result = _start_child(state, event)
+            result = _start_child(state, event, do)
         case TerminateChildRequested():
             result = _terminate_child(state, event)
         case RestartChildRequested():
             result = _restart_child(state, event)
         case DeleteChildRequested():
-            result = _delete_child(state, event.child)
+            result = _delete_child(state, event, do)
         case ChildSpecRequested():
             result = _child_spec(state, event.child)
         case ChildrenRequested():
@@ -54,8 +54,6 @@ def requested(state: SupervisorState, event: Request, do: Do) -> SupervisorState
         case never:
             assert_never(never)
     if isinstance(result, SupervisorState):
-        if result.task is None:
-            do.append(Reply(event.caller, Done("")))
         return result
     do.append(Reply(event.caller, result))
     return state
@@ -64,9 +62,11 @@ def requested(state: SupervisorState, event: Request, do: Do) -> SupervisorState
 # --- start_child --------------------------------------------------------------------------
 
 
-def _start_child(state: SupervisorState, event: StartChildRequested) -> SupervisorState | Answer:
+def _start_child(
+    state: SupervisorState, event: StartChildRequested, do: Do
+) -> SupervisorState | Answer:
     if state.spec.strategy.has_instances:
-        return _start_instance(state, event)
+        return _start_instance(state, event, do)
     spec = event.spec
     if spec is None or event.args:
         return Refused(Refusal.INVALID_SPEC)
@@ -80,7 +80,9 @@ def _start_child(state: SupervisorState, event: StartChildRequested) -> Supervis
     return Refused(Refusal.ALREADY_PRESENT, spec.id)
 
 
-def _start_instance(state: SupervisorState, event: StartChildRequested) -> SupervisorState | Answer:
+def _start_instance(
+    state: SupervisorState, event: StartChildRequested, do: Do
+) -> SupervisorState | Answer:
     if state.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
         if event.spec is not None:
             return Refused(Refusal.INVALID_SPEC, event.spec.id)
@@ -93,11 +95,13 @@ def _start_instance(state: SupervisorState, event: StartChildRequested) -> Super
         spec = event.spec
     if state.spec.refuses(spec):
         return Refused(Refusal.BAD_COMBINATION, spec.id)
+    number = state.instances + 1
+    state = replace(state, instances=number)
     limit = state.spec.max_children
     if limit is not None and len(state.children) >= limit:
-        return Refused(Refusal.MAX_CHILDREN, spec.id)
-    number = state.instances + 1
-    return _added(replace(state, instances=number), f"{spec.id}#{number}", spec, event)
+        do.append(Reply(event.caller, Refused(Refusal.MAX_CHILDREN, spec.id)))
+        return state
+    return _added(state, f"{spec.id}#{number}", spec, event)
 
 
 def _added(
@@ -140,10 +144,13 @@ def _restart_child(
             return refused
 
 
-def _delete_child(state: SupervisorState, key: str) -> SupervisorState | Answer:
-    match _stopped(state, key):
-        case Child():
-            return state.without_child(key)
+def _delete_child(
+    state: SupervisorState, event: DeleteChildRequested, do: Do
+) -> SupervisorState | Answer:
+    match _stopped(state, event.child):
+        case Child() as child:
+            do.append(Reply(event.caller, Done(child.key)))
+            return state.without_child(child.key)
         case refused:
             return refused
 

@@ -243,12 +243,20 @@ def _position(child: Child) -> int:
     return child.position
 
 
-def initial_state(spec: SupervisorSpec, path: str = "") -> SupervisorState:
-    """Return a supervisor that has not begun: deliver `Booted` to it."""
+def initial_state(spec: SupervisorSpec, path: str = "", instances: int = 0) -> SupervisorState:
+    """Return a supervisor that has not begun: deliver `Booted` to it.
+
+    *instances* is how many were numbered before it, so that a key never names two of them.
+    """
     children: Trie[str, Child] = Trie()
     if not spec.strategy.has_instances:
         for position, child in enumerate(spec.children, 1):
             children = children.set(child.id, Child(child.id, child, position))
     return SupervisorState(
-        spec, path or spec.id, spec.intensity.window(), children, positions=len(children)
+        spec,
+        path or spec.id,
+        spec.intensity.window(),
+        children,
+        positions=len(children),
+        instances=instances,
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import threading
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import pykka
@@ -190,6 +191,7 @@ class Supervisor(SupervisorView):
         self,
         spec: SupervisorSpec,
         *,
+        clock: Callable[[], float] = time.monotonic,
         timers: Timers | None = None,
         subscriber: Subscriber | None = None,
         log: Any = None,
@@ -198,6 +200,7 @@ class Supervisor(SupervisorView):
 
         Args:
             spec: The tree.
+            clock: The clock of restart windows and back-off, in seconds; it never goes back.
             timers: What calls back at a time; None for a thread of its own.
             subscriber: Called with every notice from the first on (`subscribe`).
             log: A structlog logger; None for structlog's own.
@@ -207,7 +210,7 @@ class Supervisor(SupervisorView):
         """
         self.spec = spec
         self.exits = Lifeline(spec.id, self._asked_to_stop)
-        self._tree = Tree(timers=timers, log=log)
+        self._tree = Tree(clock=clock, timers=timers, log=log)
         if subscriber is not None:
             self._tree.subscribe(subscriber)
         self._started: pykka.ThreadingFuture[None] = pykka.ThreadingFuture()

@@ -1,7 +1,8 @@
 """What the supervisors of one tree share: clock, timers, chance, and those who watch.
 
 Guarantees: a subscriber that raises harms nobody but itself. Notices of one supervisor arrive in
-order; they are also log events, by structlog, which is imported with the first one.
+order; they are also log events, by structlog, which is imported with the first one. Without a
+logger of its own, a tree logs only what goes wrong.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .notices import (
     ChildExited,
@@ -22,9 +23,6 @@ from .notices import (
     notice_fields,
 )
 from .timers import Cancel, ThreadTimers, Timers
-
-if TYPE_CHECKING:
-    from .exits import ExitReason
 
 Subscriber: TypeAlias = Callable[[Notice], None]
 
@@ -47,9 +45,13 @@ class Tree:
     ) -> None:
         self.clock = clock
         self.chance = chance
+        # How many instances each supervisor has numbered, by path: a restarted one goes on from
+        # there. One entry per supervisor that ever had instances, not per instance.
+        self.instances: dict[str, int] = {}
         self._own_timers = ThreadTimers() if timers is None else None
         self._timers: Timers | None = timers
         self._log = log
+        self._logs_routine = log is not None
         self._lock = threading.Lock()
         self._subscribers: dict[int, Subscriber] = {}
         self._numbers = count()
@@ -95,10 +97,12 @@ class Tree:
                 log.error(notice.name, **notice_fields(notice))
             case ChildStartFailed():
                 log.warning(notice.name, **notice_fields(notice))
-            case ChildExited(reason=reason) if _is_unexpected(reason):
+            case ChildExited(reason=reason) if reason.is_failure:
                 log.warning(notice.name, **notice_fields(notice))
-            case _:
+            case _ if self._logs_routine:
                 log.debug(notice.name, **notice_fields(notice))
+            case _:
+                pass
 
     def _logger(self) -> Any:
         if self._log is None:
@@ -106,10 +110,6 @@ class Tree:
 
             self._log = structlog.get_logger("phalanx")
         return self._log
-
-
-def _is_unexpected(reason: ExitReason) -> bool:
-    return reason.is_failure
 
 
 def _ignored(_: object) -> None:

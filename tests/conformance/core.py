@@ -223,13 +223,11 @@ class CoreWorld:
             event = sup.awaited.popleft() if sup.awaited else sup.inbox.popleft()
             state = sup.state
             assert state is not None
-            if isinstance(event, StartChildRequested) and state.spec.strategy.has_instances:
-                self.instances[sup.path] += 1
-                state = replace(state, instances=self.instances[sup.path] - 1)
-            elif isinstance(event, CountRequested):
+            if isinstance(event, CountRequested):
                 dead = {child.serial for child in sup.children.values() if not child.alive}
                 event = replace(event, dead=frozenset(dead))
             sup.state, actions = decide(state, event)
+            self.instances[sup.path] = sup.state.instances
             for action in actions:
                 self._perform(sup, action)
 
@@ -291,7 +289,14 @@ class CoreWorld:
     def _born(self, parent: Sup | None, key: str, serial: int, spec: SupervisorSpec) -> Sup:
         path = key if parent is None else f"{parent.path}/{key}"
         self.attempts[path] += 1
-        sup = Sup(path, self.attempts[path], serial, parent, key, state=initial_state(spec, path))
+        sup = Sup(
+            path,
+            self.attempts[path],
+            serial,
+            parent,
+            key,
+            state=initial_state(spec, path, self.instances[path]),
+        )
         self.latest[path] = sup
         self.events.append(["start", path, sup.n])
         sup.inbox.append(Booted(self.now))
