@@ -1,1 +1,37 @@
 """What users touch."""
+
+from __future__ import annotations
+
+from phalanx.runtime import AsyncOutput, CrashReport
+
+from .child import executor_child, worker_child
+from .context import WorkerContext
+from .executor import Executor, Status
+from .executor_actor import ExecutorActor, RankInfo
+from .futures import CallFuture
+from .layout import Layout
+from .notices import Emitted
+from .outcomes import Outcome, OutcomeKind
+from .spec import StopPolicy
+from .worker import WorkerActor, idempotent, step
+
+__all__ = [
+    "AsyncOutput",
+    "CallFuture",
+    "CrashReport",
+    "Emitted",
+    "Executor",
+    "ExecutorActor",
+    "Layout",
+    "Outcome",
+    "OutcomeKind",
+    "RankInfo",
+    "Status",
+    "StopPolicy",
+    "WorkerActor",
+    "WorkerContext",
+    "executor_child",
+    "idempotent",
+    "step",
+    "worker_child",
+]

@@ -8,7 +8,6 @@ Left to others: when calls are sent and who reads (`plane`).
 
 from __future__ import annotations
 
-import threading
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -20,6 +19,7 @@ from phalanx.supervision import CallTimeout, SpecError
 from .outcomes import Outcome, OutcomeKind
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Sequence
 
 OnDeath = Literal["fail", "retry"]
@@ -112,7 +112,9 @@ class Call:
         payloads = self.payloads
         return payloads[rank] if len(payloads) > 1 else payloads[0]
 
-    def result(self, aggregate: Callable[[list[Any], int], Any] | None = None, lead: int = 0) -> Any:
+    def result(
+        self, aggregate: Callable[[list[Any], int], Any] | None = None, lead: int = 0
+    ) -> Any:
         """Return the value or raise the error of a call that is `done`.
 
         Decodes the answers: call it once.
@@ -150,10 +152,8 @@ class Call:
 
     def timed_out(self) -> CallTimeout:
         """Return the error of a call whose deadline has passed."""
-        if self.wire:
-            ranks = sorted(self.missing)
-        else:
-            ranks = [] if self.rank is None else [self.rank]
+        aimed = [] if self.rank is None else [self.rank]
+        ranks = sorted(self.missing) if self.wire else aimed
         return CallTimeout(self.name, ranks, self.terms.timeout or 0.0, sent=bool(self.wire))
 
     def drop(self) -> None:

@@ -18,8 +18,10 @@ import pykka
 from phalanx.runtime import acquire_shared, release_shared
 from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
 
+from .callbacks import Callbacks
 from .executor_actor import ExecutorActor, Shared
-from .notices import Close, Started
+from .notices import Close, KillAll, Started, StreamEnded
+from .plane import Plane
 from .termination import living
 
 if TYPE_CHECKING:
@@ -54,15 +56,16 @@ class Core:
             try:
                 # Boots while the rest is being made.
                 self.runtime.launcher(spec.preload).warm()
-                ref = ExecutorActor.start(spec, self.runtime, self._ended(release), on_end)
+                self.shared = self._share()
+                self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
+                    spec, self.runtime, self.shared, self._ended(release), on_end
+                )
             except BaseException:
                 release()
                 raise
         except BaseException:
             living.remove(self)
             raise
-        self.ref: pykka.ActorRef[ExecutorActor] = ref
-        self.shared: Shared = ref._actor.shared  # noqa: SLF001  # the same layer's, set before start
         self.tell(Started())
 
     def tell(self, notice: object) -> None:
@@ -72,7 +75,7 @@ class Core:
 
     def wait_ready(self) -> None:
         """Return once the group has served for the first time; raise why it did not."""
-        # No deadline of its own: each rank's start has one, and so has the stop after it.
+        # No deadline of its own: each start has one, and so has the stop that follows a failed one.
         self.shared.ready.wait()
         view = self.shared.view
         if view.phase in (Phase.CLOSING, Phase.ENDED) and self.shared.start_error is not None:
@@ -86,8 +89,7 @@ class Core:
         """Raise unless this is the process that built the executor."""
         if self._pid != os.getpid():
             msg = (
-                f"executor {self.spec.name} belongs to process {self._pid}, the parent of this one; "
-                "build a new one after the fork"
+                f"executor {self.spec.name} belongs to the parent process: build one after forking"
             )
             raise ExecutorClosed(msg)
 
@@ -103,16 +105,25 @@ class Core:
         if grace > 0 and not mine and not shared.gone.is_set():
             self._refuse()
             shared.plane.wait_idle(time.monotonic() + grace)
-        with self._lock:
-            if not shared.closing:
-                shared.closing = True
-                self._refuse()
-                self.tell(Close(SHUTDOWN))
+        self.request_end()
         if mine or threading.current_thread().name.startswith("ExecutorActor"):
             return
         stop = self.spec.stop
         launch = 0.0 if shared.ready.is_set() else self.spec.start_timeout
         shared.gone.wait(stop.ask + stop.terminate + launch + _TEARDOWN)
+
+    def request_end(self) -> None:
+        """Ask for the end, once; returns at once."""
+        with self._lock:
+            if not self.shared.closing:
+                self.shared.closing = True
+                self._refuse()
+                self.tell(Close(SHUTDOWN))
+
+    def kill(self) -> None:
+        """Ask for the end, with no time for anybody; returns at once."""
+        self.request_end()
+        self.tell(KillAll())
 
     def _refuse(self) -> None:
         name = self.spec.name
@@ -121,6 +132,22 @@ class Core:
             return ExecutorClosed(f"executor {name} was closed; build a new one")
 
         self.shared.plane.refuse(closed)
+
+    def _share(self) -> Shared:
+        """Return what the actor and its users' threads share."""
+        log = self.runtime.scribe.log
+
+        def complain(error: BaseException) -> None:
+            with suppress(Exception):
+                log.error("phalanx.callback_failed", group=self.spec.name, exc_info=error)
+
+        plane = Plane(
+            self.runtime.hub,
+            self.spec.world_size,
+            depth=self.spec.queue_depth,
+            on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
+        )
+        return Shared(plane, Callbacks(complain))
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

@@ -14,12 +14,11 @@ import time
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from phalanx.runtime import DevicePool, Payload, encode
 from phalanx.supervision import (
-    BackOff,
+    ExecutorClosed,
     Intensity,
     Phase,
     Restart,
@@ -36,31 +35,22 @@ from .inline import InlineRank
 from .layout import Layout
 from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
-from .spec import (
-    ExecutorSpec,
-    StopPolicy,
-    check_count,
-    check_env,
-    check_per_rank,
-    check_seconds,
-    check_worker,
-    factory_of,
-)
+from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
+from .steps import Steps, step_function
 from .worker import Methods, WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from phalanx.runtime import CrashReport, Runtime
-    from phalanx.supervision import ExitReason
+    from phalanx.supervision import BackOff, ExitReason
 
     from .executor_actor import GroupView, RankInfo
     from .spec import Launch
-    from .worker import Method
 
 W = TypeVar("W", bound=WorkerActor)
-Callee = "str | Callable[..., Any]"
-_names = itertools.count(1)
+_SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,50 +151,29 @@ class Executor(Generic[W]):
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
     ) -> None:
-        check_worker(worker)
-        sizes = {"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context}
-        plan, is_plain = _layout_of(world_size, layout, sizes)
-        size = plan.world_size
-        _check_choice("launch", launch, ("zygote", "exec", "inline"))
-        if launch == "inline" and size != 1:
-            raise SpecError("world_size", size, 'launch="inline" has one rank')
-        _check_kind("strategy", strategy, Strategy)
-        if strategy.has_instances:
-            raise SpecError("strategy", strategy, "ranks are restarted one_for_one, one_for_all or rest_for_one")
-        _check_kind("intensity", intensity, Intensity)
-        _check_kind("restart", restart, Restart)
-        _check_kind("stop", stop, StopPolicy)
-        if backoff is not None:
-            _check_kind("backoff", backoff, BackOff)
-        if name is not None and (not isinstance(name, str) or not name or "\0" in name):
-            raise SpecError("name", name, "give a text that is not empty")
-        if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
-            raise SpecError("preload", preload, "give a list of module names")
-        keywords = check_per_rank("rank_kwargs", rank_kwargs or [{}] * size, size)
-        rank_envs = check_per_rank("rank_env", rank_env or [{}] * size, size)
-        DevicePool.of(devices, size).close()  # more leases than devices is told here
-        self._spec = ExecutorSpec(
-            worker=worker,
-            name=name or f"{worker.__name__.lower()}-{next(_names)}",
-            world_size=size,
-            layout=plan,
-            is_plain=is_plain,
-            factory=factory_of(worker, args, kwargs),
-            keywords=tuple(_pickle_keywords(i, each) for i, each in enumerate(keywords)),
-            env=check_env("env", env),
-            rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
+        self._spec = spec_of(
+            worker,
+            world_size,
+            args=args,
+            kwargs=kwargs,
+            rank_kwargs=rank_kwargs,
+            sizes={"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context},
+            layout=layout,
             strategy=strategy,
             intensity=intensity,
             restart=restart,
             backoff=backoff,
             devices=devices,
-            preload=tuple(preload),
+            preload=preload,
             launch=launch,
-            start_timeout=check_seconds("start_timeout", start_timeout, positive=True),
+            env=env,
+            rank_env=rank_env,
+            name=name,
+            start_timeout=start_timeout,
             stop=stop,
-            queue_depth=check_count("queue_depth", queue_depth),
-            async_output=bool(async_output),
-            report_dir=None if report_dir is None else Path(report_dir),
+            queue_depth=queue_depth,
+            async_output=async_output,
+            report_dir=report_dir,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()
@@ -213,7 +182,7 @@ class Executor(Generic[W]):
         self._inline: InlineRank | None = None
         self._inline_closed = False
         self._inline_listeners: dict[int, Callable[[Any], None]] = {}
-        self._layout = plan
+        self._layout = self._spec.layout
         if launch == "inline":
             self._inline = InlineRank(self._spec, self._emitted_inline)
             return
@@ -446,7 +415,7 @@ class Executor(Generic[W]):
     @property
     def steps(self) -> W:
         """The step methods, typed as the worker class declares them; each answers one value."""
-        return cast("W", _Steps(self))
+        return cast("W", Steps(self))
 
     @property
     def aio(self) -> AsyncExecutor:
@@ -459,7 +428,7 @@ class Executor(Generic[W]):
         if method is None:
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
-        return _step_function(self, method)
+        return step_function(self, method)
 
     # --- looking ------------------------------------------------------------------------
 
@@ -624,13 +593,27 @@ class Executor(Generic[W]):
     def close(self) -> None:
         """Stop every rank and give everything back; calls after it raise `ExecutorClosed`.
 
-        Calls in flight may end while the ranks are being asked to stop. Idempotent, from any thread.
+        Calls in flight may end while ranks are being asked to stop. Idempotent, from any thread.
         """
         if self._inline is not None:
             self._inline_closed = True
             self._inline.close()
             return
         self._core.end()
+
+    def request_close(self) -> None:
+        """Ask for the end and return at once; for who must not wait."""
+        if self._inline is not None:
+            self.close()
+        else:
+            self._core.request_end()
+
+    def kill(self) -> None:
+        """Kill every rank now and end the executor; returns at once. `close` is the good order."""
+        if self._inline is not None:
+            self.close()
+        else:
+            self._core.kill()
 
     def __enter__(self) -> Self:
         return self
@@ -640,7 +623,9 @@ class Executor(Generic[W]):
 
     def __repr__(self) -> str:
         state = self.status().state
-        return f"<Executor {self.name!r}: {self.world_size} x {self._spec.worker.__name__}, {state}>"
+        return (
+            f"<Executor {self.name!r}: {self.world_size} x {self._spec.worker.__name__}, {state}>"
+        )
 
     # --- inside -------------------------------------------------------------------------
 
@@ -682,7 +667,15 @@ class Executor(Generic[W]):
             tell=tell,
         )
         if self._inline is not None:
-            return self._call_inline(shape, name, method, each[0], want, decode, non_block)
+            return self._call_inline(
+                shape,
+                name=name,
+                method=method,
+                what=each[0],
+                want=want,
+                decode=decode,
+                non_block=non_block,
+            )
         self._core.check_process()
         plane = self._plane
         if not non_block:
@@ -709,6 +702,7 @@ class Executor(Generic[W]):
     def _call_inline(
         self,
         shape: Shape,
+        *,
         name: str,
         method: Any,
         what: tuple[tuple[Any, ...], Mapping[str, Any]],
@@ -763,8 +757,7 @@ class Executor(Generic[W]):
         while True:
             with shared.changed:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                settled = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
-                if not shared.changed.wait_for(lambda: shared.view.phase in settled, left):
+                if not shared.changed.wait_for(lambda: shared.view.phase in _SETTLED, left):
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self._check_open()
@@ -786,8 +779,6 @@ class Executor(Generic[W]):
     def _check_open(self) -> None:
         if self._inline is not None:
             if self._inline_closed:
-                from phalanx.supervision import ExecutorClosed  # noqa: PLC0415  # rare
-
                 msg = f"executor {self.name} was closed; build a new one"
                 raise ExecutorClosed(msg)
             return
@@ -823,44 +814,6 @@ class Executor(Generic[W]):
             listener(event)
 
 
-class _Steps:
-    """The step methods of an executor."""
-
-    def __init__(self, executor: Executor[Any]) -> None:
-        self._executor = executor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-
-def _step_function(executor: Executor[Any], method: Method) -> Callable[..., Any]:
-    """Return a function that calls the step *method* as it is declared."""
-    layout = executor.layout
-    declared = method.declared
-    reply = declared.reply
-    want = layout.output_rank if reply == "output" else reply if isinstance(reply, int) else None
-    drivers = layout.driver_ranks
-
-    def pick(values: list[Any], _lead: int) -> list[Any]:
-        return [values[rank] for rank in drivers]
-
-    def call(*args: Any, non_block: bool = False, **kwargs: Any) -> Any:
-        return executor.collective_rpc(
-            method.name,
-            declared.timeout,
-            args,
-            kwargs,
-            non_block=non_block,
-            unique_reply_rank=want,
-            aggregate=pick if reply == "driver" else None,
-        )
-
-    call.__name__ = call.__qualname__ = method.name
-    if method.signature is not None:
-        call.__signature__ = method.signature  # type: ignore[attr-defined]  # inspect reads it
-    return call
-
-
 def _restart_late(core: Core, call: Call) -> None:
     """Have the ranks that did not answer *call* restarted, where it asks for that."""
     if call.terms.on_timeout != "restart" or not call.wire:
@@ -874,43 +827,3 @@ def _restart_late(core: Core, call: Call) -> None:
 
 def _ping(_worker: object) -> None:
     """Answer, from the main loop."""
-
-
-def _layout_of(
-    world_size: int | None, layout: Layout | None, sizes: Mapping[str, int | None]
-) -> tuple[Layout, bool]:
-    """Return the layout, and whether none was asked for."""
-    given = {name: size for name, size in sizes.items() if size is not None}
-    if world_size is not None:
-        check_count("world_size", world_size)
-    if layout is not None:
-        _check_kind("layout", layout, Layout)
-        if given:
-            raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
-    elif given:
-        layout = Layout(**given)
-    else:
-        return Layout(tensor=1 if world_size is None else world_size), True
-    if world_size is not None:
-        layout.check(world_size)
-    return layout, False
-
-
-def _pickle_keywords(rank: int, keywords: object) -> bytes:
-    from collections.abc import Mapping as AnyMapping  # noqa: PLC0415  # the name is for types here
-
-    if not isinstance(keywords, AnyMapping):
-        raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
-    from phalanx.runtime import encode_by_value  # noqa: PLC0415  # as above
-
-    return encode_by_value(dict(keywords), f"rank_kwargs[{rank}]={keywords!r}")
-
-
-def _check_kind(field: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise SpecError(field, value, f"give a {kind.__name__}")
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SpecError(field, value, f"give one of {', '.join(choices)}")

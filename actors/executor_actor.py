@@ -3,7 +3,7 @@
 Guarantees: one thread, one thing at a time; every death is classified, reported and settled
 before anything is started in its place; when the group ends for good, by whatever cause, every
 call is settled, everything is given back, the failure callback has fired at most once, and
-whoever waits for the end is woken. An exception in this actor itself ends the group in the same way.
+whoever waits for the end is woken. An exception in this actor itself ends the group the same way.
 
 Left to others: what to do (`decide_ranks`), processes (`Members`), calls (`Plane`). Calls do not
 pass through here: they run in their callers' threads.
@@ -11,7 +11,7 @@ pass through here: they run in their callers' threads.
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import random
 import threading
 import time
@@ -42,7 +42,6 @@ from phalanx.runtime import (
     receive,
 )
 from phalanx.supervision import (
-    NORMAL,
     Begin,
     CloseAsked,
     Decided,
@@ -70,13 +69,13 @@ from phalanx.supervision import (
     new_group,
 )
 
-from .callbacks import Callbacks
 from .layout import Layout
 from .members import Members
 from .notices import (
     BackOffOver,
     Close,
     Emitted,
+    KillAll,
     NotStarted,
     Overdue,
     Planned,
@@ -86,16 +85,16 @@ from .notices import (
     StopOverdue,
     StreamEnded,
 )
-from .plane import Plane
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime import RemoteFailure, Runtime
 
+    from .callbacks import Callbacks
     from .calls import Call
     from .members import Member
-    from .plane import Progress
+    from .plane import Plane, Progress
     from .spec import ExecutorSpec
 
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
@@ -176,6 +175,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self,
         spec: ExecutorSpec,
         runtime: Runtime,
+        shared: Shared,
         release_runtime: Callable[[], None],
         on_end: Callable[[ExitReason], None] | None,
     ) -> None:
@@ -205,14 +205,8 @@ class ExecutorActor(pykka.ThreadingActor):
         self._reports: list[CrashReport] = []
         self._last_report: CrashReport | None = None
         self._ending = False
-        plane = Plane(
-            runtime.hub,
-            spec.world_size,
-            depth=spec.queue_depth,
-            on_end=lambda rank, incarnation: self._tell(StreamEnded(rank, incarnation)),
-        )
-        self.shared = Shared(plane, Callbacks(self._report_callback))
-        self._plane = plane
+        self.shared = shared
+        self._plane = shared.plane
 
     # --- hearing ------------------------------------------------------------------------
 
@@ -266,6 +260,9 @@ class ExecutorActor(pykka.ThreadingActor):
             case Close(reason):
                 self._finish_plan(accepted=False)
                 self._act(CloseAsked(reason, time.monotonic()))
+            case KillAll():
+                for member in self._members.current():
+                    self._members.kill(member)
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
@@ -433,12 +430,12 @@ class ExecutorActor(pykka.ThreadingActor):
                 code=status.code,
                 signal=status.signal,
                 core_dumped=status.core_dumped,
-                oom=status.oom,
+                oom=status.out_of_memory,
             )
         return CrashReport.of(
             member.labels,
             reason,
-            at=datetime.datetime.now(datetime.UTC).isoformat(),
+            at=dt.datetime.now(dt.UTC).isoformat(),
             at_monotonic=now,
             ran_for=now - member.started_at,
             call=call,
@@ -515,11 +512,11 @@ class ExecutorActor(pykka.ThreadingActor):
                 action.ranks,
                 self._rendezvous,
             )
-        except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
+        except Exception as error:  # a start that fails is an exit of those ranks
             if self.shared.start_error is None and self._state.served_at is None:
                 self.shared.start_error = error
             detail = f"it could not be started: {type(error).__name__}: {error}"
-            self._runtime.scribe.log.error("phalanx.start_failed", group=self._spec.name, why=detail)
+            self._runtime.scribe.log.exception("phalanx.start_failed", group=self._spec.name)
             # Through the mailbox, as any exit: a retry that fails again must not nest.
             self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
             return
@@ -606,7 +603,8 @@ class ExecutorActor(pykka.ThreadingActor):
                 shared.callbacks.run(callback, reason)
         shared.ready.set()
         if self._on_end is not None:
-            self._on_end(NORMAL if shared.closing and not reason.is_failure else reason)
+            # Before the shared parts are let go: whoever starts the next one finds them warm.
+            self._on_end(reason)
         for give_back in (
             self._store.close,
             self._devices.close,
@@ -691,12 +689,6 @@ class ExecutorActor(pykka.ThreadingActor):
             listeners = list(self.shared.listeners.values())
         for listener in listeners:
             self.shared.callbacks.run(listener, event)
-
-    def _report_callback(self, error: BaseException) -> None:
-        with suppress(Exception):
-            self._runtime.scribe.log.error(
-                "phalanx.callback_failed", group=self._spec.name, error=repr(error), exc_info=error
-            )
 
 
 def _who(member: Member) -> dict[str, Any]:

@@ -6,6 +6,7 @@ left when it stops; its hooks' own exceptions are reported and do not hide the r
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import sys
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from phalanx.runtime import WorkerLabels, worker_logger
 from phalanx.supervision import UnknownMethod
 
 from .context import WorkerContext
-from .worker import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
     from .layout import Layout
+    from .worker import WorkerActor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_stop(reason)
-        except Exception:  # noqa: BLE001  # reported; the worker stops all the same
+        except Exception:  # reported; the worker stops all the same
             self._context.log.exception("phalanx.on_stop_failed")
         _leave_process_group()
 
@@ -96,7 +97,7 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_failure(error)
-        except Exception:  # noqa: BLE001  # reported; *error* is what counts
+        except Exception:  # reported; *error* is what counts
             self._context.log.exception("phalanx.on_failure_failed")
 
 
@@ -123,7 +124,5 @@ def host_worker(blob: bytes, link: Link) -> WorkerHost:
 def _leave_process_group() -> None:
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
-        try:
+        with contextlib.suppress(Exception):  # a broken group cannot be left in good order
             dist.destroy_process_group()
-        except Exception:  # noqa: BLE001, S110  # a broken group cannot be left in good order
-            pass

@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from phalanx.runtime import (
     AsyncOutput,
     DevicePool,
-    LogChannel,
     WorkerLabels,
     decode,
     encode,
-    worker_logger,
 )
 from phalanx.supervision import SHUTDOWN
 
@@ -40,8 +40,6 @@ class InlineRank:
         )
         pool = DevicePool.of(spec.devices, 1)
         self._pool, self._lease = pool, pool.acquire(0)
-        # Records go to the driver's stderr: no scribe drains a worker that is the driver.
-        self._channel = LogChannel.to_stderr(where=labels.child)
         context = WorkerContext(
             group=spec.name,
             rank=0,
@@ -53,7 +51,8 @@ class InlineRank:
             epoch=1,
             incarnation=1,
             rendezvous=None,
-            log=worker_logger(self._channel, labels),
+            # The driver's own logger: this worker is the driver.
+            log=structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1),
             _listener=listener,
         )
         seed = Seed(
@@ -95,7 +94,6 @@ class InlineRank:
             self._open = False
             self._host.stop(SHUTDOWN)
             self._pool.close()
-            self._channel.close()
 
 
 def _travel(value: Any, what: str) -> Any:

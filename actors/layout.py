@@ -7,7 +7,6 @@ tensor first, then prefill context, then pipeline stage, as LLM engines number t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import SpecError
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _nothing() -> Mapping[str, int]:
-    return MappingProxyType({})
+    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,6 +117,11 @@ class Emitted:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class KillAll:
+    """Every rank is to be killed now."""
+
+
 Notice = (
     ProcessGone
     | RankSaid
@@ -128,4 +133,5 @@ Notice = (
     | Started
     | Planned
     | Close
+    | KillAll
 )

@@ -91,7 +91,6 @@ class Plane:
         depth: Calls that one rank may have been sent and not answered; also how many calls may
             wait for their turn before `submit` blocks.
         on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
-        on_tell_error: Told of the exception of a `tell`.
     """
 
     def __init__(
@@ -101,12 +100,10 @@ class Plane:
         *,
         depth: int = 64,
         on_end: Callable[[int, int], None],
-        on_settled: Callable[[Call], None] | None = None,
     ) -> None:
         self._hub = hub
         self._depth = depth
         self._on_end = on_end
-        self._on_settled = on_settled
         self._lock = threading.Lock()
         self._seats: list[Seat | None] = [None] * size
         self._by_fd: dict[int, Seat] = {}
@@ -176,6 +173,7 @@ class Plane:
             seat = self._seat(rank, incarnation)
             if seat is None:
                 return Progress()
+            self._whole = False  # before its answers make room for further calls
             self._drain(seat)
             board = seat.board
             begun, running = board.begun, board.begun > board.finished
@@ -204,9 +202,9 @@ class Plane:
                 for rank, incarnation in ranks.items()
                 if (seat := self._seat(rank, incarnation)) is not None
             ]
+            self._whole = False  # before their answers make room for further calls
             for seat in lost:
                 self._drain(seat)
-            self._whole = False
             survivors = [s for s in self._seats if s is not None and s not in lost]
             # From here on no survivor begins a collective call that no rank has begun.
             everyone = (*survivors, *lost)
@@ -502,7 +500,7 @@ class Plane:
 
     def _pump(self) -> None:
         """Send what may be sent, in order."""
-        if self._holding:
+        if self._holding or not self._seats:
             return
         turns = self._turns
         seats = self._seats
@@ -790,8 +788,6 @@ class Plane:
         for then in call.settled:
             then(call)
         call.settled.clear()
-        if self._on_settled is not None:
-            self._on_settled(call)
 
     def _forget(self, call: Call) -> None:
         """Void the answers that are still to come, and take it out of the queues."""

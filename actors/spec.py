@@ -7,22 +7,21 @@ arguments have been pickled.
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
-from phalanx.runtime import encode_by_value
+from phalanx.runtime import DevicePool, encode_by_value
 from phalanx.supervision import BackOff, Intensity, Restart, SpecError, Strategy
 
 from .layout import Layout
 from .worker import WorkerActor
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 Launch = Literal["zygote", "exec", "inline"]
-Console = Literal["text", "json"] | None
+_names = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,3 +136,119 @@ def check_env(field: str, env: object) -> Mapping[str, str]:
         if not isinstance(value, str) or "\0" in value:
             raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
     return env
+
+
+def spec_of(
+    worker: type[WorkerActor],
+    world_size: int | None,
+    *,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    rank_kwargs: Sequence[Mapping[str, Any]] | None,
+    sizes: Mapping[str, int | None],
+    layout: Layout | None,
+    strategy: Strategy,
+    intensity: Intensity,
+    restart: Restart,
+    backoff: BackOff | None,
+    devices: Any,
+    preload: Sequence[str],
+    launch: Launch,
+    env: Mapping[str, str] | None,
+    rank_env: Sequence[Mapping[str, str]] | None,
+    name: str | None,
+    start_timeout: float,
+    stop: StopPolicy,
+    queue_depth: int,
+    async_output: bool,
+    report_dir: str | Path | None,
+) -> ExecutorSpec:
+    """Return the spec of what was asked for; the arguments are `Executor`'s.
+
+    Raises:
+        SpecError, NotPicklable: naming the argument and its value.
+    """
+    check_worker(worker)
+    plan, is_plain = _layout_of(world_size, layout, sizes)
+    size = plan.world_size
+    _check_choice("launch", launch, ("zygote", "exec", "inline"))
+    if launch == "inline" and size != 1:
+        raise SpecError("world_size", size, 'launch="inline" has one rank')
+    _check_kind("strategy", strategy, Strategy)
+    if strategy.has_instances:
+        raise SpecError("strategy", strategy, "give one_for_one, one_for_all or rest_for_one")
+    _check_kind("intensity", intensity, Intensity)
+    _check_kind("restart", restart, Restart)
+    _check_kind("stop", stop, StopPolicy)
+    if backoff is not None:
+        _check_kind("backoff", backoff, BackOff)
+    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+        raise SpecError("name", name, "give a text that is not empty")
+    if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
+        raise SpecError("preload", preload, "give a list of module names")
+    keywords = check_per_rank("rank_kwargs", rank_kwargs or [{}] * size, size)
+    rank_envs = check_per_rank("rank_env", rank_env or [{}] * size, size)
+    if isinstance(args, str) or not isinstance(args, Sequence):
+        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
+    DevicePool.of(devices, size).close()  # more leases than devices is told here
+    return ExecutorSpec(
+        worker=worker,
+        name=name or f"{worker.__name__.lower()}-{next(_names)}",
+        world_size=size,
+        layout=plan,
+        is_plain=is_plain,
+        factory=factory_of(worker, args, kwargs),
+        keywords=tuple(_pickle_keywords(i, each) for i, each in enumerate(keywords)),
+        env=check_env("env", env),
+        rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
+        strategy=strategy,
+        intensity=intensity,
+        restart=restart,
+        backoff=backoff,
+        devices=devices,
+        preload=tuple(preload),
+        launch=launch,
+        start_timeout=check_seconds("start_timeout", start_timeout, positive=True),
+        stop=stop,
+        queue_depth=check_count("queue_depth", queue_depth),
+        async_output=bool(async_output),
+        report_dir=None if report_dir is None else Path(report_dir),
+    )
+
+
+def _layout_of(
+    world_size: int | None, layout: Layout | None, sizes: Mapping[str, int | None]
+) -> tuple[Layout, bool]:
+    """Return the layout, and whether none was asked for."""
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if world_size is not None:
+        check_count("world_size", world_size)
+    if layout is not None:
+        _check_kind("layout", layout, Layout)
+        if given:
+            raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
+    elif given:
+        layout = Layout(**given)
+    else:
+        return Layout(tensor=1 if world_size is None else world_size), True
+    if world_size is not None:
+        layout.check(world_size)
+    return layout, False
+
+
+def _pickle_keywords(rank: int, keywords: object) -> bytes:
+    if not isinstance(keywords, Mapping):
+        raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
+    return encode_by_value(dict(keywords), f"rank_kwargs[{rank}]={keywords!r}")
+
+
+def _check_kind(field: str, value: object, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise SpecError(field, value, f"give a {kind.__name__}")
+
+
+def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise SpecError(field, value, f"give one of {', '.join(choices)}")

@@ -1,1 +1,89 @@
 """Doing it: processes, descriptors, sockets and clocks."""
+
+from __future__ import annotations
+
+from . import ledger
+from .board import Board, withdraw
+from .codec import Encoded, decode, encode, encode_by_value
+from .devices import DevicePool, Lease
+from .events import (
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    WorkerCrashed,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
+    fields,
+)
+from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, receive, send
+from .hub import Hub, Timer, Watch
+from .labels import WorkerLabels
+from .last_words import install_last_words
+from .launcher import Launcher, LaunchSpec
+from .logs import LogChannel, worker_logger
+from .process import Process, ProcessStatus
+from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
+from .replies import AsyncOutput, RemoteFailure
+from .report import CallInProgress, CrashReport, ExitEvidence
+from .runtime import Runtime, acquire_shared, release_shared
+from .scribe import Scribe, WorkerOutput
+from .status import exit_of_process
+from .tree import TreeReport
+from .worker_main import Boot, Link
+
+__all__ = [
+    "EVERY_RANK",
+    "AsyncOutput",
+    "Board",
+    "Boot",
+    "CallInProgress",
+    "CrashReport",
+    "DevicePool",
+    "Encoded",
+    "ExitEvidence",
+    "Flag",
+    "Frame",
+    "GroupDown",
+    "GroupEnded",
+    "GroupUp",
+    "Hub",
+    "Kind",
+    "LaunchSpec",
+    "Launcher",
+    "Lease",
+    "Link",
+    "LogChannel",
+    "Payload",
+    "Process",
+    "ProcessStatus",
+    "RemoteFailure",
+    "Rendezvous",
+    "RendezvousStore",
+    "Runtime",
+    "Scribe",
+    "Timer",
+    "TreeReport",
+    "Watch",
+    "WorkerCrashed",
+    "WorkerExited",
+    "WorkerLabels",
+    "WorkerOutput",
+    "WorkerReady",
+    "WorkerStarted",
+    "acquire_shared",
+    "decode",
+    "encode",
+    "encode_by_value",
+    "exit_of_process",
+    "fields",
+    "init_process_group",
+    "install_last_words",
+    "ledger",
+    "receive",
+    "release_shared",
+    "rendezvous_environment",
+    "send",
+    "withdraw",
+    "worker_logger",
+]

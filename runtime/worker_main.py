@@ -25,6 +25,7 @@ from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
 from .board import Board, register_worker
 from .codec import encode
 from .frames import Flag, Frame, Kind, Payload, receive, send
+from .last_words import install_last_words
 from .replies import RemoteFailure, ReplyLine
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     boot: Boot = pickle.loads(payload)
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
     register_worker()
+    install_last_words(fds["faults"])
     _arm_signals()
     try:
         try:

@@ -1,0 +1,112 @@
+"""An executor, with its rank group, as an ordinary child of a supervisor.
+
+Guarantees: the group is one child in OTP's sense: started when all its ranks are ready, ended when
+all of them are gone; past its own intensity it ends with reason ``shutdown``, as a supervisor that
+gives up, and the supervisor above decides by the child's restart type. Each start is a new
+executor: find the current one with `Supervisor.child`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
+
+from .executor import Executor
+from .spec import check_worker
+
+if TYPE_CHECKING:
+    from phalanx.supervision import ExitReason, StartContext
+
+    from .worker import WorkerActor
+
+
+class ExecutorHandle:
+    """One running executor, as its supervisor holds it.
+
+    Attributes:
+        ref: The executor.
+    """
+
+    def __init__(self, executor: Executor[Any]) -> None:
+        self.ref = executor
+
+    def terminate(self, reason: ExitReason) -> None:  # noqa: ARG002  # a group stops in one way
+        """Ask it to end."""
+        self.ref.request_close()
+
+    def kill(self) -> None:
+        """Kill every rank now."""
+        self.ref.kill()
+
+
+def executor_child(
+    id: str,  # noqa: A002  # OTP's word for it
+    worker: type[WorkerActor],
+    world_size: int | None = None,
+    *,
+    restart: Restart = Restart.PERMANENT,
+    shutdown: float | None = None,
+    significant: bool = False,
+    start_within: float | None = None,
+    ranks_restart: Restart = Restart.PERMANENT,
+    **options: Any,
+) -> ChildSpec:
+    """Return the spec of an executor as a child.
+
+    Args:
+        id: Its id among its siblings; its name becomes its path in the tree.
+        worker: As for `Executor`, like *world_size* and *options*.
+        world_size: As above.
+        restart: Which of its ends the supervisor above restarts.
+        shutdown: Seconds the group has to stop before every rank is killed; None for no limit, as
+            for a supervisor: its own stop policy has limits.
+        significant: As in `ChildSpec`.
+        start_within: As in `ChildSpec`.
+        ranks_restart: The executor's own *restart*: which ends of a rank it restarts.
+        options: Everything else `Executor` takes, except its name.
+    """
+    check_worker(worker)
+    if "name" in options:
+        raise SpecError("name", options["name"], "an executor in a tree is named by its path")
+    if options.get("launch") == "inline":
+        raise SpecError("launch", "inline", "an inline rank has no process to supervise")
+
+    def start(ctx: StartContext) -> ExecutorHandle:
+        started = threading.Event()
+
+        def ended(reason: ExitReason) -> None:
+            # A group that never came up raises in the constructor: that is the start's failure.
+            if started.is_set():
+                ctx.exited(reason)
+
+        executor: Executor[Any] = Executor(
+            worker, world_size, name=ctx.path, restart=ranks_restart, _on_end=ended, **options
+        )
+        started.set()
+        return ExecutorHandle(executor)
+
+    return ChildSpec(
+        id,
+        start,
+        restart=restart,
+        shutdown=shutdown,
+        type=ChildType.SUPERVISOR,
+        significant=significant,
+        killable=True,
+        start_within=start_within,
+    )
+
+
+def worker_child(
+    id: str,  # noqa: A002  # OTP's word for it
+    worker: type[WorkerActor],
+    **options: Any,
+) -> ChildSpec:
+    """Return the spec of a single worker process as a child: a group of one that never restarts.
+
+    Its supervisor alone decides: the process is its child, and its ends are the child's ends.
+    """
+    options = {"shutdown": 10.0, "ranks_restart": Restart.TEMPORARY, **options}
+    return executor_child(id, worker, 1, **options)

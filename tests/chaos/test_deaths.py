@@ -1,0 +1,435 @@
+"""Ranks die: every call ends in exactly one outcome, and the group heals."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo, Reducer, StartFails
+
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime
+from phalanx.supervision import (
+    BackOff,
+    ExecutorClosed,
+    ExitKind,
+    Intensity,
+    Restart,
+    Strategy,
+    WorkerDied,
+)
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    with Runtime(console=None, stream=False) as runtime:
+        runtime.launcher(()).warm()
+        _ = runtime.scribe
+        yield runtime
+
+
+@pytest.fixture
+def make(runtime: Runtime) -> Iterator[Make]:
+    made: list[Executor[Any]] = []
+
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        options = {
+            "preload": (),
+            "runtime": runtime,
+            "start_timeout": LONG,
+            "intensity": Intensity(1000, 60.0),
+            **options,
+        }
+        executor: Executor[Any] = Executor(worker, world_size, **options)
+        made.append(executor)
+        return executor
+
+    yield build
+    for executor in made:
+        executor.close()
+
+
+def kill(ex: Executor[Any], rank: int, number: int = signal.SIGKILL) -> int:
+    pid = ex.ranks[rank].pid
+    assert pid is not None
+    os.kill(pid, number)
+    return pid
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.002)
+
+
+def wait_healed(ex: Executor[Any], restarts: int) -> None:
+    shared = ex._core.shared
+    with shared.changed:
+        assert shared.changed.wait_for(
+            lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
+        )
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+def test_the_call_a_rank_died_in_fails_with_the_report(make: Make, strategy: Strategy) -> None:
+    ex = make(world_size=2, strategy=strategy)
+
+    with pytest.raises(WorkerDied, match="rank 1 .*SIGKILL") as caught:
+        ex.collective_rpc("kill_self", LONG, (1,))
+
+    report = caught.value.report
+    assert (report.rank, report.incarnation, report.reason.kind) == (1, 1, ExitKind.KILLED)
+    assert report.call.method == "kill_self"
+    assert report.evidence.signal == signal.SIGKILL
+    assert "restart rank" in report.decision
+    wait_healed(ex, 1)
+    assert ex.status().reports[-1] is report
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, ExitKind.KILLED),
+        (signal.SIGTERM, ExitKind.CRASH),
+        (signal.SIGINT, ExitKind.CRASH),
+        (signal.SIGSEGV, ExitKind.CRASH),
+        (signal.SIGABRT, ExitKind.CRASH),
+    ],
+)
+def test_a_signal_is_a_death_with_that_name(make: Make, number: int, kind: ExitKind) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied, match=signal.Signals(number).name) as caught:
+        ex.collective_rpc("kill_self", LONG, (0, number))
+
+    assert caught.value.report.reason.kind is kind
+    assert caught.value.report.evidence.signal == number
+    assert ex.collective_rpc("echo", LONG, ("healed",)) == ["healed"]
+
+
+def test_a_segfault_leaves_its_stack_in_the_report(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("kill_self", LONG, (0, signal.SIGSEGV))
+
+    assert "kill_self" in caught.value.report.last_words
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys", 0), ("sys", 3), ("os", 0), ("os", 4)])
+def test_an_exit_in_a_method_is_a_death_with_that_code(make: Make, how: str, code: int) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("exit_by", LONG, (how, code))
+
+    reason = caught.value.report.reason
+    assert reason.code == code
+    assert reason.kind is (ExitKind.NORMAL if code == 0 else ExitKind.CRASH)
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("close_fds", LONG)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_retried_call_is_sent_again_as_a_whole(make: Make) -> None:
+    ex = make(world_size=2)
+
+    assert ex.collective_rpc("kill_self", LONG, (1,), on_death="retry") == [2, 2]
+
+
+def test_an_idempotent_method_is_retried_without_being_asked(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=2)
+    kill(ex, 0)
+
+    assert ex.collective_rpc("again", LONG, ("x",)) == ["x", "x"]
+
+
+def test_retries_end_and_carry_every_report(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc(
+            lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, on_death="retry", retries=2
+        )
+
+    assert [r.incarnation for r in caught.value.reports] == [1, 2, 3]
+
+
+def test_calls_wait_while_the_group_restarts(make: Make) -> None:
+    ex = make(world_size=2)
+    kill(ex, 1)
+
+    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0, 1]
+
+
+def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_cost(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    wait_until(lambda: all(s is not None and s.board.begun for s in ex._plane._seats))
+    queued = [
+        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
+    ]
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+    gate.touch()
+
+    with pytest.raises(WorkerDied):
+        first.result(LONG)
+    assert [f.result(LONG) for f in queued] == [[None, None]] * 5
+    lines = notes.read_text().splitlines()
+    for rank in range(2):
+        assert [x.split()[0] for x in lines if f"rank={rank}" in x] == [f"n{i}" for i in range(5)]
+
+
+def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    gate = tmp_path / "gate"
+    other = ex.call(0, "gated", args=(str(gate), "mine"), non_block=True)
+    pid = ex.ranks[0].pid
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+    gate.touch()
+
+    assert other.result(LONG) == "mine"
+    assert ex.ranks[0].pid == pid
+    assert [info.incarnation for info in ex.ranks] == [1, 2]
+    assert {info.epoch for info in ex.ranks} == {1}
+
+
+def test_under_one_for_all_everyone_starts_anew_under_a_new_epoch(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ALL)
+    before = [info.pid for info in ex.ranks]
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    who = ex.collective_rpc("who", LONG)
+    assert [w["incarnation"] for w in who] == [2, 2, 2]
+    assert {w["epoch"] for w in who} == {2}
+    assert not set(before) & {w["pid"] for w in who}
+
+
+def test_under_rest_for_one_the_ranks_before_stay(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.REST_FOR_ONE)
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", LONG)] == [1, 2, 2]
+
+
+def test_a_gather_keeps_the_survivors_answers(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+
+    outcomes = ex.gather("kill_self", LONG, (1,))
+
+    assert [o.kind for o in outcomes] == ["ok", "dead", "ok"]
+    assert isinstance(outcomes[1].error, WorkerDied)
+
+
+def test_a_work_queue_fails_over_to_another_replica(make: Make) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    futures = [ex.submit("again", args=(i,), retries=5) for i in range(60)]
+
+    kill(ex, 0)
+
+    assert [f.result(LONG) for f in futures] == list(range(60))
+
+
+def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
+    ex = make(world_size=2, intensity=Intensity(1, 60.0))
+    told: list[Any] = []
+    once = threading.Event()
+    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    kill(ex, 0)
+
+    assert once.wait(LONG)
+    assert ex._core.shared.gone.wait(LONG)
+    assert len(told) == 1
+    assert told[0].kind is ExitKind.SHUTDOWN
+    with pytest.raises(ExecutorClosed) as caught:
+        ex.collective_rpc("rank")
+    assert isinstance(caught.value.__cause__, WorkerDied)
+    assert ex.is_failed
+    late: list[Any] = []
+    ex.register_failure_callback(late.append)
+    assert len(late) == 1
+
+
+def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, intensity=Intensity(0, 60.0), queue_depth=2)
+    gate = tmp_path / "never"
+    futures = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
+
+    kill(ex, 0)
+
+    for future in futures:
+        assert isinstance(future.exception(LONG), WorkerDied)
+
+
+def test_a_rank_that_dies_on_every_restart_escalates(make: Make) -> None:
+    ex = make(
+        StartFails, 2, kwargs={"how": "kill", "from_incarnation": 2}, intensity=Intensity(3, 60.0)
+    )
+    kill(ex, 0)
+
+    with pytest.raises((ExecutorClosed, WorkerDied)):
+        ex.collective_rpc("rank", LONG, on_death="retry", retries=100)
+    assert ex._core.shared.gone.wait(LONG)
+    assert ex.status().restarts == 3
+
+
+def test_a_back_off_delays_the_restart_and_calls_wait_for_it(make: Make) -> None:
+    ex = make(world_size=1, backoff=BackOff(initial=0.3, jitter=0.0))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state == "waiting")
+
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_a_transient_rank_that_ends_normally_ends_the_group(make: Make) -> None:
+    ex = make(world_size=2, restart=Restart.TRANSIENT)
+
+    with pytest.raises(WorkerDied):
+        ex.call(0, "exit_by", LONG, ("sys", 0))
+
+    assert ex._core.shared.gone.wait(LONG)
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_dead_ranks_grandchildren_go_with_it(make: Make, daemon: bool) -> None:
+    ex = make(world_size=1)
+    pid = ex.call(0, "grandchild", LONG, kwargs={"daemon": daemon})
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_an_overdue_rank_is_restarted_where_the_call_asks_for_it(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(TimeoutError):
+        ex.collective_rpc(
+            lambda w, g: w.gated(g) if w.ctx.rank == 1 else 0,
+            0.3,
+            (str(tmp_path / "never"),),
+            on_timeout="restart",
+        )
+    wait_healed(ex, 1)
+
+    report = ex.status().reports[-1]
+    assert (report.rank, report.reason.kind) == (1, ExitKind.UNRESPONSIVE)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_process_group_is_formed_anew_after_a_death(make: Make) -> None:
+    ex = make(Reducer, 2, preload=("torch",), strategy=Strategy.ONE_FOR_ALL)
+    assert ex.collective_rpc("total", 60, (1.0,)) == [3.0, 3.0]
+
+    kill(ex, 0)
+
+    assert ex.collective_rpc("total", 60, (2.0,), on_death="retry", retries=3) == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
+    make: Make, tmp_path: Path, strategy: Strategy, seed: int
+) -> None:
+    ex = make(world_size=3, strategy=strategy)
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    lock = threading.Lock()
+    notes = tmp_path / "notes"
+    stop = threading.Event()
+
+    def record(kind: str) -> None:
+        with lock:
+            outcomes[kind] += 1
+
+    def caller(thread: int) -> None:
+        for i in range(60):
+            retry = (thread + i) % 2 == 0
+            text = f"{'retry' if retry else 'once'}-{thread}.{i}"
+            try:
+                got = ex.collective_rpc(
+                    lambda w, path, text: (w.note(path, text), text)[1],
+                    LONG,
+                    (str(notes), text),
+                    on_death="retry" if retry else "fail",
+                    retries=50,
+                )
+            except WorkerDied as died:
+                assert not retry
+                assert died.reports
+                record("died")
+            else:
+                assert got == [text] * 3
+                record("ok")
+
+    def killer() -> None:
+        while not stop.wait(rng.uniform(0.01, 0.05)):
+            pids = [info.pid for info in ex.ranks if info.pid is not None]
+            if pids:
+                try:
+                    os.kill(rng.choice(pids), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+
+    threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
+    killing = threading.Thread(target=killer)
+    for thread in (*threads, killing):
+        thread.start()
+    for thread in threads:
+        thread.join(100)
+    stop.set()
+    killing.join()
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(outcomes.values()) == 240
+    counts = Counter((line.split()[0], line.split()[1]) for line in notes.read_text().splitlines())
+    for (text, _rank), count in counts.items():
+        if text.startswith("once"):
+            assert count == 1, f"{text} ran {count} times on one rank"
+    status = ex.status()
+    assert status.restarts > 0
+    assert (status.in_flight, status.waiting) == (0, 0)
