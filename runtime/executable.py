@@ -1,0 +1,64 @@
+"""Command lines that run a part of phalanx in a new interpreter.
+
+Guarantees: the new interpreter is this one, with the options that change what code means; it finds
+phalanx where this process found it; its command line is long enough to be written over by a title.
+
+Left to others: starting it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from phalanx.supervision import RuntimeFault
+
+_FLAGS = {
+    "optimize": "-O",
+    "dont_write_bytecode": "-B",
+    "no_user_site": "-s",
+    "ignore_environment": "-E",
+    "no_site": "-S",
+    "bytes_warning": "-b",
+}
+_BOOT = (
+    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
+    "from phalanx.runtime.{module} import main; main()"
+)
+# The folder under another package name: only the few modules that are needed are imported, and
+# none of the faces, which would make a process of a few megabytes one of fifty.
+_BARE_BOOT = (
+    "import sys, types; package = types.ModuleType('phalanx_bare'); "
+    "package.__path__ = [sys.argv.pop(1)]; sys.modules['phalanx_bare'] = package; "
+    "from phalanx_bare.{module} import main; main()"
+)
+_ROOM = "." * 120
+
+
+def command(module: str, arguments: list[str], sys_path: tuple[str, ...]) -> list[str]:
+    """Return the command that runs *module*'s ``main`` with *sys_path* as its import path."""
+    path = os.pathsep.join(sys_path)
+    return [_python(), *_options(), "-c", _BOOT.format(module=module), path, *arguments, _ROOM]
+
+
+def bare_command(module: str, arguments: list[str]) -> list[str]:
+    """Return the command that runs *module*, which needs nothing but the standard library."""
+    boot = _BARE_BOOT.format(module=module)
+    return [_python(), "-I", "-S", "-c", boot, str(Path(__file__).parent), *arguments, _ROOM]
+
+
+def _python() -> str:
+    if not sys.executable:
+        msg = "sys.executable is empty: set it to the Python that workers are to run"
+        raise RuntimeFault(msg)
+    return sys.executable
+
+
+def _options() -> list[str]:
+    options = [flag for name, flag in _FLAGS.items() for _ in range(getattr(sys.flags, name))]
+    options += [f"-W{option}" for option in sys.warnoptions]
+    return options + [
+        f"-X{name}" if value is True else f"-X{name}={value}"
+        for name, value in sys._xoptions.items()  # noqa: SLF001  # documented for this use
+    ]

@@ -1,0 +1,86 @@
+"""The guardian: a small process that ends what a dead driver left behind.
+
+Guarantees: when the driver has died, however it died, every process of its tree is killed and
+every path it was told of is removed; then it ends. It watches the driver by pidfd: a forked child
+of the user's that still holds the other end of the socket does not deceive it. It heeds no signal
+that can be ignored.
+
+Left to others: `guardian`, which starts it, tells it and, at a clean close, kills it.
+
+Imports nothing but the standard library: there is one for each driver, all the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+from . import imprint, tree
+
+_ROUND = 10.0
+
+
+def main() -> None:
+    """Run; the arguments are the socket, the driver's pidfd and the tree's needle."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    driver, needle = int(sys.argv[2]), sys.argv[3].encode()
+    imprint.show_title("phalanx: guardian")
+    sessions, paths = _watch(sock, driver)
+    # Twice the work of one round is never needed, except where something sits in a system call
+    # that cannot be interrupted: then it is waited for as long as it takes.
+    while tree.kill(tree.Quarry(needle, sessions=sessions), time.monotonic() + _ROUND).left:
+        pass
+    for path in paths:
+        _remove(Path(path))
+
+
+def _watch(sock: socket.socket, driver: int) -> tuple[set[tuple[int, int]], set[str]]:
+    """Listen until the driver is gone; return the sessions and paths it had told of."""
+    sessions: set[tuple[int, int]] = set()
+    paths: set[str] = set()
+    poller = select.poll()
+    poller.register(driver, select.POLLIN)
+    poller.register(sock, select.POLLIN)
+    while True:
+        ready = {fd for fd, _ in poller.poll()}
+        if sock.fileno() in ready:
+            # What the driver said before it died counts, so this comes first.
+            with contextlib.suppress(ConnectionResetError):
+                if packet := sock.recv(1 << 16):
+                    _heed(json.loads(packet), sessions, paths)
+                    continue
+            return sessions, paths
+        if driver in ready:
+            return sessions, paths
+
+
+def _heed(message: dict[str, object], sessions: set[tuple[int, int]], paths: set[str]) -> None:
+    match message:
+        case {"add_session": [int(pid), int(ticks)]}:
+            sessions.add((pid, ticks))
+        case {"drop_session": [int(pid), int(ticks)]}:
+            sessions.discard((pid, ticks))
+        case {"add_path": str(path)}:
+            paths.add(path)
+        case {"drop_path": str(path)}:
+            paths.discard(path)
+        case _:
+            pass
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)

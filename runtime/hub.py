@@ -1,0 +1,251 @@
+"""One thread that waits for everything: descriptors, timers, and messages from other threads.
+
+Guarantees: callbacks run on the hub's thread, one at a time, each as soon as the kernel says so;
+nothing is polled, so a hub at rest uses no processor time. A callback that raises is logged and
+ends nothing. `Watch` and `Timer` may be cancelled from any thread and inside callbacks; on the
+hub's own thread nothing is called after a cancel, elsewhere at most the call already under way
+ends. A forked child of the driver has no hub: there every method says so or does nothing.
+
+Left to others: callbacks must be quick and must never block, for all others wait behind them. A
+callback may come without cause (its number was closed and opened anew within one round), so it
+reads without blocking and takes "nothing there" for an answer. Cancel the watch before the
+descriptor is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+import structlog
+
+from phalanx.supervision import RuntimeFault
+
+from . import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
+
+
+class Watch:
+    """One descriptor under watch."""
+
+    __slots__ = ("_callback", "_fd", "_hub")
+
+    def __init__(self, hub: Hub, fd: int, callback: Callable[[int], None]) -> None:
+        self._hub = hub
+        self._fd = fd
+        self._callback = callback
+
+    def modify(self, events: int) -> None:
+        """Wait for *events* from now on; 0 pauses the watch. Nothing after a cancel."""
+        self._hub._modify(self, self._fd, events)  # noqa: SLF001  # one noun in two classes
+
+    def cancel(self) -> None:
+        """Watch no longer. Does nothing the second time."""
+        self._hub._unwatch(self, self._fd)  # noqa: SLF001  # one noun in two classes
+
+    def __call__(self, events: int) -> None:
+        self._callback(events)
+
+
+class Timer:
+    """Something to be called at a time."""
+
+    __slots__ = ("_callback", "_hub", "at")
+
+    def __init__(self, hub: Hub, at: float, callback: Callable[[], None]) -> None:
+        self._hub = hub
+        self._callback: Callable[[], None] | None = callback
+        self.at = at
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has neither been called nor cancelled."""
+        return self._callback is not None
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+        if self._callback is not None:
+            self._callback = None
+            self._hub._note_cancelled_timer()  # noqa: SLF001  # one noun in two classes
+
+    def __call__(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Hub:
+    """The thread and its one epoll."""
+
+    def __init__(self, name: str = "phalanx-hub") -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._watches: dict[int, Watch] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._cancelled = 0
+        self._order = itertools.count()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._closed = False
+        self._epoll = ledger.own(select.epoll())
+        self._wakeup = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
+        """Call *callback* with the epoll events whenever *fd* has any of *events*.
+
+        Raises:
+            FileExistsError: the descriptor is under watch already.
+        """
+        watch = Watch(self, fd, callback)
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._epoll.register(fd, events)
+            self._watches[fd] = watch
+        return watch
+
+    def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
+        """Call *callback* once, at *at* on the monotonic clock or soon after."""
+        timer = Timer(self, at, callback)
+        self._check_process()
+        with self._lock:
+            self._check()
+            heapq.heappush(self._timers, (at, next(self._order), timer))
+            earliest = self._timers[0][2] is timer
+        if earliest and not self.is_current():
+            self._wake()
+        return timer
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call *callback* on the hub's thread, after what was posted before it."""
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._posted.append(callback)
+        self._wake()
+
+    def is_current(self) -> bool:
+        """Whether the caller is on the hub's thread."""
+        return threading.current_thread() is self._thread
+
+    def close(self) -> None:
+        """End the thread after what has been posted; then close what the hub holds.
+
+        From a callback it only says that the thread shall end. Timers that are not due and
+        descriptors under watch are let go.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closing = True
+            self._wake()
+        if self.is_current():
+            return
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closing:
+            for fd, events in self._poll():
+                if fd == self._wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wakeup)
+                elif (watch := self._watches.get(fd)) is not None:
+                    self._guard(watch, events)
+            self._run_posted()
+            self._run_timers()
+        self._run_posted()
+        with self._lock:
+            self._closed = True
+            self._watches.clear()
+            self._timers.clear()
+            ledger.close(self._epoll)
+            ledger.close(self._wakeup)
+
+    def _poll(self) -> list[tuple[int, int]]:
+        with self._lock:
+            due = self._timers[0][0] if self._timers else None
+        # A post that came before this line has written to the eventfd: the wait ends at once.
+        wait = -1.0 if due is None else min(max(0.0, due - time.monotonic()), _LARGEST_WAIT)
+        return self._epoll.poll(wait)
+
+    def _run_posted(self) -> None:
+        # Only as many as there are now: a callback that posts itself must not starve the rest.
+        for _ in range(len(self._posted)):
+            self._guard(self._posted.popleft())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while True:
+            with self._lock:
+                if not self._timers or self._timers[0][0] > now:
+                    return
+                timer = heapq.heappop(self._timers)[2]
+                if not timer.is_pending:
+                    self._cancelled -= 1
+                    continue
+            self._guard(timer)
+
+    def _guard(self, callback: Callable[..., None], *args: int) -> None:
+        try:
+            callback(*args)
+        except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
+            structlog.get_logger().exception("phalanx.callback_failed", callback=repr(callback))
+
+    def _modify(self, watch: Watch, fd: int, events: int) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if not self._closed and self._watches.get(fd) is watch:
+                self._epoll.modify(fd, events)
+
+    def _unwatch(self, watch: Watch, fd: int) -> None:
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed or self._watches.get(fd) is not watch:
+                return
+            del self._watches[fd]
+            # The owner may have closed it too early; then the kernel has let go of it.
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def _note_cancelled_timer(self) -> None:
+        if self._pid != os.getpid():
+            return
+        # A timer for each call, cancelled by its reply, would otherwise pile up until it is due.
+        with self._lock:
+            self._cancelled += 1
+            if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
+                self._timers = [entry for entry in self._timers if entry[2].is_pending]
+                heapq.heapify(self._timers)
+                self._cancelled = 0
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wakeup, 1)
+
+    def _check_process(self) -> None:
+        # Before the lock, always: its holder may be a thread that the fork did not copy.
+        if self._pid != os.getpid():
+            msg = "this hub belongs to the parent process; make another one after the fork"
+            raise RuntimeFault(msg)
+
+    def _check(self) -> None:
+        if self._closing:
+            msg = "the hub is closed"
+            raise RuntimeFault(msg)

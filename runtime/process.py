@@ -1,0 +1,202 @@
+"""One process of ours: its death, its status, its signals, its tree.
+
+Guarantees: death is known by pidfd, once, on the hub's thread; the exit status is collected there
+and nowhere else, and where somebody else was quicker (the user's ``waitpid(-1)``, an ignored
+SIGCHLD) the kernel is asked for its copy, and if it keeps none the status is unknown, never a
+hang. A signal goes to this process or to none, also after its number was given to another.
+
+Left to others: starting it (`launcher`), and deciding what its end means.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.supervision import WouldDeadlock
+
+from . import kernel, ledger, subreaper, tree
+
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable
+
+    from .evidence import OutOfMemoryCounter
+    from .hub import Hub
+
+_SOON = 0.01  # seconds until a status is asked for again that should be there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """How a process ended.
+
+    Attributes:
+        code: Its exit code, or None.
+        signal: The signal that ended it, or None. Both None: nobody could tell.
+        core_dumped: Whether it left a core file.
+        out_of_memory: The evidence that the kernel's out-of-memory killer ended it, or empty.
+        at: When it was known, in seconds on the monotonic clock.
+        usage: What it had used, where it was ours to collect.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    core_dumped: bool = False
+    out_of_memory: str = ""
+    at: float = 0.0
+    usage: resource.struct_rusage | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether code or signal is known."""
+        return self.code is not None or self.signal is not None
+
+
+class Process:
+    """A started process. Made by `Launcher` only.
+
+    Attributes:
+        pid: Its number.
+        pidfd: A descriptor for it, owned and closed by this object.
+        label: As in its spec.
+        started_at: When it was known to exist, in seconds on the monotonic clock.
+        start_ticks: The same as the kernel has it, in clock ticks since boot.
+        status: How it ended; None while it lives. Set before `on_exit` is called.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        pidfd: int,
+        task: tree.Task,
+        *,
+        label: str,
+        quarry: tree.Quarry,
+        memory: OutOfMemoryCounter,
+        memory_before: int,
+        on_exit: Callable[[Process], None],
+        on_close: Callable[[Process], None],
+    ) -> None:
+        self._hub = hub
+        self._owner = os.getpid()
+        self._quarry = quarry
+        self._memory = memory
+        self._memory_before = memory_before
+        self._on_exit = on_exit
+        self._on_close = on_close
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self.pid = task.pid
+        self.pidfd = ledger.own(pidfd)
+        self.label = label
+        self.started_at = time.monotonic()
+        self.start_ticks = task.ticks
+        self.status: ProcessStatus | None = None
+        self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Process {self.label!r} pid={self.pid} {self.state()}>"
+
+    def send_signal(self, sig: int) -> bool:
+        """Send *sig*; return False where it is gone already."""
+        with self._lock:
+            if self._closed or self._owner != os.getpid():
+                return False
+            try:
+                signal.pidfd_send_signal(self.pidfd, sig)
+            except ProcessLookupError:
+                return False
+            return True
+
+    def wait(self, deadline: float) -> bool:
+        """Return True once it has ended and `status` is set, False at *deadline* (monotonic)."""
+        if self._hub.is_current() and not self._ended.is_set():
+            msg = "waiting for a process on the thread that learns of its death"
+            raise WouldDeadlock(msg)
+        return self._ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def kill_tree(self, deadline: float) -> tree.TreeReport:
+        """Kill the process and everything that came from it, daemons included.
+
+        Works after its own death too: then for what it left behind. Returns once all of them are
+        gone, or at *deadline* (monotonic) with the names of those that are still there.
+        """
+        if self._owner != os.getpid():
+            return tree.TreeReport()
+        report = tree.kill(self._quarry, deadline)
+        if self.status is None and not self._closed:
+            self.wait(deadline)
+        return report
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger."""
+        return self.state() == "T"
+
+    def state(self) -> str:
+        """Return the kernel's letter for its state; empty once it is gone."""
+        task = tree.read(self.pid)
+        return task.state if task is not None and task.ticks == self.start_ticks else ""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its identity on this machine, also after its number was given to another."""
+        return self.pid, self.start_ticks
+
+    def close(self) -> None:
+        """Let go of the handle. Its death is not noticed any more if it still lives."""
+        with self._lock:
+            if self._closed or self._owner != os.getpid():
+                return
+            self._closed = True
+            self._watch.cancel()
+            ledger.close(self.pidfd)
+        self._on_close(self)
+
+    def _on_readable(self, _events: int) -> None:
+        with self._lock:
+            if self._closed or self.status is not None or not tree.is_gone(self.pidfd):
+                return
+            status = self._collect()
+            if status is None:
+                # Ended, but not ours to collect yet (a debugger comes first).
+                self._watch.modify(0)
+                self._hub.call_at(time.monotonic() + _SOON, lambda: self._on_readable(0))
+                return
+            self._watch.cancel()
+            self.status = status
+            subreaper.release(self.pid)
+        self._ended.set()
+        self._on_exit(self)
+
+    def _collect(self) -> ProcessStatus | None:
+        now = time.monotonic()
+        usage = None
+        try:
+            if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                return None
+            # It is there and ours, so the number cannot have been given to another.
+            _, status, usage = os.wait4(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            kept = kernel.exit_status_of(self.pidfd)
+            if kept is None:
+                return ProcessStatus(at=now)
+            status = kept
+        if os.WIFEXITED(status):
+            return ProcessStatus(code=os.WEXITSTATUS(status), at=now, usage=usage)
+        number = os.WTERMSIG(status)
+        return ProcessStatus(
+            signal=number,
+            core_dumped=os.WCOREDUMP(status),
+            out_of_memory=(
+                self._memory.take(self._memory_before) if number == signal.SIGKILL else ""
+            ),
+            at=now,
+            usage=usage,
+        )

@@ -1,0 +1,71 @@
+"""Collecting processes whose end nobody waits for.
+
+Guarantees: none of them stays a zombie; their status is read by pidfd, so nobody else's is taken.
+
+Left to others: ending them.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from . import ledger, subreaper, tree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .hub import Hub
+
+_AGAIN = 0.01  # seconds until a dead process is asked for again that is not our child yet
+_PATIENCE = 10.0  # seconds after which it is somebody else's for good
+
+
+class Reaping:
+    """One dead or dying process."""
+
+    def __init__(self, hub: Hub, pidfd: int, pid: int, done: Callable[[], object]) -> None:
+        self._hub = hub
+        self._pid = pid
+        self._pidfd = ledger.own(pidfd)
+        self._done = done
+        self._until = 0.0
+        self._lock = threading.Lock()
+        self._closed = False
+        subreaper.claim(pid)
+        self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+
+    def close(self) -> None:
+        """Let go of it."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._watch.cancel()
+            ledger.close(self._pidfd)
+            subreaper.release(self._pid)
+        self._done()
+
+    def _on_readable(self, _events: int) -> None:
+        with self._lock:
+            if self._closed or not tree.is_gone(self._pidfd):
+                return
+            if not self._collect():
+                # Not our child yet: the process between it and us still lives.
+                self._watch.modify(0)
+                now = time.monotonic()
+                self._until = self._until or now + _PATIENCE
+                if now < self._until:
+                    self._hub.call_at(now + _AGAIN, lambda: self._on_readable(0))
+                    return
+        self.close()
+
+    def _collect(self) -> bool:
+        try:
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return False
+        return True

@@ -1,0 +1,88 @@
+"""The moments in which orphaned descendants of the driver become its children.
+
+Guarantees: the driver is a subreaper while workers are being forked and at no other time, unless
+it was one before; what it adopted meanwhile that is not ours (a daemon of the user's that lost its
+parent just then) is reaped when it ends, and is never waited for. A child that the user's own code
+started is never touched: its status is that code's to collect.
+
+Left to others: saying which children are ours (`claim`, until they are collected).
+
+It is one per process because the flag is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from . import kernel, tree
+
+_lock = threading.Lock()
+_open = 0
+_before = False
+_ours: set[int] = set()
+
+
+def open_window() -> None:
+    """Adopt orphans until as many `close_window` have been called."""
+    global _open, _before  # noqa: PLW0603  # the flag is the process's
+    with _lock:
+        if _open == 0:
+            _before = kernel.is_subreaper()
+            kernel.set_subreaper(on=True)
+        _open += 1
+
+
+def close_window() -> bool:
+    """Return whether this was the last window, so that it is time to look at `adopted`."""
+    global _open  # noqa: PLW0603  # the flag is the process's
+    with _lock:
+        _open -= 1
+        if _open:
+            return False
+        kernel.set_subreaper(on=_before)
+        return not _before
+
+
+def claim(pid: int) -> None:
+    """Note that the child *pid* has somebody who collects it."""
+    _ours.add(pid)
+
+
+def release(pid: int) -> None:
+    """The child *pid* has been collected; its number may come again."""
+    _ours.discard(pid)
+
+
+def adopted() -> list[tree.Task]:
+    """Return those children of this process that others brought into the world.
+
+    A process that this one started is in this one's session or leads its own; nothing can join a
+    third. So a child in somebody else's session was adopted. (One that was orphaned without ever
+    leaving our session cannot be told from a child and is let be.)
+    """
+    session = os.getsid(0)
+    children = (tree.read(pid) for pid in _children() if pid not in _ours)
+    return [task for task in children if task and task.session not in (task.pid, session)]
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for thread in os.listdir("/proc/self/task"):
+        try:
+            found += map(int, Path(f"/proc/self/task/{thread}/children").read_text().split())
+        except OSError:
+            continue
+    return found
+
+
+def _forget() -> None:
+    # The flag itself is not inherited, and the lock may have been held by another thread.
+    global _open, _lock  # noqa: PLW0603  # the flag is the process's
+    _open = 0
+    _ours.clear()
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,249 @@
+"""A worker's whole process tree: finding it and ending it, whatever it did to hide.
+
+Guarantees: `kill` ends every process that carries the mark, sits in the session, or descends from
+one that does, and returns when each of them is gone or the deadline has passed. Everything is
+stopped before anything is killed, so that nobody forks while being hunted; no signal ever goes to
+a process that merely got the number of one that is gone.
+
+Left to others: collecting the exit status of the caller's own children. A process that has left
+the session, cleared its environment and lost its parent is out of reach.
+
+Imports nothing but the standard library: the guardian uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+_KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
+_DEAD = ("Z", "X", "x")
+_AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One process as ``/proc`` shows it.
+
+    Attributes:
+        state: The letter of ``/proc/*/stat``: R, S, D, T (stopped), t (traced), Z.
+        ticks: When it was started, in clock ticks since boot; with the pid its identity.
+    """
+
+    pid: int
+    parent: int
+    session: int
+    state: str
+    ticks: int
+    is_kernel_thread: bool = False
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its identity, also after its number has been given to another."""
+        return self.pid, self.ticks
+
+
+@dataclass(frozen=True, slots=True)
+class Hunted:
+    """A process that was killed, or that withstood it."""
+
+    pid: int
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class TreeReport:
+    """What `kill` did.
+
+    Attributes:
+        killed: The processes that are gone, the worker included where it still lived.
+        left: Those that were still there at the deadline, mostly in uninterruptible sleep.
+    """
+
+    killed: tuple[Hunted, ...] = ()
+    left: tuple[Hunted, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Quarry:
+    """What belongs to a tree.
+
+    Attributes:
+        needle: Found in the environment of each of its processes.
+        roots: Processes (pid, ticks) that belong to it whatever their environment says.
+        sessions: The leaders (pid, ticks) of its sessions, dead ones included.
+        spare: Pids that are never touched.
+    """
+
+    needle: bytes
+    roots: Collection[tuple[int, int]] = ()
+    sessions: Collection[tuple[int, int]] = ()
+    spare: Collection[int] = ()
+
+
+def read(pid: int) -> Task | None:
+    """Return the process *pid*, or None where there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The name is in brackets and may itself hold blanks and brackets.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return Task(
+        pid=pid,
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        state=fields[0].decode(),
+        ticks=int(fields[19]),
+        is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
+    )
+
+
+def read_all() -> dict[int, Task]:
+    """Return every process there is."""
+    tasks = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return {task.pid: task for task in tasks if task is not None}
+
+
+def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
+    """Return the living processes of *quarry*, and whether the answer is sure.
+
+    It is not where some process was between two programs and had no environment to read.
+    """
+    tasks = read_all()
+    spare = {os.getpid(), *quarry.spare}
+    sessions = {
+        pid
+        for pid, ticks in quarry.sessions
+        # A living leader of another age means that number and session are somebody else's now.
+        if pid not in tasks or tasks[pid].ticks == ticks
+    }
+    roots = set(quarry.roots)
+    found: dict[int, Task] = {}
+    sure = True
+    children: dict[int, list[Task]] = {}
+    for task in tasks.values():
+        children.setdefault(task.parent, []).append(task)
+        if task.is_kernel_thread or task.pid in spare:
+            continue
+        if task.key in roots or task.session in sessions:
+            found[task.pid] = task
+            continue
+        if task.state in _DEAD:
+            continue
+        environ = _environ(task.pid)
+        if environ is None:
+            continue
+        if quarry.needle in environ:
+            found[task.pid] = task
+        elif not environ:
+            sure = False
+    queue = list(found.values())
+    while queue:
+        for task in children.get(queue.pop().pid, ()):
+            if task.pid not in found and task.pid not in spare:
+                found[task.pid] = task
+                queue.append(task)
+    return {pid: task for pid, task in found.items() if task.state not in _DEAD}, sure
+
+
+def kill(quarry: Quarry, deadline: float) -> TreeReport:
+    """End every process of *quarry*; return by *deadline* (monotonic)."""
+    held: dict[tuple[int, int], tuple[int, Hunted]] = {}
+    try:
+        while True:
+            _stop_all(quarry, held, deadline)
+            for pidfd, _ in held.values():
+                _signal(pidfd, signal.SIGKILL)
+            _wait_all([pidfd for pidfd, _ in held.values()], deadline)
+            # One that was between two programs may have been missed.
+            missed = [task for task in find(quarry)[0].values() if task.key not in held]
+            if not missed or time.monotonic() >= deadline:
+                break
+        left = [hunted for pidfd, hunted in held.values() if not is_gone(pidfd)]
+        killed = [hunted for pidfd, hunted in held.values() if is_gone(pidfd)]
+        return TreeReport(tuple(killed), tuple(left))
+    finally:
+        for pidfd, _ in held.values():
+            os.close(pidfd)
+
+
+def is_gone(pidfd: int) -> bool:
+    """Whether the process of *pidfd* has ended, collected or not."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
+def _stop_all(
+    quarry: Quarry, held: dict[tuple[int, int], tuple[int, Hunted]], deadline: float
+) -> None:
+    """Stop and hold processes until no new one is found: then none is left that could fork."""
+    doubts = 3  # a process with a truly empty environment stays in doubt for ever
+    while True:
+        found, sure = find(quarry)
+        new = [task for task in found.values() if task.key not in held]
+        for task in new:
+            hold = _hold(task)
+            if hold is not None:
+                held[task.key] = hold
+                _signal(hold[0], signal.SIGSTOP)
+        if time.monotonic() >= deadline:
+            return
+        if not new:
+            if sure or not doubts:
+                return
+            doubts -= 1
+            time.sleep(_AGAIN)
+
+
+def _hold(task: Task) -> tuple[int, Hunted] | None:
+    try:
+        pidfd = os.pidfd_open(task.pid)
+    except OSError:
+        return None
+    now = read(task.pid)
+    if now is None or now.key != task.key:
+        os.close(pidfd)
+        return None
+    return pidfd, Hunted(task.pid, _command(task.pid))
+
+
+def _signal(pidfd: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def _wait_all(pidfds: Iterable[int], deadline: float) -> None:
+    poller = select.poll()
+    waiting = set(pidfds)
+    for pidfd in waiting:
+        poller.register(pidfd, select.POLLIN)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for pidfd, _ in poller.poll(left * 1000):
+            poller.unregister(pidfd)
+            waiting.discard(pidfd)
+
+
+def _environ(pid: int) -> bytes | None:
+    """Return the environment of *pid*; None where it is gone or not ours to read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        return b" ".join(words).decode(errors="replace")[:200]
+    return ""

@@ -1,0 +1,200 @@
+"""The driver's end of one zygote.
+
+Guarantees: what the zygote says comes as values, on the hub's thread, in order, all of it before
+word of its death; every descriptor that came with a message is owned by whoever got the message.
+
+Left to others: what to do about it (`launcher`), and the other end (`zygote_main`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.supervision import RuntimeFault
+
+from . import executable, kernel, ledger, tree
+from .marks import VARIABLE
+from .passing import receive_with_fds
+from .zygote_main import REQUEST
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .hub import Hub
+    from .marks import TreeMark
+
+_LARGEST = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteSaid:
+    """One message.
+
+    Attributes:
+        kind: ``ready`` (the preload is imported), ``import_failed``, ``born`` (a worker exists,
+            its pidfd came along), ``parted`` (workers are the driver's children now),
+            ``refused`` (the kernel would not fork), ``unfit`` (forking would not be safe).
+        ids: The numbers of the requests it is about.
+        pidfd: The worker's, or -1.
+        text: The problem, or the traceback.
+    """
+
+    kind: Literal["ready", "import_failed", "born", "parted", "refused", "unfit"]
+    ids: tuple[int, ...] = ()
+    pid: int = 0
+    pidfd: int = -1
+    module: str = ""
+    text: str = ""
+
+
+class Zygote:
+    """One zygote process, from its start to its end."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        mark: TreeMark,
+        preload: Sequence[str],
+        *,
+        on_message: Callable[[Zygote, ZygoteSaid], None],
+        on_exit: Callable[[Zygote, str], None],
+    ) -> None:
+        self._on_message = on_message
+        self._on_exit = on_exit
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        driver = os.pidfd_open(os.getpid())
+        arguments = [str(theirs.fileno()), str(driver), mark.needle.decode(), json.dumps(preload)]
+        try:
+            popen = subprocess.Popen(
+                executable.command("zygote_main", arguments, tuple(sys.path)),
+                pass_fds=(theirs.fileno(), driver),
+                stdin=subprocess.DEVNULL,
+                stdout=None if _is_open(1) else subprocess.DEVNULL,
+                stderr=None if _is_open(2) else subprocess.DEVNULL,
+                env={**os.environ, VARIABLE: mark.of(0, "zygote").value},
+                start_new_session=True,
+            )
+        except OSError as error:
+            ours.close()
+            msg = f"the zygote could not be started: {error}"
+            raise RuntimeFault(msg) from error
+        finally:
+            theirs.close()
+            os.close(driver)
+        popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
+        ours.setblocking(False)  # noqa: FBT003  # the socket module's own signature
+        self.pid = popen.pid
+        self.started_at = time.monotonic()
+        self.is_ready = False
+        self._pidfd = ledger.own(os.pidfd_open(popen.pid))
+        self._sock = ledger.own(ours)
+        self._gone = False
+        self._sock_watch = hub.watch(ours.fileno(), select.EPOLLIN, self._on_readable)
+        self._exit_watch = hub.watch(self._pidfd, select.EPOLLIN, self._on_death)
+
+    def request(self, number: int, fds: Sequence[int], deadline: float) -> None:
+        """Ask for a worker; its answers bear *number*. Raises OSError where the zygote is gone."""
+        packet = REQUEST.pack(number)
+        while True:
+            try:
+                socket.send_fds(self._sock, [packet], list(fds))
+            except BlockingIOError:
+                poller = select.poll()
+                poller.register(self._sock, select.POLLOUT)
+                if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    raise TimeoutError from None
+            else:
+                return
+
+    def kill(self) -> None:
+        """Kill it; its death is told as any other."""
+        if not self._gone:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self, deadline: float) -> None:
+        """Kill it and let go, without a word to anybody; raises where it withstands."""
+        self._exit_watch.cancel()
+        self._sock_watch.cancel()
+        if self._gone:
+            return
+        self.kill()
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            msg = f"the zygote (pid {self.pid}) could not be ended in time"
+            raise RuntimeFault(msg)
+        self._collect()
+
+    def _on_readable(self, _events: int) -> None:
+        while not self._gone:
+            try:
+                said = self._receive()
+            except BlockingIOError:
+                return
+            except OSError:
+                said = None
+            if said is None:
+                self._sock_watch.cancel()  # the end of it; its death comes by the pidfd
+                return
+            self._on_message(self, said)
+
+    def _receive(self) -> ZygoteSaid | None:
+        data, fds = receive_with_fds(self._sock, _LARGEST, 1)
+        if not data:
+            return None
+        message: dict[str, Any] = json.loads(data)
+        text = message.get("problem") or message.get("traceback") or message.get("unfit") or ""
+        if message["kind"] == "ready":
+            self.is_ready = True
+        return ZygoteSaid(
+            kind=message["kind"],
+            ids=tuple(message.get("ids", ())),
+            pid=message.get("pid", 0),
+            pidfd=fds[0] if fds else -1,
+            module=message.get("module", ""),
+            text=text,
+        )
+
+    def _on_death(self, _events: int) -> None:
+        if self._gone or not tree.is_gone(self._pidfd):
+            return
+        self._on_readable(0)  # what it said before it died
+        self._exit_watch.cancel()
+        self._sock_watch.cancel()
+        self._on_exit(self, self._collect())
+
+    def _collect(self) -> str:
+        """Reap it, close everything, and return how it ended, for people."""
+        self._gone = True
+        status = None
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            _, status = os.waitpid(self.pid, os.WNOHANG)
+        if status is None:
+            status = kernel.exit_status_of(self._pidfd)
+        ledger.close(self._pidfd)
+        ledger.close(self._sock)
+        if status is None:
+            return "its exit status was collected by somebody else"
+        if os.WIFSIGNALED(status):
+            return f"signal {os.WTERMSIG(status)}"
+        return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True

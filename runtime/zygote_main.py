@@ -1,0 +1,218 @@
+"""The zygote: a process that has imported what workers need, and forks them.
+
+Guarantees: each worker is a child of the driver, not of this process (the process between them
+ends at once, and the driver is a subreaper while that happens), so that exit statuses and
+parent-death signals go where they belong; its pidfd is opened before it can be reaped; nothing is
+forked while there is a second thread or a device open here. It ends when the driver ends or lets
+go, and if it sees the driver die first it ends the whole tree.
+
+Left to others: `zygote`, the driver's side of the same socket.
+
+Why not ``multiprocessing``'s forkserver: its workers are the server's children. It outlives a
+killed driver, so no parent-death signal ever reaches them.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import imprint, tree
+from .birth import Birth, await_go, close_all_but, live
+from .passing import receive_with_fds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+REQUEST = struct.Struct("=Q")
+DESCRIPTORS = 250  # the kernel passes 253 in one message
+_BATCH = 32  # workers forked from one process between
+_GRACE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One worker to fork: file of its birth, pipe that says go, output, and its descriptors."""
+
+    number: int
+    fds: list[int]
+
+
+def main() -> None:
+    """Run; the arguments are the socket, the driver's pidfd, the tree's needle, the preload."""
+    control, driver = int(sys.argv[1]), int(sys.argv[2])
+    needle, preload = sys.argv[3].encode(), json.loads(sys.argv[4])
+    del sys.argv[1:]
+    sock = socket.socket(fileno=control)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # Ctrl-C is the driver's to judge
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    imprint.show_title("phalanx: zygote")
+    _import(sock, preload)
+    newborn = _serve(sock, driver, needle)
+    # Here in the worker itself, with the zygote's frames gone.
+    _run(*newborn)
+
+
+def _import(sock: socket.socket, preload: Sequence[str]) -> None:
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # noqa: BLE001  # a module may even exit; the driver shall know
+            text = traceback.format_exc()[-50_000:]
+            _tell(sock, {"kind": "import_failed", "module": name, "traceback": text})
+            sys.exit(1)
+    # Some libraries (OpenBLAS) start threads and end them in their own fork handlers.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy every page it counts in
+    _tell(sock, {"kind": "ready", "unfit": _unfit()})
+
+
+def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Order]:
+    """Fork workers until the driver lets go; return only in a worker."""
+    own = {sock.fileno(), driver}
+    inherited = _open_descriptors() - own
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poller.poll()]
+        if driver in ready:
+            tree.kill(tree.Quarry(needle), time.monotonic() + _GRACE)
+            sys.exit(0)
+        orders = _receive(sock)
+        unfit = _unfit()
+        if unfit:
+            _tell(sock, {"kind": "unfit", "ids": [o.number for o in orders], "problem": unfit})
+        else:
+            newborn = _fork_all(sock, orders)
+            if newborn is not None:
+                sock.close()
+                close_all_but({*inherited, *newborn.fds})
+                return Birth.from_file(newborn.fds[0]), newborn
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
+
+
+def _receive(sock: socket.socket) -> list[_Order]:
+    """Return the orders that are there; ends the process where the driver has let go."""
+    orders: list[_Order] = []
+    flags = 0
+    while len(orders) < _BATCH:
+        try:
+            data, fds = receive_with_fds(sock, REQUEST.size, DESCRIPTORS, flags)
+        except BlockingIOError:
+            break
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            sys.exit(0)
+        orders.append(_Order(REQUEST.unpack(data)[0], fds))
+        flags = socket.MSG_DONTWAIT
+    return orders
+
+
+def _fork_all(sock: socket.socket, orders: list[_Order]) -> _Order | None:
+    """Fork one worker for each order; return its order in a worker, None in the zygote."""
+    numbers = [order.number for order in orders]
+    try:
+        between = os.fork()
+    except OSError as error:
+        _tell(sock, {"kind": "refused", "ids": numbers, "problem": f"fork: {error.strerror}"})
+        return None
+    if between == 0:
+        return _fork_each(sock, orders)
+    os.waitpid(between, 0)
+    # Their parent is the driver from here on.
+    _tell(sock, {"kind": "parted", "ids": numbers})
+    return None
+
+
+def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
+    """In the process between: fork, tell, and end without a trace; return only in a worker."""
+    try:
+        for order in orders:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                problem = f"fork: {error.strerror}"
+                _tell(sock, {"kind": "refused", "ids": [order.number], "problem": problem})
+                continue
+            if pid == 0:
+                return order
+            # Nobody can have collected it: this process is its parent and does not wait.
+            pidfd = os.pidfd_open(pid)
+            _tell(sock, {"kind": "born", "ids": [order.number], "pid": pid}, [pidfd])
+            os.close(pidfd)
+    except OSError:
+        os._exit(1)  # the driver is gone
+    os._exit(0)
+
+
+def _run(birth: Birth, order: _Order) -> NoReturn:
+    _, go, stdout, stderr, *own = order.fds
+    os.setsid()
+    for fd, standard in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    # Armed before the process between has ended, the parent-death signal would be its death's.
+    await_go(go)
+    _reseed()
+    sys.exit(live(birth, dict(zip(birth.names, own, strict=True))))
+
+
+def _reseed() -> None:
+    """Give this process its own random numbers where a fresh one would have them.
+
+    Python's ``random`` sees to itself; torch starts every process with the same seed.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _open_descriptors() -> set[int]:
+    listed = {int(name) for name in os.listdir("/proc/self/fd")}
+    # Without the listing's own: its number is closed by now, and soon a worker's.
+    return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()}
+
+
+def _unfit() -> str:
+    """Return why nothing may be forked from this process; empty where it may."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        return f"the preload left {threads - 1} thread(s) running"
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"the preload opened {target}"
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return "the preload initialised CUDA"
+    return ""
+
+
+def _tell(sock: socket.socket, message: dict[str, object], fds: Sequence[int] = ()) -> None:
+    socket.send_fds(sock, [json.dumps(message).encode()], list(fds))
