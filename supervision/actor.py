@@ -40,8 +40,10 @@ from .events import (
     CountRequested,
     Event,
     Exited,
+    NotStarted,
     Request,
     RetryDue,
+    StartIgnored,
     StopRequested,
 )
 from .exits import KILLED, SHUTDOWN, ExitKind, ExitReason
@@ -158,7 +160,7 @@ class SupervisorActor(pykka.ThreadingActor):
             return
         # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
         event = replace(message, at=self._tree.clock())
-        if isinstance(event, Exited):
+        if isinstance(event, Exited | NotStarted | StartIgnored):
             self._forget(event)
         elif isinstance(event, CountRequested):
             event = replace(event, dead=self._dead())
@@ -168,7 +170,7 @@ class SupervisorActor(pykka.ThreadingActor):
         for action in actions:
             self._perform(action)
 
-    def _forget(self, event: Exited) -> None:
+    def _forget(self, event: Exited | NotStarted | StartIgnored) -> None:
         known = self._incarnations.get(event.child)
         if known is not None and known.serial == event.serial:
             with self._lock:
