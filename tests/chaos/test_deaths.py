@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -381,18 +382,21 @@ def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
     lock = threading.Lock()
     notes = tmp_path / "notes"
     stop = threading.Event()
+    issued: dict[int, int] = {}
 
     def record(kind: str) -> None:
         with lock:
             outcomes[kind] += 1
 
     def caller(thread: int) -> None:
-        for i in range(60):
+        i = 0
+        while not stop.is_set():
+            i += 1
             retry = (thread + i) % 2 == 0
             text = f"{'retry' if retry else 'once'}-{thread}.{i}"
             try:
                 got = ex.collective_rpc(
-                    lambda w, path, text: (w.note(path, text), text)[1],
+                    lambda w, path, text: (w.note(path, text), time.sleep(0.002), text)[2],
                     LONG,
                     (str(notes), text),
                     on_death="retry" if retry else "fail",
@@ -405,27 +409,29 @@ def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
             else:
                 assert got == [text] * 3
                 record("ok")
-
-    def killer() -> None:
-        while not stop.wait(rng.uniform(0.01, 0.05)):
-            pids = [info.pid for info in ex.ranks if info.pid is not None]
-            if pids:
-                try:
-                    os.kill(rng.choice(pids), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            issued[thread] = i
 
     threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
-    killing = threading.Thread(target=killer)
-    for thread in (*threads, killing):
-        thread.start()
     for thread in threads:
-        thread.join(100)
+        thread.start()
+    shared = ex._core.shared
+    kills = 0
+    while kills < 8:
+        time.sleep(rng.uniform(0.0, 0.03))  # the seeded moment of the kill
+        if rng.random() < 0.7:  # else it strikes in the middle of a restart
+            with shared.changed:
+                assert shared.changed.wait_for(lambda: str(shared.view.phase) == "serving", LONG)
+        pids = [info.pid for info in ex.ranks if info.pid is not None]
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                kills += 1
     stop.set()
-    killing.join()
+    for thread in threads:
+        thread.join(60)
 
     assert not any(thread.is_alive() for thread in threads)
-    assert sum(outcomes.values()) == 240
+    assert sum(outcomes.values()) == sum(issued.values())
     counts = Counter((line.split()[0], line.split()[1]) for line in notes.read_text().splitlines())
     for (text, _rank), count in counts.items():
         if text.startswith("once"):
