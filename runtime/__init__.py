@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import ledger
 from .board import Board, withdraw
 from .codec import Encoded, decode, encode, encode_by_value
+from .console import render
 from .devices import DevicePool, Lease
 from .events import (
     GroupDown,
@@ -21,7 +22,7 @@ from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
 from .last_words import install_last_words
 from .launcher import Launcher, LaunchSpec
-from .logs import LogChannel, worker_logger
+from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .process import Process, ProcessStatus
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
 from .replies import AsyncOutput, RemoteFailure
@@ -29,17 +30,20 @@ from .report import CallInProgress, CrashReport, ExitEvidence
 from .runtime import Runtime, acquire_shared, release_shared
 from .scribe import Scribe, WorkerOutput
 from .status import exit_of_process
+from .stream import DriverStream, Observer, find_drivers
 from .tree import TreeReport
 from .worker_main import Boot, Link
 
 __all__ = [
     "EVERY_RANK",
+    "LEVELS",
     "AsyncOutput",
     "Board",
     "Boot",
     "CallInProgress",
     "CrashReport",
     "DevicePool",
+    "DriverStream",
     "Encoded",
     "ExitEvidence",
     "Flag",
@@ -54,6 +58,8 @@ __all__ = [
     "Lease",
     "Link",
     "LogChannel",
+    "LoggingBridge",
+    "Observer",
     "Payload",
     "Process",
     "ProcessStatus",
@@ -77,11 +83,13 @@ __all__ = [
     "encode_by_value",
     "exit_of_process",
     "fields",
+    "find_drivers",
     "init_process_group",
     "install_last_words",
     "ledger",
     "receive",
     "release_shared",
+    "render",
     "rendezvous_environment",
     "send",
     "withdraw",

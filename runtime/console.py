@@ -12,6 +12,7 @@ import json
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from .labels import WorkerLabels
 from .report import CrashReport
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 
 _COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
-_LABELS: Final = ("group", "rank", "coordinates", "incarnation", "epoch", "pid")
-_HEAD: Final = ("timestamp", "level", "event", "exception", "report", "child", "device", *_LABELS)
+_DRIVER: Final = "[driver]"
+# The prefix says them, or is what they would say at more length.
+_LABELS: Final = ["child", "group", "rank", "coordinates", "incarnation", "epoch", "pid", "device"]
+_ELSEWHERE: Final = ("kind", "seq", "timestamp", "level", "event", "exception", "report")
 
 
 def text_of(line: bytes) -> str:
@@ -50,16 +53,38 @@ def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
 def render_record(prefix: str, record: dict[str, Any]) -> bytes:
     """Return a log record or event as one line for people; tracebacks and reports lie below it."""
     clock = str(record.get("timestamp", ""))[11:23]
+    hidden = _ELSEWHERE if prefix == _DRIVER else (*_ELSEWHERE, *_LABELS)
     shown = " ".join(
         f"{key}={_value(value)}"
         for key, value in record.items()
-        if key not in _HEAD and value is not None and value != ""
+        if key not in hidden and value is not None and value != ""
     )
     level, event = record.get("level", "info"), record.get("event", "")
     line = f"{clock} {level:<8} {prefix} {_safe(str(event))} {shown}".rstrip()
     below = _traceback(record.get("exception")) + _report(record.get("report"))
     rest = [f"{prefix}   {text}" for text in below]
     return ("\n".join([line, *rest]) + "\n").encode("utf-8", "backslashreplace")
+
+
+def render(record: dict[str, Any]) -> bytes:
+    """Return a message of the stream as the console of its driver shows it."""
+    prefix = prefix_of(record)
+    if record.get("kind") in ("stdout", "stderr"):
+        return f"{prefix} {record.get('text', '')}\n".encode("utf-8", "backslashreplace")
+    return render_record(prefix, record)
+
+
+def prefix_of(record: dict[str, Any]) -> str:
+    """Return who a record is about: a worker, or the driver itself."""
+    told: Any = record.get("report", record)
+    if not isinstance(told, dict):
+        return _DRIVER
+    about = cast("dict[str, Any]", told)
+    if "group" not in about or "incarnation" not in about:
+        return _DRIVER
+    names = ("group", "rank", "incarnation", "coordinates", "pid")
+    known = {name: about[name] for name in names if about.get(name) is not None}
+    return WorkerLabels(child="", **known).prefix()
 
 
 def render_json(record: dict[str, Any]) -> bytes:

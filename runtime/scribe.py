@@ -25,7 +25,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self
 
-from phalanx.supervision import PhalanxError, RuntimeFault, SpecError
+from phalanx.supervision import RuntimeFault, SpecError
 
 from . import ledger
 from .events import LoggedEvent, ScribeReplaced, ScribeUnavailable, StreamUnavailable
@@ -390,7 +390,7 @@ class Scribe:
                     return
             try:
                 self._start()
-            except (PhalanxError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 -- workers stand still without a scribe
                 wait = min(_LONGEST_WAIT, max(0.1, wait * 2))
                 self.emit(ScribeUnavailable(problem=repr(error), wait=wait, at=time.monotonic()))
                 continue

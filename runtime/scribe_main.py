@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from .console import render_json, render_lines, render_record, text_of
+from .console import prefix_of, render_json, render_lines, render_record, text_of
 from .events import LinesDropped, StreamUnavailable, fields
 from .intake import Intake, read_records
 from .labels import WorkerLabels
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _EVENTS_AT_ONCE: Final = 256
 _ALL_EVENTS: Final = 100_000  # more than a socket buffer holds
-_DRIVER: Final = "[driver]"
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
 
 
@@ -196,11 +195,13 @@ class _ScribeLoop:
             if self._publisher is not None:
                 self._publisher.send(record)
 
-    def _record(self, kind: str, record: dict[str, Any], prefix: str = _DRIVER) -> None:
+    def _record(self, kind: str, record: dict[str, Any], prefix: str | None = None) -> None:
         """Show and publish one structured record."""
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
-                self._err.write(render_record(_prefix(record, prefix), record), 1)
+                self._err.write(
+                    render_record(prefix_of(record) if prefix is None else prefix, record), 1
+                )
             elif self._console == "json":
                 self._err.write(render_json({"kind": kind, **record}), 1)
         if self._publisher is not None:
@@ -261,16 +262,3 @@ def _loaded(data: bytes) -> dict[str, Any]:
 def _shown(labels: WorkerLabels) -> dict[str, Any]:
     """Return the labels that stand on every line, without those that say nothing."""
     return {key: value for key, value in labels.as_dict().items() if value not in ("", None)}
-
-
-def _prefix(record: dict[str, Any], otherwise: str) -> str:
-    """Return the prefix of a record: the driver's events about a worker are shown as that one's."""
-    told: Any = record.get("report", record)
-    if otherwise != _DRIVER or not isinstance(told, dict):
-        return otherwise
-    about = cast("dict[str, Any]", told)
-    if "group" not in about or "incarnation" not in about:
-        return otherwise
-    names = ("group", "rank", "incarnation", "coordinates", "pid")
-    known = {name: about[name] for name in names if about.get(name) is not None}
-    return WorkerLabels(child="", **known).prefix()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.console import render_lines, render_record, text_of
+from phalanx.runtime.console import render, render_lines, render_record, text_of
 from phalanx.runtime.lines import LineSplitter
 
 
@@ -86,3 +86,27 @@ def test_a_record_is_one_line_and_its_traceback_lines_below() -> None:
         "[tp/1 #1 7]   w.py:3 in forward\n"
         "[tp/1 #1 7]   ValueError: no\\x0asuch shard\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("record", "shown"),
+    [
+        (
+            {"kind": "stdout", "seq": 4, "group": "tp", "rank": 0, "incarnation": 1, "text": "x"},
+            "[tp/0 #1] x\n",
+        ),
+        (
+            {"kind": "event", "event": "phalanx.group_up", "group": "tp", "epoch": 3},
+            " info     [driver] phalanx.group_up group=tp epoch=3\n",
+        ),
+        (
+            {"kind": "event", "event": "e", "group": "tp", "rank": 1, "incarnation": 2, "n": 5},
+            " info     [tp/1 #2] e n=5\n",
+        ),
+        ({"kind": "log", "event": "e", "report": 7}, " info     [driver] e\n[driver]   7\n"),
+    ],
+)
+def test_a_message_of_the_stream_looks_as_on_the_driver_s_console(
+    record: dict[str, object], shown: str
+) -> None:
+    assert render(record).decode() == shown

@@ -1,0 +1,104 @@
+"""``phalanx logs``: follow what a running driver and its workers write, from outside.
+
+Guarantees: it only listens; a driver of another user is never looked at. Ends when the driver ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import LEVELS, Observer, find_drivers, render
+from phalanx.supervision import PhalanxError, SpecError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from phalanx.runtime import DriverStream
+
+_LINES = ("stdout", "stderr")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of this subcommand."""
+    parser.add_argument(
+        "driver",
+        nargs="?",
+        default="",
+        help="pid or name of the driver; may be left out where only one is running",
+    )
+    parser.add_argument("--list", action="store_true", help="list the drivers there are, and end")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    parser.add_argument(
+        "--level", default="info", choices=tuple(LEVELS), help="least level of records (info)"
+    )
+    parser.add_argument("--group", help="only lines and records of this rank group")
+    parser.add_argument("--rank", type=int, help="only lines and records of this rank")
+    parser.add_argument("--kind", choices=("event", "log", *_LINES), help="only this kind")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Follow a driver until it ends, or the user has enough; return the exit code."""
+    drivers = find_drivers()
+    if arguments.list:
+        for driver in drivers:
+            print(f"{driver.pid}\t{driver.name}")
+        return 0
+    try:
+        driver = choose(drivers, arguments.driver)
+        with Observer(driver) as observer:
+            for record in observer:
+                if is_wanted(record, arguments):
+                    _show(record, as_json=arguments.json)
+            if observer.missed:
+                print(f"missed {observer.missed} messages: too slow", file=sys.stderr)
+    except PhalanxError as error:
+        print(f"phalanx logs: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read has enough. Python would complain again as it closes its stdout.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0
+
+
+def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
+    """Return the one of *drivers* whose pid or name is *wanted*, or the only one.
+
+    Raises:
+        SpecError: There is none, or more than one; the message lists them.
+    """
+    found = [one for one in drivers if not wanted or wanted in (str(one.pid), one.name)]
+    if len(found) == 1:
+        return found[0]
+    named = ", ".join(f"{one.pid} ({one.name})" if one.name else str(one.pid) for one in drivers)
+    there = f"running: {named}" if drivers else "no driver of yours is running with a stream"
+    raise SpecError("driver", wanted, there if not found else f"name one by its pid; {there}")
+
+
+def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:
+    """Return whether *record* is one of those the user asked for."""
+    if arguments.kind is not None and record["kind"] != arguments.kind:
+        return False
+    about = record.get("report") or record
+    for key in ("group", "rank"):
+        value = getattr(arguments, key)
+        if value is not None and about.get(key) != value:
+            return False
+    if record["kind"] in _LINES:
+        return True
+    level = LEVELS.get(str(record.get("level", "info")), LEVELS["info"])
+    return level >= LEVELS[arguments.level]
+
+
+def _show(record: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(record), flush=True)
+    else:
+        sys.stdout.buffer.write(render(record))
+        sys.stdout.buffer.flush()
