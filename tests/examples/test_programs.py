@@ -55,8 +55,8 @@ def test_the_smallest_program_loses_a_worker_and_gives_the_right_number() -> Non
     done = run("hello_phalanx")
 
     assert done.returncode == 0, done.stderr
-    assert "17984 primes" in done.stdout
-    assert "died" in done.stdout
+    assert "killed rank 1" in done.stdout
+    assert "17984 primes; restarts: 1" in done.stdout
 
 
 def test_the_smallest_program_is_at_most_forty_lines() -> None:
