@@ -29,7 +29,7 @@ from phalanx.runtime.rendezvous import (
 from phalanx.supervision import ExitKind, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
 
     from phalanx.runtime.process import Process
 
@@ -137,8 +137,8 @@ def run_body(payload: bytes, fds: Mapping[str, int]) -> None:
 
 def sum_of_ranks(meeting: tuple[Rendezvous, int, int]) -> float:
     import torch
-    import torch.distributed as dist
 
+    dist: Any = import_module("torch.distributed")
     rendezvous, rank, size = meeting
     init_process_group("gloo", rendezvous, rank, size, timeout=LONG)
     total = torch.full((1,), float(rank))
@@ -150,8 +150,8 @@ def sum_of_ranks(meeting: tuple[Rendezvous, int, int]) -> float:
 
 def sum_by_environment(_: None) -> tuple[float, str]:
     import torch
-    import torch.distributed as dist
 
+    dist: Any = import_module("torch.distributed")
     dist.init_process_group("gloo")
     total = torch.full((1,), float(dist.get_rank()))
     dist.all_reduce(total)
@@ -161,14 +161,14 @@ def sum_by_environment(_: None) -> tuple[float, str]:
 
 
 @contextmanager
-def client(rendezvous: Rendezvous, timeout: float = LONG) -> Iterator[Any]:
+def client(rendezvous: Rendezvous) -> Generator[Any]:
     dist: Any = import_module("torch.distributed")
     store = dist.TCPStore(
         rendezvous.address,
         rendezvous.port,
         is_master=False,
         wait_for_workers=False,
-        timeout=timedelta(seconds=timeout),
+        timeout=timedelta(seconds=LONG),
     )
     yield store
 
@@ -360,7 +360,8 @@ def test_a_store_that_cannot_be_started_is_an_event(core: tuple[Hub, Launcher]) 
 
     store = RendezvousStore(core[0], refuse, group="tp", on_event=events.put)
     rendezvous = store.open(1)
-    with socket.create_connection((rendezvous.address, rendezvous.port), LONG):
+    with socket.socket() as rank:
+        rank.connect_ex((rendezvous.address, rendezvous.port))  # connected, reset: both will do
         event = events.get(timeout=LONG)
     store.close()
 
