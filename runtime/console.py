@@ -23,7 +23,8 @@ _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
 # The prefix says them, or is what they would say at more length.
 _LABELS: Final = ["child", "group", "rank", "coordinates", "incarnation", "epoch", "pid", "device"]
-_ELSEWHERE: Final = ("kind", "seq", "timestamp", "level", "event", "exception", "report")
+# Shown in a place of its own, or, as the monotonic clock, for programs only.
+_ELSEWHERE: Final = ("kind", "seq", "timestamp", "level", "event", "exception", "report", "at")
 
 
 def text_of(line: bytes) -> str:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
     from .labels import WorkerLabels
 
+# In a log record within a report: said above it, or shown first.
+_KNOWN: Final = ("timestamp", "level", "event", "group", "rank", "incarnation", "epoch", "pid")
 _BRIEF: Final = 2000  # characters; five such texts, escaped at the worst, still fit into one record
 
 
@@ -275,9 +277,9 @@ def _log_line(text: str) -> str:
     if not isinstance(loaded, dict):
         return text
     record = cast("dict[str, Any]", loaded)
-    head = f"{record.pop('level', '')} {record.pop('event', '')}".strip()
-    shown = " ".join(f"{key}={value!r}" for key, value in record.items())
-    return f"{head} {shown}".strip()
+    clock = str(record.get("timestamp", ""))[11:23]
+    shown = " ".join(f"{key}={value!r}" for key, value in record.items() if key not in _KNOWN)
+    return f"{clock} {record.get('level', '')} {record.get('event', '')} {shown}".strip()
 
 
 def _last_lines(text: str, limit: int = 40) -> str:

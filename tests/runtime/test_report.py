@@ -93,6 +93,15 @@ def test_of_long_output_the_end_is_shown_and_the_rest_counted() -> None:
     assert "line 59\n" not in text
 
 
+def test_log_records_are_shown_without_what_the_head_says_already() -> None:
+    record = {"event": "step", "level": "info", "rank": 1, "loss": 0.5}
+    record["timestamp"] = "2026-01-02T03:04:05.678901+00:00"
+
+    text = report(logs=(json.dumps(record), "[1]", "no json")).render()
+
+    assert text.endswith("\n  03:04:05.678 info step loss=0.5\n  [1]\n  no json\n")
+
+
 def test_a_worker_that_said_nothing_says_so() -> None:
     silent = report(call=None, logs=(), stdout="", stderr="", last_words="")
 
@@ -179,7 +188,7 @@ def test_a_crash_on_the_console_is_the_report_as_people_read_it() -> None:
 
     shown = render_record("[embed/1 #3 4711]", record).decode().splitlines()
 
-    assert shown[0].endswith("error    [embed/1 #3 4711] phalanx.worker_crashed at=12.5")
+    assert shown[0].endswith("error    [embed/1 #3 4711] phalanx.worker_crashed")
     assert shown[1:] == [f"[embed/1 #3 4711]   {line}" for line in report().render().splitlines()]
 
 
