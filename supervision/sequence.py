@@ -27,7 +27,7 @@ from .events import Exited, NotStarted, Outcome, Started, StartIgnored
 from .exits import SHUTDOWN
 from .notices import ChildExited, ChildLost, ChildStarted, ChildStartFailed
 from .spec import BRUTAL_KILL
-from .state import Child, Halt, HaltAll, Launch, Leave, Status, SupervisorState
+from .state import AnswerStopped, Child, Halt, HaltAll, Launch, Leave, Status, SupervisorState
 from .strategy import Restart
 
 if TYPE_CHECKING:
@@ -109,9 +109,10 @@ def _tell(state: SupervisorState, child: Child, do: Do) -> SupervisorState:
 
 def _past_halted(state: SupervisorState, task: Halt, child: Child) -> SupervisorState:
     """Return the state in which the child whose turn it was is stopped."""
-    stays = isinstance(task.then, Leave)
     temporary = child.spec.restart is Restart.TEMPORARY
-    if not stays and (temporary or state.spec.strategy.has_instances):
+    instance = state.spec.strategy.has_instances
+    forgotten = {AnswerStopped: temporary or instance, Leave: False}.get(type(task.then), temporary)
+    if forgotten:
         state = state.without_child(child.key)
     else:
         state = state.with_child(replace(child, status=Status.UNDEFINED, is_gone=False))

@@ -42,6 +42,8 @@ class Intensity:
             raise SpecError("period", period, "must be a number of seconds")
         if not 0 < period < math.inf:
             raise SpecError("period", period, "must be above 0 seconds, and finite")
+        if self.whole_seconds and period != int(period):
+            raise SpecError("period", period, "must be whole where whole seconds are counted")
 
     def window(self) -> RestartWindow:
         """Return an empty window of this intensity."""

@@ -1,0 +1,104 @@
+"""Every recorded scenario gives OTP's trace: on the core, and a sample on real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .__main__ import load, main
+from .core import run_scenario
+from .processes import ProcessDriver, why_not
+from .scenario import Json
+
+FILES = sorted((Path(__file__).parent / "vectors").glob("*.jsonl"))
+VECTORS = [vector for path in FILES for vector in load(path)]
+
+SAMPLE = 96
+
+
+def words(value: Json, key: str) -> Iterator[str]:
+    """Yield what stands under *key* anywhere in *value*."""
+    if isinstance(value, dict):
+        for name, below in value.items():
+            if name == key and isinstance(below, str):
+                yield below
+            yield from words(below, key)
+    elif isinstance(value, list):
+        for below in value:
+            yield from words(below, key)
+
+
+def features(scenario: Json) -> set[str]:
+    keys = ("strategy", "restart", "reason", "do", "on_shutdown", "auto_shutdown", "op")
+    found = {f"{key}={word}" for key in keys for word in words(scenario, key)}
+    return found | {f"requires={ability}" for ability in scenario["requires"]}
+
+
+def sample() -> list[Json]:
+    """Return scenarios that cover every feature, each at least thrice, and fill up evenly."""
+    wanted: dict[str, int] = {}
+    chosen: list[Json] = []
+    for vector in VECTORS:
+        found = features(vector["scenario"])
+        if any(wanted.get(feature, 0) < 3 for feature in found):
+            chosen.append(vector)
+            for feature in found:
+                wanted[feature] = wanted.get(feature, 0) + 1
+    step = max(1, len(VECTORS) // max(1, SAMPLE - len(chosen)))
+    return (chosen + [v for v in VECTORS[::step] if v not in chosen])[:SAMPLE]
+
+
+def test_every_vector_file_is_there() -> None:
+    assert len(VECTORS) == 586
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_core_gives_the_trace_of_otp(path: Path) -> None:
+    different = [
+        v["scenario"]["id"] for v in load(path) if run_scenario(v["scenario"]) != v["trace"]
+    ]
+
+    assert different == []
+
+
+def test_the_sample_covers_every_strategy_restart_type_and_exit_reason() -> None:
+    everything = set[str]().union(*(features(vector["scenario"]) for vector in VECTORS))
+
+    covered = set[str]().union(*(features(vector["scenario"]) for vector in sample()))
+
+    assert covered == everything
+    assert len(sample()) >= 60
+
+
+def test_real_processes_give_the_trace_of_otp(leak_check: None) -> None:
+    with ProcessDriver() as driver:
+        different = [
+            vector["scenario"]["id"]
+            for vector in sample()
+            if driver.run(vector["scenario"]) != vector["trace"]
+        ]
+
+    assert different == []
+
+
+def test_every_known_scenario_can_be_run_with_real_processes() -> None:
+    assert {why_not(vector["scenario"]) for vector in VECTORS} == {""}
+
+
+def test_an_unequal_trace_is_shown_and_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vector = json.loads(json.dumps(VECTORS[0]))
+    vector["trace"]["teardown"].pop()
+    path = tmp_path / "changed.jsonl"
+    path.write_text(json.dumps(vector) + "\n" + json.dumps(VECTORS[1]) + "\n")
+
+    code = main([str(path)])
+
+    printed = capsys.readouterr().out
+    assert code == 1
+    assert printed.splitlines()[-1] == "1 of 2 traces equal"
+    assert "+  stop top 1 shutdown" in printed

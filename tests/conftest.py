@@ -1,0 +1,160 @@
+"""For every test: nothing is left behind. For tests of processes: a hub and a launcher."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.runtime import tree
+from phalanx.runtime.hub import Hub
+from phalanx.runtime.launcher import Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STRICT = {"runtime", "actors", "chaos"}
+PATIENCE = 15.0  # seconds for what is on its way out already
+
+# Every tree that is made in this process, or in a process it starts, lies within this mark: so
+# daemons and guardians of killed drivers are found too, whoever their parent is by now.
+SESSION = uuid.uuid4().hex
+os.environ["PHALANX_TREE"] = f"{SESSION}/tests;"
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What this process has of everything that could leak."""
+
+    processes: frozenset[tuple[int, int]]
+    threads: frozenset[int]
+    shared_memory: frozenset[str]
+    folders: frozenset[str]
+    descriptors: Counter[str]
+
+    @classmethod
+    def now(cls) -> Footprint:
+        return cls(
+            frozenset(processes()),
+            frozenset(thread.native_id or 0 for thread in threading.enumerate()),
+            frozenset(os.listdir("/dev/shm")),
+            frozenset(ours_in_temp()),
+            Counter(descriptors()),
+        )
+
+    def since(self, before: Footprint) -> dict[str, object]:
+        """Return what is here and was not *before*."""
+        tasks = tree.read_all()
+        commands = {
+            pid: f"{tasks[pid].state} {Path(f'/proc/{pid}/cmdline').read_bytes()!r}"
+            for pid, _ in self.processes - before.processes
+            if pid in tasks
+        }
+        grown = {
+            "processes": commands,
+            "threads": [t.name for t in threading.enumerate() if t.native_id not in before.threads],
+            "/dev/shm": sorted(self.shared_memory - before.shared_memory),
+            "temp": sorted(self.folders - before.folders),
+            "descriptors": dict(self.descriptors - before.descriptors),
+        }
+        return {name: value for name, value in grown.items() if value}
+
+
+def processes() -> dict[tuple[int, int], tree.Task]:
+    """Children of this process, zombies included, and everything that carries our mark."""
+    found, _ = tree.find(tree.Quarry(f"{SESSION}/".encode()))
+    children = (task for task in tree.read_all().values() if task.parent == os.getpid())
+    return {task.key: task for task in (*found.values(), *children)}
+
+
+def descriptors() -> Iterator[str]:
+    for fd in tree.numbers_in("/proc/self/fd"):
+        try:
+            target = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            continue
+        # Sockets and pipes are told apart by their numbers; the rest by what they are.
+        yield target
+
+
+def ours_in_temp() -> Iterator[str]:
+    for folder in {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")} - {""}:
+        if Path(folder).is_dir():
+            yield from (str(path) for path in Path(folder).glob("*phalanx*"))
+
+
+def settle(before: Footprint, deadline: float) -> dict[str, object]:
+    """Return what is left once what was ending has ended, or at *deadline*."""
+    for key, task in processes().items():
+        if key not in before.processes and task.state != "Z":
+            await_end(task, deadline)
+    for thread in threading.enumerate():
+        if thread.native_id not in before.threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    gc.collect()
+    while (left := Footprint.now().since(before)) and time.monotonic() < deadline:
+        time.sleep(0.01)  # a zombie that somebody is about to collect sends no word of it
+    return left
+
+
+def await_end(task: tree.Task, deadline: float) -> bool:
+    """Return whether *task* has ended by *deadline*."""
+    try:
+        pidfd = os.pidfd_open(task.pid)
+    except OSError:
+        return True
+    try:
+        now = tree.read(task.pid)
+        if now is None or now.key != task.key:
+            return True
+        poller = select.poll()
+        poller.register(pidfd, select.POLLIN)
+        return bool(poller.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    finally:
+        os.close(pidfd)
+
+
+@pytest.fixture
+def leak_check() -> Iterator[None]:
+    """Fail where a test leaves processes, threads, shared memory, folders or descriptors."""
+    gc.collect()
+    before = Footprint.now()
+    yield
+    left = settle(before, time.monotonic() + PATIENCE)
+    if left:
+        keys = Footprint.now().processes - before.processes
+        if keys:  # so that one leak does not fail every test after it
+            spared = tree.Quarry(b"\0", roots=keys)
+            tree.kill(spared, time.monotonic() + PATIENCE)
+        pytest.fail(f"left behind: {left}")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> None:
+    if STRICT & set(Path(request.path).parts):
+        request.getfixturevalue("leak_check")
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+@pytest.fixture
+def launcher(hub: Hub) -> Iterator[Launcher]:
+    """A launcher that preloads nothing."""
+    launcher = Launcher(hub, preload=())
+    yield launcher
+    launcher.close(time.monotonic() + PATIENCE)

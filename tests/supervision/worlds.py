@@ -1,0 +1,330 @@
+"""Random trees and random things that happen to them, on the pure core, with the rules checked.
+
+A world delivers events to `decide` in every order the contract allows: outcomes of starts and
+stops may be late, exits race with everything, and children may hang. Each rule is checked as the
+actions come.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+
+from phalanx.supervision import (
+    BRUTAL_KILL,
+    KILLED,
+    AutoShutdown,
+    BackOff,
+    ChildSpec,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Restart,
+    Strategy,
+    SupervisorSpec,
+)
+from phalanx.supervision.actions import (
+    AbandonStart,
+    Action,
+    Announce,
+    BecomeReady,
+    Exit,
+    FailStart,
+    KillChild,
+    Reply,
+    RetryLater,
+    SetAlarm,
+    StartChild,
+    TerminateChild,
+)
+from phalanx.supervision.decide import decide
+from phalanx.supervision.events import (
+    AlarmRang,
+    Booted,
+    ChildrenRequested,
+    ChildSpecRequested,
+    CountRequested,
+    DeleteChildRequested,
+    Event,
+    Exited,
+    NotStarted,
+    Outcome,
+    RestartChildRequested,
+    RetryDue,
+    StartChildRequested,
+    Started,
+    StartIgnored,
+    StopRequested,
+    TerminateChildRequested,
+)
+from phalanx.supervision.state import Launch, SupervisorState, initial_state
+
+REASONS = [
+    ExitReason(ExitKind.NORMAL),
+    ExitReason(ExitKind.SHUTDOWN),
+    ExitReason(ExitKind.CRASH),
+    KILLED,
+]
+
+
+def a_start() -> None:
+    raise AssertionError("the world starts nothing")
+
+
+def random_child(random: Random, name: str, *, significant: bool) -> ChildSpec:
+    restart = random.choice(list(Restart))
+    return ChildSpec(
+        name,
+        a_start,
+        restart=restart,
+        shutdown=random.choice([BRUTAL_KILL, 0.5, 5.0, float("inf")]),
+        significant=significant and restart is not Restart.PERMANENT and random.random() < 0.6,
+        start_within=random.choice([2.0, float("inf")]),
+        kill_within=random.choice([1.0, float("inf")]),
+    )
+
+
+def random_spec(random: Random) -> SupervisorSpec:
+    strategy = random.choice(list(Strategy))
+    dynamic = strategy is Strategy.DYNAMIC
+    auto = AutoShutdown.NEVER if dynamic else random.choice(list(AutoShutdown))
+    count = {Strategy.SIMPLE_ONE_FOR_ONE: 1, Strategy.DYNAMIC: 0}.get(
+        strategy, random.randint(0, 5)
+    )
+    significant = auto is not AutoShutdown.NEVER
+    return SupervisorSpec(
+        "top",
+        strategy,
+        Intensity(random.randint(0, 4), random.choice([1.0, 4.0, 60.0]), random.random() < 0.5),
+        [random_child(random, f"w{n}", significant=significant) for n in range(count)],
+        auto_shutdown=auto,
+        max_children=random.choice([None, 2, 5]) if dynamic else None,
+        backoff=BackOff(0.1, reset_after=5.0) if random.random() < 0.3 else None,
+        fruitless_limit=random.choice([None, None, 2]),
+    )
+
+
+@dataclass
+class Process:
+    """What one successful start brought; *told* once it was asked or killed."""
+
+    key: str
+    serial: int
+    spec: ChildSpec
+    alive: bool = True
+    told: bool = False
+    killed: bool = False
+
+
+@dataclass
+class World:
+    """One supervisor, its processes and its messages."""
+
+    random: Random
+    spec: SupervisorSpec
+    now: float = 0.0
+    trouble: float = 0.3  # share of starts that fail, and of children that hang
+    inbox: deque[Event] = field(default_factory=deque[Event])
+    late: list[Event] = field(default_factory=list[Event])  # outcomes under way
+    timers: list[tuple[float, Event]] = field(default_factory=list[tuple[float, Event]])
+    processes: dict[tuple[str, int], Process] = field(
+        default_factory=dict[tuple[str, int], Process]
+    )
+    starting: tuple[str, int] | None = None
+    pending: set[int] = field(default_factory=set[int])
+    asked: int = 0
+    over: bool = False
+    state: SupervisorState = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = initial_state(self.spec)
+        self.deliver(Booted(self.now))
+
+    # --- what happens ---------------------------------------------------------------------
+
+    def alive(self) -> list[Process]:
+        return [process for process in self.processes.values() if process.alive]
+
+    def running(self) -> list[Process]:
+        """Return those whose start has been delivered: no exit comes before it."""
+        on_the_way = {event.serial for event in self.late if isinstance(event, Started)}
+        return [process for process in self.alive() if process.serial not in on_the_way]
+
+    def deliver(self, event: Event) -> None:
+        before = self.state
+        self.state, actions = decide(self.state, event)
+        again, same = decide(before, event)
+        assert repr(same) == repr(actions), "decide is a function of its arguments"
+        assert again.children == self.state.children, "and leaves the state before as it was"
+        if isinstance(event, Outcome) and self.starting == (event.child, event.serial):
+            self.starting = None
+        for action in actions:
+            self.perform(action)
+        self.check()
+
+    def step(self) -> None:
+        """Let one random thing happen."""
+        self.now += self.random.choice([0.0, 0.0, 0.1, 0.7, 3.0])
+        self.ring()
+        roll = self.random.random()
+        if self.late and roll < 0.45:
+            self.deliver(self.late.pop(self.random.randrange(len(self.late))))
+        elif self.inbox and roll < 0.75:
+            self.deliver(self.inbox.popleft())
+        elif roll < 0.85 and self.running():
+            self.end(self.random.choice(self.running()), self.random.choice(REASONS))
+        else:
+            self.inbox.append(self.request())
+
+    def ring(self) -> None:
+        due = [entry for entry in self.timers if entry[0] <= self.now]
+        self.timers = [entry for entry in self.timers if entry[0] > self.now]
+        for _, event in due:
+            self.inbox.append(event)
+
+    def request(self) -> Event:
+        self.asked += 1
+        caller = self.asked
+        self.pending.add(caller)
+        keys = [child.key for child in self.state.children.values()] + ["nobody", "w#1", "new"]
+        key = self.random.choice(keys)
+        name = self.random.choice(["new", "newer", "w0"])
+        spec = random_child(self.random, name, significant=True)
+        if self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
+            start = StartChildRequested(caller, None, self.now)
+        else:
+            start = StartChildRequested(caller, spec, self.now)
+        return self.random.choice(
+            [
+                start,
+                start,
+                start,
+                TerminateChildRequested(caller, key, self.now),
+                TerminateChildRequested(caller, key, self.now),
+                RestartChildRequested(caller, key, self.now),
+                DeleteChildRequested(caller, key, self.now),
+                ChildSpecRequested(caller, key, self.now),
+                ChildrenRequested(caller, self.now),
+                CountRequested(caller, self.now),
+            ]
+        )
+
+    def end(self, process: Process, reason: ExitReason) -> None:
+        process.alive = False
+        self.inbox.append(Exited(process.key, process.serial, reason, self.now))
+
+    def settle(self) -> None:
+        """Let everything come to its end: nothing new happens, time passes."""
+        self.trouble = 0.0
+        for _ in range(20_000):
+            if self.late:
+                self.deliver(self.late.pop(0))
+            elif self.inbox:
+                self.deliver(self.inbox.popleft())
+            elif self.timers:
+                self.now = max(self.now, min(at for at, _ in self.timers))
+                self.ring()
+            else:
+                return
+        raise AssertionError("the tree does not come to rest")
+
+    # --- what is done, and the rules about it ---------------------------------------------
+
+    def perform(self, action: Action) -> None:
+        assert not self.over or isinstance(action, Reply), f"{action} after the end"
+        match action:
+            case StartChild(key, serial, _, spec):
+                self.on_start(key, serial, spec)
+            case TerminateChild(key, serial) | KillChild(key, serial):
+                self.on_stop(key, serial, kill=isinstance(action, KillChild))
+            case AbandonStart(key, serial):
+                assert self.starting == (key, serial), "only a start under way is abandoned"
+                self.starting = None
+                self.late = [e for e in self.late if getattr(e, "serial", 0) != serial]
+                if (key, serial) in self.processes:
+                    self.processes[key, serial].alive = False  # whoever performs it kills it
+            case RetryLater(key, ticket, attempt):
+                due = RetryDue(key, ticket, self.now)
+                if self.spec.backoff is not None and attempt:
+                    delay = self.spec.backoff.delay(attempt, self.random.random())
+                    self.timers.append((self.now + delay, due))
+                else:
+                    self.inbox.append(due)
+            case SetAlarm(alarm, delay):
+                self.timers.append((self.now + delay, AlarmRang(alarm, self.now)))
+            case Reply(caller):
+                assert caller in self.pending, "one answer per request"
+                self.pending.remove(caller)
+            case Exit() | FailStart():
+                self.over = True
+                assert not [p for p in self.alive() if not p.killed], "children outlive it"
+            case BecomeReady() | Announce():
+                pass
+
+    def on_start(self, key: str, serial: int, spec: ChildSpec) -> None:
+        assert self.starting is None, "one start at a time"
+        running = [p for p in self.alive() if p.key == key and not p.killed]
+        assert not running, f"two living incarnations of {key}"
+        task = self.state.task
+        if isinstance(task, Launch):
+            positions = [self.position(k) for k in task.keys[: task.index + 1]]
+            known = [position for position in positions if position]  # others were ignored, and go
+            assert known == sorted(known), "children start in start order"
+        self.starting = (key, serial)
+        roll = self.random.random()
+        if roll < self.trouble * 0.6:
+            self.late.append(NotStarted(key, serial, RuntimeError("no"), self.now))
+        elif roll < self.trouble * 0.8:
+            self.late.append(StartIgnored(key, serial, self.now))
+        elif roll < self.trouble and spec.start_within != float("inf"):
+            pass  # it hangs; the alarm ends it
+        else:
+            self.processes[key, serial] = Process(key, serial, spec)
+            self.late.append(Started(key, serial, self.now))
+
+    def position(self, key: str) -> int:
+        child = self.state.children.get(key)
+        return 0 if child is None else child.position
+
+    def on_stop(self, key: str, serial: int, *, kill: bool) -> None:
+        process = self.processes[key, serial]
+        if not process.told:
+            brutal = process.spec.shutdown is BRUTAL_KILL
+            assert kill == brutal, "asked first, unless its shutdown is brutal"
+            if not self.spec.strategy.has_instances:
+                others = [p for p in self.alive() if p.told and p is not process and not p.killed]
+                assert not others, "one stop at a time"
+        process.told = True
+        if not process.alive:
+            return  # its exit is on its way
+        limited = process.spec.stop_within != float("inf")
+        hangs = not kill and limited and self.random.random() < self.trouble
+        lost = kill and process.spec.kill_within != float("inf") and self.random.random() < 0.2
+        process.killed = kill
+        if not (hangs or lost):
+            process.alive = False
+            reason = KILLED if kill else self.random.choice(REASONS)
+            self.late.append(Exited(key, serial, reason, self.now))
+
+    def check(self) -> None:
+        """Check what holds between any two events."""
+        window = self.state.window
+        assert len(window.spent) <= self.spec.intensity.max_restarts
+        positions = [child.position for child in self.state.in_start_order()]
+        assert len(set(positions)) == len(positions)
+        if self.state.ended is not None:
+            assert not self.state.mailbox
+
+
+def live(world: World, steps: int) -> None:
+    """Let *steps* random things happen, then let the world come to rest."""
+    for _ in range(steps):
+        world.step()
+    world.settle()
+
+
+def end(world: World) -> None:
+    """Stop the supervisor and let that come to its end."""
+    world.inbox.append(StopRequested(ExitReason(ExitKind.SHUTDOWN), world.now))
+    world.settle()
