@@ -182,9 +182,9 @@ def terms_of(
     *,
     now: float,
     timeout: float | None,
-    on_death: str = "fail",
+    on_death: OnDeath = "fail",
     retries: int = 1,
-    on_timeout: str = "leave",
+    on_timeout: OnTimeout = "leave",
     tell: bool = False,
 ) -> Terms:
     """Return the terms of a call made *now*.
@@ -198,8 +198,7 @@ def terms_of(
         raise SpecError("on_death", on_death, 'give "fail" or "retry"')
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise SpecError("retries", retries, "give an integer >= 0")
+    _check_retries(retries)
     return Terms(
         deadline=None if timeout is None else now + timeout,
         timeout=timeout,
@@ -208,6 +207,11 @@ def terms_of(
         on_timeout=on_timeout,
         tell=tell,
     )
+
+
+def _check_retries(retries: object) -> None:
+    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+        raise SpecError("retries", retries, "give an integer >= 0")
 
 
 __all__ = ["Call", "CancelledError", "OnDeath", "OnTimeout", "Shape", "Terms", "terms_of"]

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pykka
@@ -52,7 +53,7 @@ class Core:
         self._lock = threading.Lock()
         try:
             self.runtime = acquire_shared() if runtime is None else runtime
-            release = (lambda: release_shared(self.runtime)) if runtime is None else _keep
+            release = partial(release_shared, self.runtime) if runtime is None else _keep
             try:
                 # Boots while the rest is being made.
                 self.runtime.launcher(spec.preload).warm()

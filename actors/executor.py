@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import CrashReport, Runtime
     from phalanx.supervision import BackOff, ExitReason
 
+    from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
     from .spec import Launch
 
@@ -290,7 +291,7 @@ class Executor(Generic[W]):
 
         A rank that raises, dies or runs out of time spoils only its own `Outcome`.
         """
-        return self._call(
+        outcome: list[Outcome] | CallFuture = self._call(
             Shape.GATHER,
             method,
             [(tuple(args), kwargs or {})],
@@ -298,6 +299,7 @@ class Executor(Generic[W]):
             on_death="fail",
             non_block=non_block,
         )
+        return outcome
 
     def scatter(
         self,
@@ -323,7 +325,9 @@ class Executor(Generic[W]):
         """
         size = self._layout.world_size
         each = check_per_rank("per_rank", per_rank, size)
-        named = check_per_rank("kwargs_per_rank", kwargs_per_rank or [{}] * size, size)
+        named = check_per_rank(
+            "kwargs_per_rank", kwargs_per_rank or [dict[str, Any]()] * size, size
+        )
         for index, values in enumerate(each):
             if not isinstance(values, list | tuple):
                 raise SpecError(f"per_rank[{index}]", values, "give the arguments as a tuple")
@@ -636,9 +640,9 @@ class Executor(Generic[W]):
         each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
         *,
         timeout: float | None = None,
-        on_death: str | None = None,
+        on_death: OnDeath | None = None,
         retries: int = 1,
-        on_timeout: str = "leave",
+        on_timeout: OnTimeout = "leave",
         want: int | None = None,
         rank: int | None = None,
         non_block: bool = False,

@@ -660,7 +660,7 @@ class ExecutorActor(pykka.ThreadingActor):
             ranks.append(
                 RankInfo(
                     rank.number,
-                    member.labels.pid if member is not None and current else None,
+                    (member.labels.pid or None) if member is not None and current else None,
                     rank.incarnation,
                     self._state.epoch,
                     str(rank.state),

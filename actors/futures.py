@@ -126,4 +126,4 @@ class CallFuture(Future[Any]):
             for waiter in self._waiters:
                 waiter.add_result(self)
             self._condition.notify_all()
-        self._invoke_callbacks()
+        self._invoke_callbacks()  # type: ignore[attr-defined]  # what set_result ends with

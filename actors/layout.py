@@ -38,8 +38,7 @@ class Layout:
 
     def __post_init__(self) -> None:
         for name, size in self._sizes():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise SpecError(name, size, "a parallel size is an integer >= 1")
+            _check_size(name, size)
         for name, size in self.extra.items():
             if self.world_size % size:
                 raise SpecError(
@@ -92,3 +91,8 @@ class Layout:
             ("prefill_context", self.prefill_context),
             *self.extra.items(),
         ]
+
+
+def _check_size(name: str, size: object) -> None:
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise SpecError(name, size, "a parallel size is an integer >= 1")

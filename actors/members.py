@@ -15,7 +15,7 @@ import pickle
 import signal
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
@@ -372,4 +372,4 @@ def _shut(sock: socket.socket) -> None:
 
 
 def _with_pid(labels: WorkerLabels, pid: int) -> WorkerLabels:
-    return WorkerLabels(**{**labels.as_dict(), "pid": pid})
+    return replace(labels, pid=pid)

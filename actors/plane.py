@@ -538,11 +538,11 @@ class Plane:
             flags |= Flag.TELL
         extra = EVERY_RANK if call.want is None else call.want
         packet = b""
-        payload = None
+        payload = call.payload(seats[0].rank)
         call.missing = {seat.rank for seat in seats}
         for seat in seats:
             mine = call.payload(seat.rank)
-            if mine is not payload:
+            if mine is not payload or not packet:
                 payload = mine
                 packet = payload.packet(
                     Kind.CALL,

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from phalanx.runtime import DevicePool, encode_by_value
 from phalanx.supervision import BackOff, Intensity, Restart, SpecError, Strategy
@@ -91,7 +91,9 @@ def factory_of(
 def check_worker(worker: object) -> type[WorkerActor]:
     """Return *worker* if it is a worker class."""
     if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
-        raise SpecError("worker", worker, "give a class derived from phalanx.WorkerActor")
+        raise SpecError(
+            "worker", cast("object", worker), "give a class derived from phalanx.WorkerActor"
+        )
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
     return worker
@@ -117,11 +119,12 @@ def check_per_rank(field: str, values: object, world_size: int) -> Sequence[Any]
     """Return *values* if it is a list or tuple with one entry per rank."""
     if not isinstance(values, list | tuple):
         raise SpecError(field, values, "give a list or tuple with one entry per rank")
-    if len(values) != world_size:
+    given = cast("Sequence[Any]", values)
+    if len(given) != world_size:
         raise SpecError(
-            field, values, f"has {len(values)} entries for {world_size} ranks; give one for each"
+            field, given, f"has {len(given)} entries for {world_size} ranks; give one for each"
         )
-    return values
+    return given
 
 
 def check_env(field: str, env: object) -> Mapping[str, str]:
@@ -130,12 +133,13 @@ def check_env(field: str, env: object) -> Mapping[str, str]:
         return {}
     if not isinstance(env, Mapping):
         raise SpecError(field, env, "give a mapping of names to text")
-    for key, value in env.items():
+    named = cast("Mapping[object, object]", env)
+    for key, value in named.items():
         if not isinstance(key, str) or not key or "=" in key or "\0" in key:
             raise SpecError(field, key, "a variable's name is text without '=' and NUL")
         if not isinstance(value, str) or "\0" in value:
             raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
-    return env
+    return cast("Mapping[str, str]", named)
 
 
 def spec_of(
@@ -182,16 +186,11 @@ def spec_of(
     _check_kind("stop", stop, StopPolicy)
     if backoff is not None:
         _check_kind("backoff", backoff, BackOff)
-    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
-        raise SpecError("name", name, "give a text that is not empty")
-    if isinstance(preload, str) or not all(isinstance(each, str) for each in preload):
-        raise SpecError("preload", preload, "give a list of module names")
-    keywords = check_per_rank("rank_kwargs", rank_kwargs or [{}] * size, size)
-    rank_envs = check_per_rank("rank_env", rank_env or [{}] * size, size)
-    if isinstance(args, str) or not isinstance(args, Sequence):
-        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
+    _check_name(name)
+    _check_modules(preload)
+    keywords = check_per_rank("rank_kwargs", _each(rank_kwargs, size), size)
+    rank_envs = check_per_rank("rank_env", _each(rank_env, size), size)
+    _check_arguments(args, kwargs)
     DevicePool.of(devices, size).close()  # more leases than devices is told here
     return ExecutorSpec(
         worker=worker,
@@ -230,7 +229,11 @@ def _layout_of(
         if given:
             raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
     elif given:
-        layout = Layout(**given)
+        layout = Layout(
+            tensor=given.get("tensor", 1),
+            pipeline=given.get("pipeline", 1),
+            prefill_context=given.get("prefill_context", 1),
+        )
     else:
         return Layout(tensor=1 if world_size is None else world_size), True
     if world_size is not None:
@@ -241,7 +244,8 @@ def _layout_of(
 def _pickle_keywords(rank: int, keywords: object) -> bytes:
     if not isinstance(keywords, Mapping):
         raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
-    return encode_by_value(dict(keywords), f"rank_kwargs[{rank}]={keywords!r}")
+    named = dict(cast("Mapping[str, Any]", keywords))
+    return encode_by_value(named, f"rank_kwargs[{rank}]={keywords!r}")
 
 
 def _check_kind(field: str, value: object, kind: type) -> None:
@@ -252,3 +256,26 @@ def _check_kind(field: str, value: object, kind: type) -> None:
 def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise SpecError(field, value, f"give one of {', '.join(choices)}")
+
+
+def _each(values: Sequence[Mapping[str, Any]] | None, size: int) -> Sequence[Mapping[str, Any]]:
+    return [{} for _ in range(size)] if values is None else values
+
+
+def _check_name(name: object) -> None:
+    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+        raise SpecError("name", name, "give a text that is not empty")
+
+
+def _check_modules(preload: object) -> None:
+    if not isinstance(preload, list | tuple) or not all(
+        isinstance(each, str) for each in cast("Sequence[object]", preload)
+    ):
+        raise SpecError("preload", cast("object", preload), "give a list or tuple of module names")
+
+
+def _check_arguments(args: object, kwargs: object) -> None:
+    if not isinstance(args, list | tuple):
+        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")

@@ -149,4 +149,5 @@ def _membarrier(command: int) -> bool:
     if _SYSCALL is None:
         return False
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.syscall(ctypes.c_long(_SYSCALL), command, 0, 0) == 0
+    result: int = libc.syscall(ctypes.c_long(_SYSCALL), command, 0, 0)
+    return result == 0

@@ -169,7 +169,8 @@ def encode_by_value(value: object, what: str) -> bytes:
         NotPicklable: it cannot travel; *what* names it in the message.
     """
     try:
-        return cloudpickle.dumps(value)
+        pickled: bytes = cloudpickle.dumps(value)
     except Exception as error:
         msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
         raise NotPicklable(msg) from error
+    return pickled
