@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import mmap
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import imprint, kernel
+from . import imprint, kernel, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -49,12 +50,11 @@ class Birth:
     sys_path: tuple[str, ...]
 
     def to_file(self) -> int:
-        """Return the descriptor of an anonymous file that holds it, read from its start."""
+        """Return the descriptor of an anonymous file that holds it."""
         fd = os.memfd_create("phalanx-birth", os.MFD_CLOEXEC)
         try:
             with open(fd, "wb", closefd=False) as file:
                 pickle.dump({name: getattr(self, name) for name in self.__slots__}, file)
-            os.lseek(fd, 0, os.SEEK_SET)
         except BaseException:
             os.close(fd)
             raise
@@ -63,8 +63,12 @@ class Birth:
     @classmethod
     def from_file(cls, fd: int) -> Birth:
         """Read one from a file made by `to_file`, and close it."""
-        with open(fd, "rb") as file:
-            return cls(**pickle.load(file))
+        try:
+            # Not from where the file stands: a start that was begun anew shares its position.
+            with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
+                return cls(**pickle.loads(content))
+        finally:
+            os.close(fd)
 
 
 def await_go(pipe: int) -> None:
@@ -102,10 +106,10 @@ def live(birth: Birth, fds: Mapping[str, int]) -> Any:
 def close_all_but(keep: Iterable[int]) -> None:
     """Close every descriptor that is not in *keep*."""
     spared = {*keep, 0, 1, 2}
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) not in spared:
-            with contextlib.suppress(OSError):  # the listing's own descriptor is gone already
-                os.close(int(name))
+    for fd in tree.numbers_in("/proc/self/fd"):
+        if fd not in spared:
+            with contextlib.suppress(OSError):  # the listing's own is closed already
+                os.close(fd)
 
 
 def _reset_signals() -> None:

@@ -60,5 +60,5 @@ def _options() -> list[str]:
     options += [f"-W{option}" for option in sys.warnoptions]
     return options + [
         f"-X{name}" if value is True else f"-X{name}={value}"
-        for name, value in sys._xoptions.items()  # noqa: SLF001  # documented for this use
+        for name, value in getattr(sys, "_xoptions").items()  # noqa: B009  # documented, but private
     ]

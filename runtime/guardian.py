@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import structlog
 
@@ -28,6 +28,8 @@ from . import executable, ledger, tree
 if TYPE_CHECKING:
     from .hub import Hub, Watch
     from .marks import TreeMark
+
+_Item = TypeVar("_Item")
 
 _CALM = 1.0  # seconds a guardian must live before its death is answered at once
 
@@ -84,7 +86,7 @@ class Guardian:
                 raise RuntimeFault(msg)
             self._collect()
 
-    def _tell(self, what: str, known: set[object], item: object, *, drop: bool = False) -> None:
+    def _tell(self, what: str, known: set[_Item], item: _Item, *, drop: bool = False) -> None:
         with self._lock:
             if drop:
                 known.discard(item)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import select
 import shutil
 import signal
@@ -83,4 +82,4 @@ def _remove(path: Path) -> None:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            os.unlink(path)
+            path.unlink()

@@ -48,13 +48,14 @@ class Watch:
 
     def modify(self, events: int) -> None:
         """Wait for *events* from now on; 0 pauses the watch. Nothing after a cancel."""
-        self._hub._modify(self, self._fd, events)  # noqa: SLF001  # one noun in two classes
+        self._hub.change(self, self._fd, events)
 
     def cancel(self) -> None:
         """Watch no longer. Does nothing the second time."""
-        self._hub._unwatch(self, self._fd)  # noqa: SLF001  # one noun in two classes
+        self._hub.unwatch(self, self._fd)
 
     def __call__(self, events: int) -> None:
+        """Deliver *events*; the hub does."""
         self._callback(events)
 
 
@@ -77,9 +78,10 @@ class Timer:
         """Do not call it any more."""
         if self._callback is not None:
             self._callback = None
-            self._hub._note_cancelled_timer()  # noqa: SLF001  # one noun in two classes
+            self._hub.note_cancelled_timer()
 
     def __call__(self) -> None:
+        """Call it now, unless it was cancelled; the hub does."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
@@ -159,6 +161,38 @@ class Hub:
             return
         self._thread.join()
 
+    def change(self, watch: Watch, fd: int, events: int) -> None:
+        """See `Watch.modify`."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if not self._closed and self._watches.get(fd) is watch:
+                self._epoll.modify(fd, events)
+
+    def unwatch(self, watch: Watch, fd: int) -> None:
+        """See `Watch.cancel`."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed or self._watches.get(fd) is not watch:
+                return
+            del self._watches[fd]
+            # The owner may have closed it too early; then the kernel has let go of it.
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def note_cancelled_timer(self) -> None:
+        """See `Timer.cancel`."""
+        if self._pid != os.getpid():
+            return
+        # A timer for each call, cancelled by its reply, would otherwise pile up until it is due.
+        with self._lock:
+            self._cancelled += 1
+            if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
+                self._timers = [entry for entry in self._timers if entry[2].is_pending]
+                heapq.heapify(self._timers)
+                self._cancelled = 0
+
     def _run(self) -> None:
         while not self._closing:
             for fd, events in self._poll():
@@ -206,35 +240,6 @@ class Hub:
             callback(*args)
         except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
             structlog.get_logger().exception("phalanx.callback_failed", callback=repr(callback))
-
-    def _modify(self, watch: Watch, fd: int, events: int) -> None:
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            if not self._closed and self._watches.get(fd) is watch:
-                self._epoll.modify(fd, events)
-
-    def _unwatch(self, watch: Watch, fd: int) -> None:
-        if self._pid != os.getpid():
-            return
-        with self._lock:
-            if self._closed or self._watches.get(fd) is not watch:
-                return
-            del self._watches[fd]
-            # The owner may have closed it too early; then the kernel has let go of it.
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
-
-    def _note_cancelled_timer(self) -> None:
-        if self._pid != os.getpid():
-            return
-        # A timer for each call, cancelled by its reply, would otherwise pile up until it is due.
-        with self._lock:
-            self._cancelled += 1
-            if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
-                self._timers = [entry for entry in self._timers if entry[2].is_pending]
-                heapq.heapify(self._timers)
-                self._cancelled = 0
 
     def _wake(self) -> None:
         os.eventfd_write(self._wakeup, 1)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from phalanx.supervision import SpecError
@@ -95,9 +96,9 @@ class LaunchSpec:
 def _cwd(wanted: str | None) -> str | None:
     if wanted is None:
         try:
-            return os.getcwd()
+            return str(Path.cwd())
         except FileNotFoundError:
             return None  # the driver's own was removed; the process stays where it is made
-    if not os.path.isdir(wanted):  # noqa: PTH112  # a string for the system, not a path to handle
+    if not Path(wanted).is_dir():
         raise SpecError("cwd", wanted, "name a directory that exists")
     return wanted

@@ -220,9 +220,7 @@ class Launcher:
         number = next(self._numbers)
         mark = self._mark.of(number, spec.label)
         file = ledger.own(spec.birth(mark).to_file())
-        awaits, go = os.pipe2(os.O_CLOEXEC)
-        ledger.own(awaits)
-        ledger.own(go)
+        awaits, go = _pipe()
         return _Request(number, spec, mark, file, go, awaits)
 
     def _fork(self, requests: list[_Request], deadline: float) -> bool:
@@ -472,6 +470,11 @@ class Launcher:
             pidfd, request.pidfd = request.pidfd, -1
             self._reap(ledger.disown(pidfd), request.pid, kill=True)
         request.state = "asked"
+        if request.go >= 0:
+            # Another pipe for the next attempt: the dying process could still take our word.
+            ledger.close(request.go)
+            ledger.close(request.awaits)
+            request.awaits, request.go = _pipe()
 
     def _reap_adopted(self) -> None:
         for task in subreaper.adopted():
@@ -502,6 +505,11 @@ class Launcher:
         with self._condition:
             self._processes.discard(process)
         self._guardian.drop_session(process.key)
+
+
+def _pipe() -> tuple[int, int]:
+    read, write = os.pipe2(os.O_CLOEXEC)
+    return ledger.own(read), ledger.own(write)
 
 
 def _outputs(spec: LaunchSpec) -> tuple[int, int]:

@@ -69,7 +69,7 @@ def adopted() -> list[tree.Task]:
 
 def _children() -> list[int]:
     found: list[int] = []
-    for thread in os.listdir("/proc/self/task"):
+    for thread in tree.numbers_in("/proc/self/task"):
         try:
             found += map(int, Path(f"/proc/self/task/{thread}/children").read_text().split())
         except OSError:

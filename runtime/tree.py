@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
+_SHORTEST_NEEDLE = 32  # the hexadecimal name of a tree
 _DEAD = ("Z", "X", "x")
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
 
@@ -82,12 +83,20 @@ class Quarry:
         roots: Processes (pid, ticks) that belong to it whatever their environment says.
         sessions: The leaders (pid, ticks) of its sessions, dead ones included.
         spare: Pids that are never touched.
+
+    The needle must be long: a short one would be found in everybody's environment, and the hunt
+    would end with every process of the machine.
     """
 
     needle: bytes
     roots: Collection[tuple[int, int]] = ()
     sessions: Collection[tuple[int, int]] = ()
     spare: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.needle) < _SHORTEST_NEEDLE or not self.needle[:_SHORTEST_NEEDLE].isalnum():
+            msg = f"needle={self.needle!r}: pass a mark of a tree, which begins with a long name"
+            raise ValueError(msg)
 
 
 def read(pid: int) -> Task | None:
@@ -108,9 +117,18 @@ def read(pid: int) -> Task | None:
     )
 
 
+def numbers_in(folder: str) -> list[int]:
+    """Return the entries of *folder* that are numbers: processes, threads or descriptors.
+
+    With descriptors, one of them is the listing's own and closed by now.
+    """
+    names = os.listdir(folder)  # noqa: PTH208  # hundreds of names, and no use for Path objects
+    return [int(name) for name in names if name.isdigit()]
+
+
 def read_all() -> dict[int, Task]:
     """Return every process there is."""
-    tasks = (read(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    tasks = (read(pid) for pid in numbers_in("/proc"))
     return {task.pid: task for task in tasks if task is not None}
 
 
@@ -120,7 +138,8 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
     It is not where some process was between two programs and had no environment to read.
     """
     tasks = read_all()
-    spare = {os.getpid(), *quarry.spare}
+    # Whatever else is wrong: never init, never ourselves, never those we come from.
+    spare = {1, *_lineage(tasks, os.getpid()), *quarry.spare}
     sessions = {
         pid
         for pid, ticks in quarry.sessions
@@ -182,6 +201,13 @@ def is_gone(pidfd: int) -> bool:
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
     return bool(poller.poll(0))
+
+
+def _lineage(tasks: dict[int, Task], pid: int) -> Iterator[int]:
+    """Yield *pid*, its parent, and so on up."""
+    while pid:
+        yield pid
+        pid = tasks[pid].parent if pid in tasks else 0
 
 
 def _stop_all(

@@ -92,7 +92,7 @@ class Zygote:
             theirs.close()
             os.close(driver)
         popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
-        ours.setblocking(False)  # noqa: FBT003  # the socket module's own signature
+        ours.setblocking(False)
         self.pid = popen.pid
         self.started_at = time.monotonic()
         self.is_ready = False

@@ -123,7 +123,7 @@ def _receive(sock: socket.socket) -> list[_Order]:
         except BlockingIOError:
             break
         except ConnectionResetError:
-            data = b""
+            sys.exit(0)
         if not data:
             sys.exit(0)
         orders.append(_Order(REQUEST.unpack(data)[0], fds))
@@ -191,19 +191,19 @@ def _reseed() -> None:
 
 
 def _open_descriptors() -> set[int]:
-    listed = {int(name) for name in os.listdir("/proc/self/fd")}
     # Without the listing's own: its number is closed by now, and soon a worker's.
+    listed = tree.numbers_in("/proc/self/fd")
     return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()}
 
 
 def _unfit() -> str:
     """Return why nothing may be forked from this process; empty where it may."""
-    threads = len(os.listdir("/proc/self/task"))
+    threads = len(tree.numbers_in("/proc/self/task"))
     if threads > 1:
         return f"the preload left {threads - 1} thread(s) running"
-    for name in os.listdir("/proc/self/fd"):
+    for fd in tree.numbers_in("/proc/self/fd"):
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
+            target = str(Path(f"/proc/self/fd/{fd}").readlink())
         except OSError:
             continue
         if target.startswith("/dev/nvidia"):

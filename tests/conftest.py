@@ -134,7 +134,7 @@ def leak_check() -> Iterator[None]:
     if left:
         keys = Footprint.now().processes - before.processes
         if keys:  # so that one leak does not fail every test after it
-            spared = tree.Quarry(b"\0", roots=keys)
+            spared = tree.Quarry(f"{SESSION}/".encode(), roots=keys)
             tree.kill(spared, time.monotonic() + PATIENCE)
         pytest.fail(f"left behind: {left}")
 

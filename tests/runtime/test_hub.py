@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from phalanx.runtime.hub import Hub
+
+LONG = 20.0
+
+
+def on_hub(hub: Hub) -> None:
+    """Return when the hub has been through everything posted before."""
+    done = threading.Event()
+    hub.post(done.set)
+    assert done.wait(LONG)
+
+
+def test_a_readable_descriptor_calls_back_on_the_hubs_thread(hub: Hub) -> None:
+    read, write = os.pipe()
+    seen: list[tuple[bytes, bool]] = []
+    done = threading.Event()
+
+    def callback(events: int) -> None:
+        seen.append((os.read(read, 10), hub.is_current()))
+        done.set()
+
+    watch = hub.watch(read, select.EPOLLIN, callback)
+    os.write(write, b"a")
+
+    assert done.wait(LONG)
+    assert seen == [(b"a", True)]
+    assert not hub.is_current()
+    watch.cancel()
+    os.close(read)
+    os.close(write)
+
+
+def test_a_watch_is_paused_resumed_and_cancelled_from_any_thread(hub: Hub) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    seen: list[int] = []
+    news = threading.Event()
+
+    def callback(events: int) -> None:
+        seen.append(len(os.read(read, 10)))
+        news.set()
+
+    watch = hub.watch(read, 0, callback)
+    os.write(write, b"a")
+    on_hub(hub)
+    assert seen == []
+    watch.modify(select.EPOLLIN)
+    assert news.wait(LONG)
+    watch.cancel()
+    watch.cancel()
+    watch.modify(select.EPOLLIN)
+    os.write(write, b"b")
+    on_hub(hub)
+    assert seen == [1]
+    os.close(read)
+    os.close(write)
+
+
+def test_a_watch_that_an_earlier_callback_cancelled_is_not_called(hub: Hub) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    called: list[int] = []
+
+    def callback(which: int) -> None:
+        called.append(which)
+        for watch in watches:
+            watch.cancel()
+
+    def begin() -> None:
+        # On the hub's thread, so that both are ready before either is seen.
+        for which, (read, write) in enumerate(pipes):
+            watches.append(
+                hub.watch(read, select.EPOLLIN, lambda _, which=which: callback(which))
+            )
+            os.write(write, b"x")
+
+    watches = list[object]()  # type: ignore[var-annotated]  # filled above
+    hub.post(begin)
+    on_hub(hub)
+    on_hub(hub)
+
+    assert len(called) == 1
+    for pair in pipes:
+        for fd in pair:
+            os.close(fd)
+
+
+def test_an_epoll_descriptor_can_be_watched(hub: Hub) -> None:
+    read, write = os.pipe()
+    inner = select.epoll()
+    inner.register(read, select.EPOLLIN)
+    done = threading.Event()
+    watch = hub.watch(inner.fileno(), select.EPOLLIN | select.EPOLLONESHOT, lambda _: done.set())
+    os.write(write, b"x")
+
+    assert done.wait(LONG)
+    watch.cancel()
+    inner.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_timers_come_in_the_order_of_their_times_and_not_before(hub: Hub) -> None:
+    now = time.monotonic()
+    seen: list[tuple[str, bool]] = []
+    done = threading.Event()
+    hub.call_at(now + 0.06, lambda: (seen.append(("c", time.monotonic() >= now + 0.06)), done.set()))
+    hub.call_at(now + 0.02, lambda: seen.append(("a", time.monotonic() >= now + 0.02)))
+    hub.call_at(now + 0.04, lambda: seen.append(("b", time.monotonic() >= now + 0.04)))
+
+    assert done.wait(LONG)
+    assert seen == [("a", True), ("b", True), ("c", True)]
+
+
+def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(hub: Hub) -> None:
+    called: list[int] = []
+    timers = [hub.call_at(time.monotonic() + 0.01, lambda: called.append(1)) for _ in range(1000)]
+    for timer in timers:
+        timer.cancel()
+    done = threading.Event()
+    hub.call_at(time.monotonic() + 0.02, done.set)
+
+    assert done.wait(LONG)
+    assert called == []
+    assert len(hub._timers) < 200
+    assert not timers[0].is_pending
+
+
+def test_a_callback_that_raises_ends_nothing(
+    hub: Hub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise SystemExit(3)
+
+    hub.post(fail)
+    hub.call_at(time.monotonic(), fail)
+    on_hub(hub)
+    on_hub(hub)
+
+    assert "phalanx.callback_failed" in capsys.readouterr().out
+
+
+def test_posts_keep_their_order_and_those_before_a_close_still_run(hub: Hub) -> None:
+    seen: list[int] = []
+    for number in range(100):
+        hub.post(lambda number=number: seen.append(number))
+    hub.close()
+
+    assert seen == list(range(100))
+    with pytest.raises(RuntimeFault, match="closed"):
+        hub.post(lambda: None)
+
+
+def test_a_hub_can_be_closed_from_its_own_callback(hub: Hub) -> None:
+    hub.post(hub.close)
+    hub._thread.join(LONG)
+
+    assert not hub._thread.is_alive()
+
+
+def test_a_hub_at_rest_is_not_woken(hub: Hub) -> None:
+    on_hub(hub)
+    thread = hub._thread.native_id
+
+    def wakeups() -> str:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        return next(line for line in status.splitlines() if line.startswith("voluntary"))
+
+    hub.call_at(time.monotonic() + 3600, lambda: None)
+    on_hub(hub)
+    select.select([], [], [], 0.2)  # until it sleeps again after the last post
+    before = wakeups()
+    select.select([], [], [], 0.5)
+
+    assert wakeups() == before
+
+
+def test_a_forked_child_of_the_driver_cannot_use_the_hub(hub: Hub) -> None:
+    mine = hub._epoll.fileno(), hub._wakeup
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        for fd in mine:
+            try:
+                os.fstat(fd)
+                code = 1  # the child still holds the parent's descriptor
+            except OSError:
+                pass
+        try:
+            hub.post(lambda: None)
+            code = 2
+        except RuntimeFault:
+            pass
+        hub.close()
+        os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    on_hub(hub)
