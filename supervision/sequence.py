@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 Do: TypeAlias = list[Action]
 
+ROUNDING = 1e-6  # seconds; sums of times are not exact, and an alarm that rang has rung
+
 
 class StartTookTooLong(TimeoutError):  # noqa: N818 # names what happened, as the others do
     """The start function did not return within ``start_within``."""
@@ -49,7 +51,7 @@ def advance(state: SupervisorState, task: Task, now: float, do: Do) -> Superviso
         case Launch():
             return _launch_next(state, task, now, do)
         case Halt():
-            return _halt_next(state, task, do)
+            return _halt_next(state, task, now, do)
         case HaltAll():
             return None
         case _:
@@ -86,7 +88,7 @@ def _launch_next(
     return _with_alarm(state, child.spec.start_within, do)
 
 
-def _halt_next(state: SupervisorState, task: Halt, do: Do) -> SupervisorState | None:
+def _halt_next(state: SupervisorState, task: Halt, now: float, do: Do) -> SupervisorState | None:
     if task.serial or task.index == len(task.keys):
         return None
     child = state.children.get(task.keys[task.index])
@@ -94,17 +96,22 @@ def _halt_next(state: SupervisorState, task: Halt, do: Do) -> SupervisorState | 
         return replace(state, task=replace(task, index=task.index + 1))
     if child.status is not Status.RUNNING or child.is_gone:
         return _past_halted(state, task, child)
-    state = replace(state, task=replace(task, serial=child.serial))
-    return _with_alarm(_tell(state, child, do), _patience(child), do)
+    child = _told(child, now)
+    do.append(_telling(child))
+    state = replace(state.with_child(child), task=replace(task, serial=child.serial))
+    return _with_alarm(state, _patience(child), do)
 
 
-def _tell(state: SupervisorState, child: Child, do: Do) -> SupervisorState:
-    """Ask *child* to end, or kill it where its shutdown is brutal."""
-    if child.spec.shutdown is BRUTAL_KILL:
-        do.append(KillChild(child.key, child.serial))
-        return state.with_child(replace(child, status=Status.KILLED))
-    do.append(TerminateChild(child.key, child.serial, SHUTDOWN))
-    return state.with_child(replace(child, status=Status.STOPPING))
+def _told(child: Child, now: float) -> Child:
+    """Return *child* after it was asked to end, or killed where its shutdown is brutal."""
+    brutal = child.spec.shutdown is BRUTAL_KILL
+    return replace(child, status=Status.KILLED if brutal else Status.STOPPING, since=now)
+
+
+def _telling(child: Child) -> Action:
+    if child.status is Status.KILLED:
+        return KillChild(child.key, child.serial)
+    return TerminateChild(child.key, child.serial, SHUTDOWN)
 
 
 def _past_halted(state: SupervisorState, task: Halt, child: Child) -> SupervisorState:
@@ -193,9 +200,9 @@ def with_alarm_rung(state: SupervisorState, now: float, do: Do) -> SupervisorSta
             assert child is not None, "a child that is being stopped is not removed"
             if child.status is Status.STOPPING and child.spec.killable:
                 do.append(KillChild(child.key, child.serial))
-                child = replace(child, status=Status.KILLED)
-                return _with_alarm(state.with_child(child), child.spec.kill_within, do)
-            do.append(_lost(state, child, _lost_after(child), now))
+                child = replace(child, status=Status.KILLED, since=now)
+                return _with_alarm(state.with_child(child), _patience(child), do)
+            do.append(_lost(state, child, now))
             return _past_halted(state, task, child)
         case HaltAll() as task:
             return _impatient(state, task, now, do)
@@ -208,45 +215,49 @@ def with_alarm_rung(state: SupervisorState, now: float, do: Do) -> SupervisorSta
 def halt_all(state: SupervisorState, then: Leave, now: float, do: Do) -> SupervisorState:
     """Return the state that stops every instance at once."""
     alive = [child for child in state.in_start_order() if child.has_process and not child.is_gone]
-    for child in alive:
-        state = _tell(state, child, do)
-    state = replace(state, task=HaltAll(then, now, len(alive)))
-    return _with_alarm(state, min(map(_patience, alive), default=math.inf), do)
+    told = [_told(child, now) for child in alive]
+    for child in told:
+        do.append(_telling(child))
+        state = state.with_child(child)
+    state = replace(state, task=HaltAll(then, len(told)))
+    return _with_alarm(state, min(map(_patience, told), default=math.inf), do)
 
 
 def _impatient(state: SupervisorState, task: HaltAll, now: float, do: Do) -> SupervisorState:
-    waited = now - task.since
+    """Return the state after every instance whose time is over was killed, or is lost."""
     following: list[float] = []
     for child in list(state.children.values()):
         if not child.has_process or child.is_gone:
             continue
-        if waited >= _lost_after(child):
-            do.append(_lost(state, child, waited, now))
+        left = child.since + _patience(child) - now
+        is_over = left < ROUNDING
+        if is_over and child.status is Status.STOPPING and child.spec.killable:
+            # Killed first even where the alarm comes so late that its time for that is over too.
+            do.append(KillChild(child.key, child.serial))
+            state = state.with_child(replace(child, status=Status.KILLED, since=now))
+            left = child.spec.kill_within
+        elif is_over:
+            do.append(_lost(state, child, now))
             state = state.without_child(child.key)
             task = replace(task, waiting=task.waiting - 1)
             continue
-        killable = child.status is Status.STOPPING and child.spec.killable
-        if killable and waited >= child.spec.stop_within:
-            do.append(KillChild(child.key, child.serial))
-            state = state.with_child(replace(child, status=Status.KILLED))
-            killable = False
-        following.append(child.spec.stop_within if killable else _lost_after(child))
-    state = replace(state, task=task)
-    return _with_alarm(state, max(0.0, min(following, default=math.inf) - waited), do)
+        following.append(left)
+    return _with_alarm(replace(state, task=task), min(following, default=math.inf), do)
 
 
 def _patience(child: Child) -> float:
-    """Return how long to wait for *child* after it was told to end, before more is done."""
-    if child.spec.shutdown is not BRUTAL_KILL and child.spec.killable:
-        return child.spec.stop_within
-    return _lost_after(child)
+    """Return how long to wait for a child that was told to end, before more is done."""
+    match child.status:
+        case Status.KILLED:
+            return child.spec.kill_within
+        case _ if child.spec.killable:
+            return child.spec.stop_within
+        case _:
+            return child.spec.stop_within + child.spec.kill_within
 
 
-def _lost_after(child: Child) -> float:
-    return child.spec.stop_within + child.spec.kill_within
-
-
-def _lost(state: SupervisorState, child: Child, waited: float, now: float) -> Announce:
+def _lost(state: SupervisorState, child: Child, now: float) -> Announce:
+    waited = now - child.since
     return Announce(ChildLost(f"{state.path}/{child.key}", child.incarnation, waited, now))
 
 

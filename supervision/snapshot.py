@@ -29,7 +29,7 @@ class ChildSnapshot:
         incarnation: How often it has been started.
         restarts_in_a_row: Since its last healthy time; counted where there is a back-off.
         last_exit: Why it last ended; None where it never did.
-        since: When it was last started.
+        since: When it was last started, or told to end.
         supervisor: What is below it, where it is a supervisor that runs.
     """
 

@@ -49,7 +49,7 @@ class Child:
         serial: The serial of its latest start that succeeded; 0 before the first.
         incarnation: How often it has been started, attempts that failed included.
         is_gone: It has ended, and its exit lies in the mailbox.
-        since: When it was last started.
+        since: When it was last started, or told to end.
         attempt: Restarts in a row without a healthy time, for the back-off.
         ticket: Which retry it waits for; 0 for one without delay.
         has_progressed: This incarnation has been of use.
@@ -187,7 +187,6 @@ class HaltAll:
     """Stopping all instances at once: *waiting* exits are still to come."""
 
     then: Leave
-    since: float
     waiting: int
 
 

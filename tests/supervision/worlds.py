@@ -8,7 +8,7 @@ actions come.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from phalanx.supervision import (
@@ -152,6 +152,7 @@ class World:
         return [process for process in self.alive() if process.serial not in on_the_way]
 
     def deliver(self, event: Event) -> None:
+        event = replace(event, at=self.now)  # time is that of the handling
         before = self.state
         self.state, actions = decide(self.state, event)
         again, same = decide(before, event)
