@@ -18,6 +18,7 @@ from .events import (
     fields,
 )
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, receive, send
+from .gpus import Gpu, GpuInventory, find_gpus
 from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
 from .last_words import install_last_words
@@ -48,6 +49,8 @@ __all__ = [
     "ExitEvidence",
     "Flag",
     "Frame",
+    "Gpu",
+    "GpuInventory",
     "GroupDown",
     "GroupEnded",
     "GroupUp",
@@ -84,6 +87,7 @@ __all__ = [
     "exit_of_process",
     "fields",
     "find_drivers",
+    "find_gpus",
     "init_process_group",
     "install_last_words",
     "ledger",
