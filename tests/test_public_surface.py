@@ -1,0 +1,47 @@
+"""What users may rely on: every public name, and an import that stays light."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import phalanx
+
+
+@pytest.mark.parametrize("name", phalanx.__all__)
+def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
+    found = getattr(phalanx, name)
+
+    assert not inspect.isclass(found) or found.__doc__
+
+
+def test_nothing_else_is_public() -> None:
+    others = {
+        name
+        for name, value in vars(phalanx).items()
+        if not name.startswith("_") and not inspect.ismodule(value)
+    }
+
+    assert others == set(phalanx.__all__)
+
+
+def test_the_names_are_sorted_and_stand_once() -> None:
+    assert sorted(set(phalanx.__all__)) == sorted(phalanx.__all__)
+
+
+def test_importing_phalanx_loads_nothing_heavy_and_starts_nothing() -> None:
+    # rich is not among them: structlog imports it where it is installed.
+    code = (
+        "import sys, threading, phalanx\n"
+        "heavy = {'torch', 'zmq', 'numpy', 'pynvml'}\n"
+        "print(sorted(heavy & set(sys.modules)), threading.active_count())"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.split() == ["[]", "1"]
