@@ -43,7 +43,7 @@ class Tail:
     """
 
     def __init__(self, fd: int) -> None:
-        """Map what `create` made; *fd* belongs to the tail from now on."""
+        """Map what `create` made; *fd* belongs to the tail, unless it is refused."""
         self.fd = fd
         size = os.fstat(fd).st_size
         if size <= _DATA:

@@ -167,7 +167,9 @@ def test_logging_after_the_reader_or_the_descriptor_is_gone_is_silent(pair: Pair
     log.info("from a descriptor that user code closed")
 
     # The logger closes it again when it goes; give it one that may be closed.
-    os.dup2(os.open(os.devnull, os.O_RDONLY), pair.fd)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, pair.fd)
+    os.close(null)
 
 
 def test_the_standard_library_s_records_come_along_when_bridged(pair: Pair) -> None:
