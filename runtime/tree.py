@@ -190,10 +190,22 @@ def kill(quarry: Quarry, deadline: float) -> TreeReport:
                 break
         left = [hunted for pidfd, hunted in held.values() if not is_gone(pidfd)]
         killed = [hunted for pidfd, hunted in held.values() if is_gone(pidfd)]
+        for key, (pidfd, _) in held.items():
+            if key not in quarry.roots:
+                _collect(pidfd)
         return TreeReport(tuple(killed), tuple(left))
     finally:
         for pidfd, _ in held.values():
             os.close(pidfd)
+
+
+def _collect(pidfd: int) -> None:
+    """Collect the status of a stray that became our child, as all orphans do where we are PID 1.
+
+    The roots are left alone: whoever started them wants their status.
+    """
+    with contextlib.suppress(OSError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
 def is_gone(pidfd: int) -> bool:

@@ -12,16 +12,18 @@ import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime import tree
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime, tree
 from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher
+from tests.actors.workers import Echo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 STRICT = {"runtime", "actors", "chaos"}
 PATIENCE = 15.0  # seconds for what is on its way out already
@@ -158,3 +160,40 @@ def launcher(hub: Hub) -> Iterator[Launcher]:
     launcher = Launcher(hub, preload=())
     yield launcher
     launcher.close(time.monotonic() + PATIENCE)
+
+
+def _quiet_runtime(*preload: str) -> Runtime:
+    """Return a runtime all of whose processes are there, so that no test seems to leave them."""
+    runtime = Runtime(console=None, stream=False)
+    Executor(Echo, 1, preload=preload, runtime=runtime).close()
+    return runtime
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Iterator[Runtime]:
+    """One quiet runtime for the tests of executors: its zygote has imported nothing."""
+    with _quiet_runtime() as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def torch_runtime() -> Iterator[Runtime]:
+    """The same, whose zygote has imported torch."""
+    with _quiet_runtime("torch") as runtime:
+        yield runtime
+
+
+@pytest.fixture
+def make(runtime: Runtime) -> Iterator[Callable[..., Executor[Any]]]:
+    """Builds executors on the quiet runtime, and closes them."""
+    made: list[Executor[Any]] = []
+
+    def build(worker: Any = Echo, world_size: int | None = 2, **options: Any) -> Executor[Any]:
+        options = {"preload": (), "runtime": runtime, "start_timeout": 30.0, **options}
+        executor: Executor[Any] = Executor(worker, world_size, **options)
+        made.append(executor)
+        return executor
+
+    yield build
+    for executor in made:
+        executor.close()

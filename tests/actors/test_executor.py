@@ -15,6 +15,7 @@ import pytest
 from tests.actors.workers import Echo, Reducer, StartFails, Stubborn, Tidy
 
 from phalanx.actors import Executor, Layout, StopPolicy, WorkerActor
+from phalanx.runtime import Runtime
 from phalanx.supervision import (
     BadArguments,
     CallTimeout,
@@ -612,8 +613,8 @@ def test_a_start_that_hangs_is_ended_by_its_deadline(make: Make) -> None:
         make(StartFails, 2, kwargs={"how": "hang"}, start_timeout=1.0)
 
 
-def test_ranks_meet_in_a_process_group(make: Make) -> None:
-    ex = make(Reducer, 2, preload=("torch",))
+def test_ranks_meet_in_a_process_group(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(Reducer, 2, preload=("torch",), runtime=torch_runtime)
 
     assert ex.collective_rpc("total", 60, (10.0,)) == [30.0, 30.0]
 

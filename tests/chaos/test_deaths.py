@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,33 +32,14 @@ Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture(scope="session")
-def runtime() -> Iterator[Runtime]:
-    with Runtime(console=None, stream=False) as runtime:
-        runtime.launcher(()).warm()
-        _ = runtime.scribe
-        yield runtime
-
-
 @pytest.fixture
-def make(runtime: Runtime) -> Iterator[Make]:
-    made: list[Executor[Any]] = []
+def make(make: Make) -> Make:
+    """Groups that may die as often as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {
-            "preload": (),
-            "runtime": runtime,
-            "start_timeout": LONG,
-            "intensity": Intensity(1000, 60.0),
-            **options,
-        }
-        executor: Executor[Any] = Executor(worker, world_size, **options)
-        made.append(executor)
-        return executor
+        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
-    yield build
-    for executor in made:
-        executor.close()
+    return build
 
 
 def kill(ex: Executor[Any], rank: int, number: int = signal.SIGKILL) -> int:
@@ -362,8 +343,8 @@ def test_an_overdue_rank_is_restarted_where_the_call_asks_for_it(
     assert ex.collective_rpc("rank", LONG) == [0, 1]
 
 
-def test_a_process_group_is_formed_anew_after_a_death(make: Make) -> None:
-    ex = make(Reducer, 2, preload=("torch",), strategy=Strategy.ONE_FOR_ALL)
+def test_a_process_group_is_formed_anew_after_a_death(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(Reducer, 2, preload=("torch",), runtime=torch_runtime, strategy=Strategy.ONE_FOR_ALL)
     assert ex.collective_rpc("total", 60, (1.0,)) == [3.0, 3.0]
 
     kill(ex, 0)
