@@ -26,6 +26,9 @@ from .decider import (
     Rule,
     is_sticky_device_error,
 )
+from .declared import (
+    tree_from_toml,
+)
 from .errors import (
     BadArguments,
     CallerError,
@@ -228,4 +231,5 @@ __all__ = [
     "pykka_child",
     "render",
     "thread_child",
+    "tree_from_toml",
 ]
