@@ -1,0 +1,262 @@
+"""A driver program of its own, for tests that end drivers: ``python driver.py MODE ...``.
+
+Prints one JSON object per line. Its worker class lives in ``__main__``, as in a notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from phalanx import Executor, Intensity, Runtime, StopPolicy, Strategy, WorkerActor, WorkerContext
+
+
+def say(**fields: Any) -> None:
+    sys.stdout.write(json.dumps(fields) + "\n")
+    sys.stdout.flush()
+
+
+class Point:
+    """A value of a class that only this program has."""
+
+    def __init__(self, x: int) -> None:
+        self.x = x
+
+
+class Main(WorkerActor):
+    def __init__(self, start_gate: str = "") -> None:
+        self.start_gate = start_gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        while self.start_gate and not Path(self.start_gate).exists():
+            time.sleep(0.01)
+
+    def rank(self) -> int:
+        return self.ctx.rank
+
+    def double(self, point: Point) -> Point:
+        return Point(point.x * 2)
+
+    def hold(self, gate: str = "", seconds: float = 600.0) -> str:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if gate and Path(gate).exists():
+                return "released"
+            time.sleep(0.005)
+        return "late"
+
+    def hold_gil(self) -> None:
+        import ctypes
+
+        ctypes.PyDLL(None).sleep(600)
+
+    def grandchild(self, *, daemon: bool) -> int:
+        code = "import time; time.sleep(600)"
+        return subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=daemon).pid
+
+
+def build(world_size: int = 2, **options: Any) -> Executor[Main]:
+    runtime = options.pop("runtime", None)
+    ex = Executor(
+        Main,
+        world_size,
+        preload=(),
+        runtime=runtime,
+        strategy=Strategy.ONE_FOR_ONE,
+        intensity=Intensity(1000, 60.0),
+        stop=StopPolicy(ask=2.0, terminate=1.0),
+        **options,
+    )
+    say(ready=[info.pid for info in ex.ranks])
+    return ex
+
+
+def values() -> None:
+    with build() as ex:
+        point = ex.call(0, "double", args=(Point(21),))
+        say(type_is_ours=type(point) is Point, x=point.x, lam=ex.call(1, lambda w: w.rank()))
+
+
+def forgets() -> None:
+    ex = build()
+    say(ranks=ex.collective_rpc("rank"))
+
+
+def raises() -> None:
+    ex = build()
+    ex.collective_rpc("hold", args=("", 0.0), non_block=True)
+    raise SystemExit(3)
+
+
+def thread_ends() -> None:
+    """The thread that built the executor ends; the workers live on."""
+    made: list[Executor[Main]] = []
+    thread = threading.Thread(target=lambda: made.append(build()))
+    thread.start()
+    thread.join()
+    with made[0] as ex:
+        say(ranks=ex.collective_rpc("rank", 20))
+
+
+def calls(gate: str) -> None:
+    """Hold one call until *gate*; then a call more."""
+    with build() as ex:
+        threading.Timer(0.0, lambda: say(calling=True)).start()
+        say(answer=ex.collective_rpc("hold", args=(gate,)))
+        time.sleep(30)
+
+
+def starts() -> None:
+    """Hang in the start of the workers."""
+    say(starting=True)
+    with build(kwargs={"start_gate": "/nonexistent"}):
+        pass
+
+
+def interrupted(gate: str) -> None:
+    """Report what Ctrl-C does to a blocked call."""
+    ex = build()
+    try:
+        say(calling=True)
+        ex.collective_rpc("hold", args=(gate,))
+    except KeyboardInterrupt:
+        say(interrupted=True, in_flight=ex.status().in_flight)
+        Path(gate).touch()
+        say(ranks=ex.collective_rpc("rank", 20))
+    ex.close()
+    say(closed=True)
+
+
+def forks() -> None:
+    """A forked child touches nothing of its parent's."""
+    ex = build()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ex.collective_rpc("rank", 5)
+        except Exception as error:
+            say(child=type(error).__name__)
+        ex.close()
+        sys.exit(0)
+    _, status = os.waitpid(pid, 0)
+    say(status=status, ranks=ex.collective_rpc("rank", 20))
+    ex.close()
+
+
+def children() -> None:
+    """The program's own processes are its own."""
+    with build() as ex:
+        done = subprocess.run([sys.executable, "-S", "-c", "raise SystemExit(5)"], check=False)
+        own = os.fork()
+        if own == 0:
+            os._exit(7)
+        pid, status = os.waitpid(-1, 0)
+        say(
+            subprocess=done.returncode,
+            waited=pid == own,
+            status=os.waitstatus_to_exitcode(status),
+            ranks=ex.collective_rpc("rank", 20),
+        )
+
+
+def thief() -> None:
+    """Collect whatever child dies, as programs do: a worker's status may be stolen."""
+    with build() as ex:
+        stop = threading.Event()
+
+        def steal() -> None:
+            while not stop.is_set():
+                try:
+                    os.waitpid(-1, os.WNOHANG)
+                except ChildProcessError:
+                    pass
+                time.sleep(0.0005)
+
+        thread = threading.Thread(target=steal)
+        thread.start()
+        try:
+            for _ in range(3):
+                pid = ex.ranks[0].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                before = ex.status().restarts
+                shared = ex._core.shared
+                with shared.changed:
+                    shared.changed.wait_for(
+                        lambda b=before: (
+                            shared.view.restarts > b and str(shared.view.phase) == "serving"
+                        ),
+                        20,
+                    )
+        finally:
+            stop.set()
+            thread.join()
+        kinds = sorted({str(report.reason.kind) for report in ex.status().reports})
+        say(ranks=ex.collective_rpc("rank", 20), kinds=kinds, deaths=len(ex.status().reports))
+
+
+def ignores_sigchld() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with build() as ex:
+        pid = ex.ranks[0].pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        say(ranks=ex.collective_rpc("rank", 20, on_death="retry", retries=3))
+
+
+def chaos(how: str) -> None:
+    """Work, restart and leave strays until somebody kills this program."""
+    ex = build(3)
+    ex.call(0, "grandchild", kwargs={"daemon": True})
+    ex.call(1, "grandchild", kwargs={"daemon": False})
+    if how == "gil":
+        ex.call(2, "hold_gil", non_block=True)
+    say(working=True)
+    while True:
+        if how == "restart":
+            pid = ex.ranks[0].pid
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+        if how == "close":
+            ex.close()
+            say(closed=True)
+            ex = build(3)
+        ex.call(1, "rank", 20, on_death="retry", retries=10)
+
+
+def stopped(gate: str) -> None:
+    """Answer a call that spans a pause of this program."""
+    with build() as ex:
+        future = ex.collective_rpc("hold", 600, (gate,), non_block=True)
+        say(calling=True)
+        say(answer=future.result(60), ranks=ex.collective_rpc("rank", 20))
+        say(restarts=ex.status().restarts)
+
+
+def names() -> None:
+    """Run a notebook's cell twice."""
+    first = build(name="cell")
+    pids = [info.pid for info in first.ranks]
+    second = build(name="cell")
+    alive = [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
+    say(first=first.status().state, alive=alive, ranks=second.collective_rpc("rank", 20))
+    second.close()
+
+
+def warm() -> None:
+    with Runtime(console=None, stream=False) as runtime:
+        with build(runtime=runtime) as ex:
+            ex.collective_rpc("rank")
+        with build(runtime=runtime) as ex:
+            say(ranks=ex.collective_rpc("rank"))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

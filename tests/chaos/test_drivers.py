@@ -1,0 +1,304 @@
+"""Drivers end in every way there is: nothing of their tree is left, and exit statuses are kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.runtime import tree
+
+DRIVER = Path(__file__).with_name("driver.py")
+LONG = 60.0
+
+
+class Driver:
+    """One run of `driver.py`, all of whose processes carry a mark of ours."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.mark = uuid.uuid4().hex
+        root = str(DRIVER.parents[2])
+        env = {**os.environ, "PHALANX_TEST_MARK": self.mark, "PYTHONPATH": root}
+        self.process = subprocess.Popen(
+            [sys.executable, str(DRIVER), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=env,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        self._out = self.process.stdout.fileno()
+        self._buffer = b""
+        self.said: list[dict[str, Any]] = []
+
+    def expect(self, key: str) -> Any:
+        """Return the value of the next line that has *key*."""
+        deadline = time.monotonic() + LONG
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                try:
+                    fields = json.loads(line)
+                except ValueError:
+                    continue  # a worker's own words
+                self.said.append(fields)
+                if key in fields:
+                    return fields[key]
+                continue
+            ready, _, _ = select.select([self._out], [], [], deadline - time.monotonic())
+            data = os.read(self._out, 65536) if ready else b""
+            assert data, f"no {key!r}; said {self.said}; {self._errors()}"
+            self._buffer += data
+
+    def send(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        code = self.process.wait(LONG)
+        self.stderr = self._errors()
+        return code
+
+    def left(self) -> dict[int, tree.Task]:
+        return tree.find(tree.Quarry(self.mark.encode()))[0]
+
+    def assert_gone(self, seconds: float = 5.0) -> None:
+        deadline = time.monotonic() + seconds
+        while (left := self.left()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
+        assert not left, f"still there after {seconds} s: {named}"
+
+    def _errors(self) -> str:
+        assert self.process.stderr is not None
+        if self.process.poll() is None:
+            return ""
+        return self.process.stderr.read().decode(errors="replace")
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(LONG)
+        tree.kill(tree.Quarry(self.mark.encode()), time.monotonic() + LONG)
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+
+@pytest.fixture
+def drive() -> Iterator[Any]:
+    drivers: list[Driver] = []
+
+    def start(*arguments: str) -> Driver:
+        drivers.append(Driver(*arguments))
+        return drivers[-1]
+
+    yield start
+    for driver in drivers:
+        driver.close()
+
+
+def traces() -> set[str]:
+    """What a tree could leave in shared memory and the temporary folder."""
+    found = {str(path) for path in Path("/dev/shm").iterdir()}
+    return found | {str(path) for path in Path(tempfile.gettempdir()).glob("*phalanx*")}
+
+
+def test_classes_and_values_of_main_keep_their_identity(drive: Any) -> None:
+    driver = drive("values")
+
+    assert driver.expect("type_is_ours") is True
+    assert driver.said[-1]["x"] == 42
+    assert driver.said[-1]["lam"] == 1
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(drive: Any) -> None:
+    driver = drive("forgets")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+    assert "Traceback" not in driver.stderr
+    driver.assert_gone()
+
+
+def test_a_program_that_ends_by_an_exception_keeps_its_exit_code(drive: Any) -> None:
+    driver = drive("raises")
+
+    assert driver.wait() == 3
+    driver.assert_gone()
+
+
+def test_workers_outlive_the_thread_that_built_them(drive: Any) -> None:
+    driver = drive("thread_ends")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
+    drive: Any, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    driver = drive("calls", str(gate))
+    driver.expect("calling")
+    time.sleep(0.2)
+
+    driver.send(signal.SIGTERM)
+    time.sleep(0.2)
+    gate.touch()
+
+    assert driver.expect("answer") == ["released", "released"]
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+    driver.assert_gone()
+
+
+def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_path: Path) -> None:
+    driver = drive("interrupted", str(tmp_path / "gate"))
+    driver.expect("calling")
+    time.sleep(0.2)
+
+    driver.send(signal.SIGINT)
+
+    assert driver.expect("in_flight") == 0
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.expect("closed") is True
+    assert driver.wait() == 0
+    assert "Traceback" not in driver.stderr
+    driver.assert_gone()
+
+
+def test_ctrl_c_during_start_up_leaves_nothing(drive: Any) -> None:
+    driver = drive("starts")
+    driver.expect("starting")
+    time.sleep(0.7)
+
+    driver.send(signal.SIGINT)
+
+    assert driver.wait() != 0
+    assert driver.stderr.count("Traceback") == 1  # Python's own, for the KeyboardInterrupt
+    driver.assert_gone()
+
+
+def test_sigterm_during_start_up_leaves_nothing(drive: Any) -> None:
+    driver = drive("starts")
+    driver.expect("starting")
+    time.sleep(0.7)
+
+    driver.send(signal.SIGTERM)
+
+    assert driver.wait() == -signal.SIGTERM
+    driver.assert_gone()
+
+
+def test_a_forked_child_of_the_driver_touches_nothing(drive: Any) -> None:
+    driver = drive("forks")
+
+    assert driver.expect("child") == "ExecutorClosed"
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.said[-1]["status"] == 0
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_the_programs_own_children_are_left_to_it(drive: Any) -> None:
+    driver = drive("children")
+
+    assert driver.expect("subprocess") == 5
+    assert driver.said[-1] == {
+        "subprocess": 5,
+        "waited": True,
+        "status": 7,
+        "ranks": [0, 1],
+    }
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_a_stolen_exit_status_is_no_hang(drive: Any) -> None:
+    driver = drive("thief")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.said[-1]["deaths"] == 3
+    assert set(driver.said[-1]["kinds"]) <= {"killed", "unknown"}
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_an_ignored_sigchld_is_no_hang(drive: Any) -> None:
+    driver = drive("ignores_sigchld")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    driver = drive("stopped", str(gate))
+    driver.expect("calling")
+
+    driver.send(signal.SIGSTOP)
+    time.sleep(1.0)
+    gate.touch()
+    time.sleep(0.5)
+    driver.send(signal.SIGCONT)
+
+    assert driver.expect("answer") == ["released", "released"]
+    assert driver.expect("restarts") == 0
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_a_cell_that_is_run_again_closes_the_executor_before(drive: Any) -> None:
+    driver = drive("names")
+
+    assert driver.expect("first") == "ended"
+    assert driver.said[-1]["alive"] == []
+    assert driver.said[-1]["ranks"] == [0, 1]
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+def test_a_runtime_held_open_serves_one_executor_after_the_other(drive: Any) -> None:
+    driver = drive("warm")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("moment", ["start", "call", "restart", "close", "gil"])
+def test_a_killed_driver_leaves_nothing(drive: Any, moment: str, seed: int) -> None:
+    before = traces()
+    rng = random.Random(f"{moment}{seed}")
+    driver = drive("chaos", moment)
+    if moment != "start":
+        driver.expect("working")
+    time.sleep(rng.uniform(0.0, 0.5))
+
+    driver.send(signal.SIGKILL)
+    driver.process.wait(LONG)
+
+    deadline = time.monotonic() + 5.0
+    driver.assert_gone(5.0)
+    while not traces() <= before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert traces() <= before
