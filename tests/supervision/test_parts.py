@@ -1,0 +1,184 @@
+"""The small values the core is made of."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.supervision import (
+    GPU_WORKER,
+    NORMAL,
+    BackOff,
+    ChildRefused,
+    Decider,
+    Directive,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Restart,
+    Rule,
+)
+from phalanx.supervision.decide import Verdict, verdict
+from phalanx.supervision.fifo import Fifo
+from phalanx.supervision.trie import Trie
+
+CRASH = ExitReason(ExitKind.CRASH)
+SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
+
+
+class Clash(str):
+    """A key whose hash says nothing."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:
+        return 7
+
+
+keys = st.one_of(st.text(max_size=3), st.text(max_size=2).map(Clash))
+
+
+@given(st.lists(st.tuples(keys, st.booleans(), st.integers())))
+def test_a_trie_is_a_dict_that_never_changes(changes: list[tuple[str, bool, int]]) -> None:
+    trie: Trie[str, int] = Trie()
+    known: dict[str, int] = {}
+    before: list[tuple[Trie[str, int], dict[str, int]]] = []
+
+    for key, keep, value in changes:
+        before.append((trie, dict(known)))
+        if keep:
+            trie, known[key] = trie.set(key, value), value
+        else:
+            trie = trie.without(key)
+            known.pop(key, None)
+
+    for old, model in [*before, (trie, known)]:
+        assert len(old) == len(model)
+        assert sorted(old.values()) == sorted(model.values())
+        assert all(old.get(key) == model.get(key) for key, _, _ in changes)
+
+
+def test_an_emptied_trie_keeps_no_nodes() -> None:
+    trie: Trie[str, int] = Trie()
+    for number in range(1000):
+        trie = trie.set(f"k{number}", number)
+    for number in range(1000):
+        trie = trie.without(f"k{number}")
+
+    assert trie._root is None
+
+
+@given(st.lists(st.one_of(st.integers(), st.none())))
+def test_a_fifo_gives_first_what_came_first(items: list[int | None]) -> None:
+    queue: Fifo[int] = Fifo()
+    model: list[int] = []
+
+    for item in items:
+        if item is not None:
+            queue = queue.put(item)
+            model.append(item)
+        elif model:
+            first, queue = queue.take()
+            assert first == model.pop(0)
+
+    assert list(queue) == model
+    assert bool(queue) == bool(model)
+
+
+def test_both_ends_of_the_period_count() -> None:
+    window = Intensity(1, 5.0).window().admit(1.0)
+
+    assert window is not None
+    assert window.admit(6.0) is None
+    assert window.admit(6.000001) is not None
+
+
+def test_whole_seconds_count_as_otp_counts_them() -> None:
+    intensity = Intensity(1, 2, whole_seconds=True)
+    early, late = intensity.window().admit(0.2), intensity.window().admit(0.8)
+    assert early is not None
+    assert late is not None
+
+    assert early.admit(2.8) is None
+    assert late.admit(3.2) is not None
+
+
+def test_no_restart_is_admitted_by_intensity_0() -> None:
+    assert Intensity(0).window().admit(0.0) is None
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
+def test_delays_stay_within_the_cap(attempt: int, jitter: float) -> None:
+    backoff = BackOff(0.2, 3.0, 20.0, 0.5)
+
+    assert 0 <= backoff.delay(attempt, jitter) <= 20.0
+
+
+def test_delays_grow_by_the_factor_and_start_over_after_a_healthy_time() -> None:
+    backoff = BackOff(1.0, 2.0, 10.0, 0.0, reset_after=30.0)
+
+    assert [backoff.delay(attempt) for attempt in (1, 2, 3, 4, 5, 6)] == [1, 2, 4, 8, 10, 10]
+    assert backoff.attempt_after(4, healthy_for=29.9) == 5
+    assert backoff.attempt_after(4, healthy_for=30.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("restart", "reason", "directive", "wanted"),
+    [
+        (Restart.PERMANENT, NORMAL, None, Verdict.RESTART),
+        (Restart.PERMANENT, SHUTDOWN, None, Verdict.RESTART),
+        (Restart.PERMANENT, CRASH, None, Verdict.RESTART),
+        (Restart.TRANSIENT, NORMAL, None, Verdict.KEEP),
+        (Restart.TRANSIENT, SHUTDOWN, None, Verdict.KEEP),
+        (Restart.TRANSIENT, CRASH, None, Verdict.RESTART),
+        (Restart.TEMPORARY, NORMAL, None, Verdict.REMOVE),
+        (Restart.TEMPORARY, CRASH, None, Verdict.REMOVE),
+        (Restart.PERMANENT, CRASH, Directive.STOP, Verdict.KEEP),
+        (Restart.TRANSIENT, NORMAL, Directive.RESTART, Verdict.RESTART),
+        (Restart.TEMPORARY, CRASH, Directive.RESTART, Verdict.REMOVE),
+        (Restart.TEMPORARY, CRASH, Directive.ESCALATE, Verdict.GIVE_UP),
+        (Restart.TRANSIENT, NORMAL, Directive.RESUME, Verdict.KEEP),
+    ],
+)
+def test_the_table_of_exits(
+    restart: Restart, reason: ExitReason, directive: Directive | None, wanted: Verdict
+) -> None:
+    assert verdict(restart, reason, directive) is wanted
+
+
+def test_the_first_rule_that_applies_decides() -> None:
+    decider = Decider(
+        (
+            Rule(KeyError, Directive.STOP, child="b"),
+            Rule(LookupError, Directive.RESTART),
+            Rule(ExitKind.KILLED, Directive.ESCALATE),
+            Rule(lambda cause: "odd" in str(cause), Directive.RESUME),
+        )
+    )
+
+    assert decider.directive(KeyError("k"), "a") is Directive.RESTART
+    assert decider.directive(KeyError("k"), "b") is Directive.STOP
+    assert decider.directive(ExitReason(ExitKind.KILLED)) is Directive.ESCALATE
+    assert decider.directive(ValueError("odd")) is Directive.RESUME
+    assert decider.directive(ValueError("even")) is None
+
+
+def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_context() -> None:
+    class OutOfMemoryError(RuntimeError):
+        """Named as torch names it, which the driver does not import."""
+
+    sticky = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert GPU_WORKER.directive(OutOfMemoryError("CUDA out of memory")) is Directive.RESUME
+    assert GPU_WORKER.directive(sticky) is Directive.RESTART
+    assert GPU_WORKER.directive(ValueError("bad shape")) is Directive.RESUME
+    assert GPU_WORKER.directive(CRASH) is None
+
+
+def test_a_refusal_survives_pickling() -> None:
+    error = pickle.loads(pickle.dumps(ChildRefused("not_found", "a")))
+
+    assert (error.why, error.child) == ("not_found", "a")

@@ -1,0 +1,191 @@
+"""A spec that makes no sense cannot be built, in Python or in TOML."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from phalanx.supervision import (
+    BRUTAL_KILL,
+    BackOff,
+    ChildSpec,
+    ChildType,
+    Intensity,
+    Restart,
+    SpecError,
+    Strategy,
+    SupervisorSpec,
+    tree_from_toml,
+)
+
+
+def start(ctx: Any) -> Any:
+    raise AssertionError("nothing starts here")
+
+
+A = ChildSpec("a", start)
+
+
+@pytest.mark.parametrize(
+    ("build", "field", "value"),
+    [
+        (lambda: ChildSpec("", start), "id", ""),
+        (lambda: ChildSpec("a/b", start), "id", "a/b"),
+        (lambda: ChildSpec("a", 5), "start", 5),
+        (lambda: ChildSpec("a", start, restart="sometimes"), "restart", "sometimes"),
+        (lambda: ChildSpec("a", start, shutdown=-1), "shutdown", -1),
+        (lambda: ChildSpec("a", start, shutdown=math.nan), "shutdown", math.nan),
+        (lambda: ChildSpec("a", start, shutdown="soon"), "shutdown", "soon"),
+        (lambda: ChildSpec("a", start, type="thing"), "type", "thing"),
+        (lambda: ChildSpec("a", start, significant=1), "significant", 1),
+        (lambda: ChildSpec("a", start, significant=True), "significant", True),
+        (lambda: ChildSpec("a", start, start_within=-1), "start_within", -1),
+        (lambda: SupervisorSpec("a/b"), "id", "a/b"),
+        (lambda: SupervisorSpec("s", "two_for_one"), "strategy", "two_for_one"),
+        (lambda: SupervisorSpec("s", intensity=3), "intensity", 3),
+        (lambda: SupervisorSpec("s", auto_shutdown="maybe"), "auto_shutdown", "maybe"),
+        (lambda: SupervisorSpec("s", children=[5]), "children", 5),
+        (lambda: SupervisorSpec("s", children=[A, A]), "children", "a"),
+        (lambda: SupervisorSpec("s", "simple_one_for_one"), "children", 0),
+        (lambda: SupervisorSpec("s", "dynamic", children=[A]), "children", 1),
+        (lambda: SupervisorSpec("s", max_children=3), "max_children", 3),
+        (lambda: SupervisorSpec("s", "dynamic", max_children=-1), "max_children", -1),
+        (lambda: SupervisorSpec("s", fruitless_limit=0), "fruitless_limit", 0),
+        (lambda: SupervisorSpec("s", backoff=1.0), "backoff", 1.0),
+        (lambda: SupervisorSpec("s", decider=start), "decider", start),
+        (
+            lambda: SupervisorSpec(
+                "s", children=[ChildSpec("a", start, restart="transient", significant=True)]
+            ),
+            "significant",
+            "a",
+        ),
+        (lambda: Intensity(-1), "max_restarts", -1),
+        (lambda: Intensity(1.5), "max_restarts", 1.5),
+        (lambda: Intensity(1, 0), "period", 0),
+        (lambda: Intensity(1, math.inf), "period", math.inf),
+        (lambda: Intensity(1, 2.5, whole_seconds=True), "period", 2.5),
+        (lambda: BackOff(factor=0.5), "factor", 0.5),
+        (lambda: BackOff(jitter=2), "jitter", 2),
+        (lambda: BackOff(initial=-1), "initial", -1),
+        (lambda: BackOff(initial=9, maximum=1), "maximum", 1),
+    ],
+)
+def test_bad_values_are_named_when_the_spec_is_built(build: Any, field: str, value: Any) -> None:
+    with pytest.raises(SpecError) as caught:
+        build()
+
+    assert caught.value.field == field
+    assert repr(caught.value.value) == repr(value)
+    assert caught.value.remedy
+
+
+def test_defaults_are_those_of_otp() -> None:
+    sub = ChildSpec("s", SupervisorSpec("s"))
+    spec = SupervisorSpec("top")
+
+    assert (A.restart, A.shutdown, A.type, A.significant) == (
+        Restart.PERMANENT, 5.0, ChildType.WORKER, False,
+    )  # fmt: skip
+    assert (sub.shutdown, sub.type) == (math.inf, ChildType.SUPERVISOR)
+    assert (spec.strategy, spec.intensity) == (Strategy.ONE_FOR_ONE, Intensity(1, 5.0))
+
+
+def test_words_of_otp_are_accepted_as_strings() -> None:
+    spec: Any = ChildSpec
+    child = spec("a", start, restart="transient", shutdown="brutal_kill")
+
+    assert (child.restart, child.shutdown) == (Restart.TRANSIENT, BRUTAL_KILL)
+    assert spec("a", start, shutdown="infinity").shutdown == math.inf
+
+
+# --- TOML ---------------------------------------------------------------------------------
+
+TREE = """
+root = "app"
+
+[supervisor.app]
+strategy = "rest_for_one"
+intensity = { max_restarts = 3, period = 60.0 }
+backoff = { initial = 0.5 }
+children = ["store", "pool"]
+
+[supervisor.pool]
+strategy = "one_for_all"
+restart = "transient"
+children = ["left"]
+
+[worker.store]
+start = "store"
+args = ["/data"]
+shutdown = 30.0
+
+[worker.left]
+start = "phalanx.supervision:thread_child"
+shutdown = inf
+"""
+
+
+def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
+    from phalanx.supervision import thread_child
+
+    pool = SupervisorSpec(
+        "pool", "one_for_all", children=[ChildSpec("left", thread_child, shutdown=math.inf)]
+    )
+    wanted = SupervisorSpec(
+        "app",
+        Strategy.REST_FOR_ONE,
+        Intensity(3, 60.0),
+        [
+            ChildSpec("store", start, ("/data",), shutdown=30.0),
+            ChildSpec("pool", pool, restart=Restart.TRANSIENT),
+        ],
+        backoff=BackOff(0.5),
+    )
+
+    assert tree_from_toml(TREE, {"store": start}) == wanted
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ('children = ["left"]', 'children = ["left", "app"]', "supervisor.app.children"),
+        ('children = ["left"]', 'children = ["left", "pool"]', "supervisor.pool.children"),
+        ('"left"]', '"left", "right"]', "supervisor.pool.children"),
+        ('"left"]', "7]", "supervisor.pool.children"),
+        ('children = ["left"]', 'children = "left"', "supervisor.pool.children"),
+        ('["store", "pool"]', '["store"]', "children"),
+        ('"rest_for_one"', '"rest_for_two"', "supervisor.app.strategy"),
+        ("max_restarts = 3", "max_restarts = -3", "supervisor.app.intensity.max_restarts"),
+        ("max_restarts = 3", "restarts = 3", "supervisor.app.intensity.restarts"),
+        ("initial = 0.5", "initial = -1", "supervisor.app.backoff.initial"),
+        ("shutdown = 30.0", "shutdown = -30.0", "worker.store.shutdown"),
+        ("shutdown = 30.0", "shut_down = 30.0", "worker.store.shut_down"),
+        ('"transient"', '"trans"', "supervisor.pool.restart"),
+        ('start = "store"', 'start = "nowhere"', "worker.store.start"),
+        ('start = "store"', 'start = "no.such.module:x"', "worker.store.start"),
+        ('start = "store"', 'start = "math:nothing"', "worker.store.start"),
+        ('start = "store"', "", "worker.store.start"),
+        ('root = "app"', 'root = "left"', "root"),
+        ('root = "app"', "", "root"),
+        ('root = "app"', 'root = "app', "toml"),
+        ('root = "app"', 'root = "app"\ntop = 1', "top"),
+        ('strategy = "rest_for_one"', 'restart = "transient"', "supervisor.app.restart"),
+    ],
+)
+def test_a_bad_toml_tree_names_the_place(old: str, new: str, field: str) -> None:
+    assert old in TREE
+
+    with pytest.raises(SpecError) as caught:
+        tree_from_toml(TREE.replace(old, new, 1), {"store": start})
+
+    assert caught.value.field == field
+
+
+def test_a_cycle_is_shown_with_its_way() -> None:
+    text = TREE.replace('["left"]', '["app"]')
+
+    with pytest.raises(SpecError, match="app -> pool -> app"):
+        tree_from_toml(text, {"store": start})
