@@ -18,6 +18,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from phalanx import GroupUp, WorkerExited
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -78,6 +80,7 @@ class Killer:
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="killer", daemon=True)
+        self._dead: set[int | None] = set()
         self.kills: list[Kill] = []
 
     def start(self) -> None:
@@ -92,11 +95,21 @@ class Killer:
         self._changed.set()
         self._thread.join()
         deadline = time.monotonic() + timeout
-        while not self._is_healed() and time.monotonic() < deadline:
+        while any(kill.healed is None for kill in self.kills) and time.monotonic() < deadline:
             self._wait_for_change()
         self._unsubscribe()
 
-    def _on_event(self, _: object) -> None:
+    def _on_event(self, event: object) -> None:
+        match event:
+            case WorkerExited(pid=pid):
+                self._dead.add(pid)
+            case GroupUp(at=at):
+                for kill in self.kills:
+                    if kill.healed is None and kill.pid in self._dead:
+                        kill.healed = at
+                        self._note(f"rank {kill.rank} is back after {at - kill.at:.2f} s")
+            case _:
+                pass
         self._changed.set()
 
     def _run(self) -> None:
@@ -107,15 +120,13 @@ class Killer:
             self._stopped.wait((moment % 1) * self._ledger.pace)
             while not self._stopped.is_set() and not self._kill_one():
                 self._wait_for_change()
-        while not self._stopped.is_set() and not self._is_healed():
-            self._wait_for_change()
 
     def _kill_one(self) -> bool:
         """Kill one rank; return False if none can be killed just now."""
-        self._is_healed()
         up = [info for info in self._group.ranks if info.state == "up" and info.pid is not None]
-        if any(info.pid == kill.pid for info in up for kill in self.kills):
-            return False  # a death that is not known yet
+        shown = {info.pid for info in up}
+        if any(kill.pid in shown or kill.pid not in self._dead for kill in self.kills):
+            return False  # that death is not known yet
         # While ranks that share a process group meet again, some are up but none has a call.
         if not up or not self._group.status().in_flight:
             return False
@@ -129,27 +140,14 @@ class Killer:
             # The descriptor names whoever has the number now; only then is it asked whose it is.
             if self._group.ranks[victim.rank].pid != victim.pid:
                 return False
+            kill = Kill(victim.rank, victim.pid, time.monotonic())
             signal.pidfd_send_signal(process, signal.SIGKILL)
+            self.kills.append(kill)
         except ProcessLookupError:
             return False
         finally:
             os.close(process)
-        self.kills.append(Kill(victim.rank, victim.pid, time.monotonic()))
         self._note(f"killed rank {victim.rank} (pid {victim.pid})")
-        return True
-
-    def _is_healed(self) -> bool:
-        """Note the recovery if the group is whole, and return whether it is."""
-        ranks = self._group.ranks
-        if any(info.state != "up" for info in ranks):
-            return False
-        pids = {info.pid for info in ranks}
-        for kill in self.kills:
-            if kill.healed is None:
-                if kill.pid in pids:
-                    return False  # its death is not known yet
-                kill.healed = time.monotonic()
-                self._note(f"rank {kill.rank} is back after {kill.healed - kill.at:.2f} s")
         return True
 
     def _wait_for_change(self) -> None:

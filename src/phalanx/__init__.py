@@ -19,7 +19,17 @@ from phalanx.actors import (
     step,
     worker_child,
 )
-from phalanx.runtime import DevicePool, Runtime
+from phalanx.runtime import (
+    DevicePool,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    Runtime,
+    WorkerCrashed,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
+)
 from phalanx.supervision import (
     BackOff,
     BadArguments,
@@ -61,6 +71,9 @@ __all__ = [
     "ExecutorClosed",
     "ExitKind",
     "ExitReason",
+    "GroupDown",
+    "GroupEnded",
+    "GroupUp",
     "Intensity",
     "Layout",
     "NotPicklable",
@@ -82,8 +95,12 @@ __all__ = [
     "UnknownMethod",
     "WorkerActor",
     "WorkerContext",
+    "WorkerCrashed",
     "WorkerDied",
     "WorkerError",
+    "WorkerExited",
+    "WorkerReady",
+    "WorkerStarted",
     "WouldDeadlock",
     "executor_child",
     "idempotent",
