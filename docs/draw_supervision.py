@@ -1,0 +1,238 @@
+"""Writes the drawn parts of ``docs/supervision.md`` from the code itself.
+
+``python docs/draw_supervision.py`` rewrites the document; with ``--check`` it only says whether it
+is up to date. Between ``<!-- drawn: NAME -->`` and ``<!-- end -->`` stands what `decide` does,
+never what somebody remembers that it does.
+"""  # noqa: INP001 # a script
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import (
+    KILLED,
+    NORMAL,
+    SHUTDOWN,
+    AutoShutdown,
+    ChildSpec,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Restart,
+    Strategy,
+    SupervisorSpec,
+)
+from phalanx.supervision.actions import (
+    Exit,
+    KillChild,
+    RetryLater,
+    SetAlarm,
+    StartChild,
+    TerminateChild,
+)
+from phalanx.supervision.decide import decide, verdict
+from phalanx.supervision.events import (
+    Booted,
+    Event,
+    Exited,
+    NotStarted,
+    RetryDue,
+    StartChildRequested,
+    Started,
+)
+from phalanx.supervision.state import SupervisorState, initial_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DOCUMENT = Path(__file__).with_name("supervision.md")
+CRASH = ExitReason(ExitKind.CRASH)
+PLACE = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def never_called() -> None:
+    """Stand for a start function: here the outcomes are events."""
+
+
+class Story:
+    """One supervisor, what happened to it and what it did."""
+
+    def __init__(self, spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> None:
+        self.state: SupervisorState = initial_state(spec)
+        self.said: list[str] = []
+        self.failing = list(failing)
+        self.serials: dict[str, int] = {}
+        self._pending: deque[Event] = deque()
+
+    def deliver(self, event: Event) -> None:
+        """Let *event* happen, and everything that follows from it."""
+        self._pending.append(event)
+        while self._pending:
+            self.state, actions = decide(self.state, self._pending.popleft())
+            for action in actions:
+                self._perform(action)
+
+    def _perform(self, action: Any) -> None:
+        match action:
+            case StartChild(key, serial) if self.state.is_ready and key in self.failing:
+                self.failing.remove(key)
+                self.said.append(f"start {key}: fails")
+                self._pending.append(NotStarted(key, serial, OSError("no"), 0.0))
+            case StartChild(key, serial):
+                self.said.append(f"start {key}")
+                self.serials[key] = serial
+                self._pending.append(Started(key, serial, 0.0))
+            case TerminateChild(key, serial) | KillChild(key, serial):
+                self.said.append(f"stop {key}")
+                self._pending.append(Exited(key, serial, SHUTDOWN, 0.0))
+            case RetryLater(key, ticket):
+                self.said.append(f"try {key} again, after what is in the mailbox")
+                self._pending.append(RetryDue(key, ticket, 0.0))
+            case Exit():
+                self.said.append("exit shutdown")
+            case SetAlarm():
+                pass  # nothing is late here
+            case _:
+                pass
+
+    def crash(self, key: str) -> None:
+        """Let child *key* crash."""
+        self.deliver(Exited(key, self.serials[key], CRASH, 0.0))
+
+
+def booted(spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> Story:
+    """Return the story of a supervisor that has started its children."""
+    story = Story(spec, failing)
+    story.deliver(Booted(0.0))
+    return story
+
+
+def tree(story: Story, before: set[str], dead: str) -> list[str]:
+    """Return the children as a drawn tree, each with what became of it."""
+    children = story.state.in_start_order()
+    lines = [f"{story.state.spec.id}  [{story.state.spec.strategy}]"]
+    for index, child in enumerate(children):
+        branch = "└─" if index == len(children) - 1 else "├─"
+        fate = "runs on" if child.incarnation == 1 else "started again"
+        if child.shown != "running":
+            fate = str(child.shown)
+        mark = "crashed, " if child.key == dead else ""
+        lines.append(f"{branch} {child.key}  {mark}{fate}")
+    gone = sorted(before - {child.key for child in children})
+    return [*lines, *(f"   {key}  gone for good" for key in gone)]
+
+
+def drawn(spec: SupervisorSpec, dead: str, failing: tuple[str, ...] = (), adding: int = 0) -> str:
+    """Return what becomes of a supervisor of which child *dead* crashes."""
+    story = booted(spec, failing)
+    for _number in range(adding):
+        story.deliver(StartChildRequested(None, None, 0.0))
+    before = {child.key for child in story.state.children.values()}
+    story.said.clear()
+    story.crash(dead)
+    did = [f"  {number}. {line}" for number, line in enumerate(story.said, 1)]
+    return "\n".join(["```", *tree(story, before, dead), "", "what it did:", *did, "```"])
+
+
+def group(strategy: Strategy, **options: Any) -> SupervisorSpec:
+    """Return a supervisor of a, b, c and d, of which c is temporary."""
+    children = [
+        ChildSpec(
+            name, never_called, restart=Restart.TEMPORARY if name == "c" else Restart.PERMANENT
+        )
+        for name in "abcd"
+    ]
+    return SupervisorSpec("top", strategy, Intensity(3, 60.0), children, **options)
+
+
+def exits() -> str:
+    """Return the table of restart types and exits."""
+    reasons = [NORMAL, SHUTDOWN, CRASH, KILLED, ExitReason(ExitKind.UNRESPONSIVE)]
+    head = "| restart | " + " | ".join(str(reason.kind) for reason in reasons) + " |"
+    rows = [
+        f"| {restart} | "
+        + " | ".join(verdict(restart, reason).name.lower() for reason in reasons)
+        + " |"
+        for restart in Restart
+    ]
+    return "\n".join([head, "| --- " * (len(reasons) + 1) + "|", *rows])
+
+
+def significant() -> str:
+    """Return what the end of significant children does."""
+    lines = ["```"]
+    for auto in AutoShutdown:
+        if auto is AutoShutdown.NEVER:
+            continue
+        children = [
+            ChildSpec(name, never_called, restart=Restart.TRANSIENT, significant=name != "c")
+            for name in "abc"
+        ]
+        spec = SupervisorSpec("top", children=children, auto_shutdown=auto)
+        story = booted(spec)
+        lines.append(f"{auto}: a and b are significant, c is not")
+        for key in "ab":
+            if story.state.ended is not None:
+                break
+            story.said.clear()
+            story.deliver(Exited(key, story.serials[key], NORMAL, 0.0))
+            lines.append(f"  {key} ends normally: " + (", ".join(story.said) or "nothing follows"))
+    return "\n".join([*lines, "```"])
+
+
+def giving_up() -> str:
+    """Return the end of a supervisor past its intensity."""
+    children = [ChildSpec(name, never_called) for name in "ab"]
+    story = booted(SupervisorSpec("top", intensity=Intensity(1, 60.0), children=children))
+    lines = ["```"]
+    for number in (1, 2):
+        story.said.clear()
+        story.crash("a")
+        lines.append(f"crash {number} of a: {', '.join(story.said)}")
+    return "\n".join([*lines, "```"])
+
+
+def template() -> SupervisorSpec:
+    """Return a pool."""
+    return SupervisorSpec(
+        "pool",
+        Strategy.SIMPLE_ONE_FOR_ONE,
+        Intensity(3, 60.0),
+        [ChildSpec("w", never_called)],
+    )
+
+
+DRAWN: dict[str, Callable[[], str]] = {
+    "exits": exits,
+    "one_for_one": lambda: drawn(group(Strategy.ONE_FOR_ONE), "b"),
+    "one_for_all": lambda: drawn(group(Strategy.ONE_FOR_ALL), "b"),
+    "rest_for_one": lambda: drawn(group(Strategy.REST_FOR_ONE), "b"),
+    "simple_one_for_one": lambda: drawn(template(), "w#2", adding=3),
+    "failed_restart": lambda: drawn(group(Strategy.ONE_FOR_ALL), "b", failing=("b",)),
+    "significant": significant,
+    "giving_up": giving_up,
+}
+
+
+def written(text: str) -> str:
+    """Return *text* with every drawn part made anew."""
+    return PLACE.sub(lambda m: f"{m[1]}{DRAWN[m[2]]()}\n{m[3]}", text)
+
+
+def main() -> int:
+    """Rewrite the document, or check it; return the exit code."""
+    text = DOCUMENT.read_text()
+    fresh = written(text)
+    if "--check" in sys.argv:
+        sys.stdout.write("up to date\n" if text == fresh else "out of date: run without --check\n")
+        return int(text != fresh)
+    DOCUMENT.write_text(fresh)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
