@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 
 from . import kernel, tree
@@ -21,15 +22,20 @@ from . import kernel, tree
 _lock = threading.Lock()
 _open = 0
 _before = False
+_children_before: frozenset[int] = frozenset()
+_opened_at = 0  # in clock ticks since boot, as the kernel dates processes
 _ours: set[int] = set()
 
 
 def open_window() -> None:
     """Adopt orphans until as many `close_window` have been called."""
-    global _open, _before  # noqa: PLW0603  # the flag is the process's
+    global _open, _before, _children_before, _opened_at  # noqa: PLW0603  # as the flag
     with _lock:
         if _open == 0:
             _before = kernel.is_subreaper()
+            since_boot = time.clock_gettime(time.CLOCK_BOOTTIME)
+            _opened_at = int(since_boot * os.sysconf("SC_CLK_TCK"))
+            _children_before = frozenset(_children())
             kernel.set_subreaper(on=True)
         _open += 1
 
@@ -59,12 +65,22 @@ def adopted() -> list[tree.Task]:
     """Return those children of this process that others brought into the world.
 
     A process that this one started is in this one's session or leads its own; nothing can join a
-    third. So a child in somebody else's session was adopted. (One that was orphaned without ever
-    leaving our session cannot be told from a child and is let be.)
+    third. So a child in somebody else's session was adopted, and so was one that is older than
+    the window and was not a child when it opened. One that was both born and orphaned within the
+    window, and is in our session or leads its own, cannot be told from a child of the user's: it
+    is let be.
     """
     session = os.getsid(0)
-    children = (tree.read(pid) for pid in _children() if pid not in _ours)
-    return [task for task in children if task and task.session not in (task.pid, session)]
+    found: list[tree.Task] = []
+    for pid in _children():
+        task = None if pid in _ours else tree.read(pid)
+        if task is None:
+            continue
+        is_foreign = task.session not in (pid, session)
+        is_older = task.ticks < _opened_at and pid not in _children_before
+        if is_foreign or is_older:
+            found.append(task)
+    return found
 
 
 def _children() -> list[int]:

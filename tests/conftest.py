@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import select
+import shutil
 import tempfile
 import threading
 import time
@@ -15,18 +16,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.actors.workers import Echo
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime, tree
 from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher
-from tests.actors.workers import Echo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 STRICT = {"runtime", "actors", "chaos"}
 PATIENCE = 15.0  # seconds for what is on its way out already
+
+# A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.
+TEMP = tempfile.mkdtemp(prefix="ph-", dir="/tmp")
+os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = TEMP
 
 # Every tree that is made in this process, or in a process it starts, lies within this mark: so
 # daemons and guardians of killed drivers are found too, whoever their parent is by now.
@@ -49,7 +54,7 @@ class Footprint:
         return cls(
             frozenset(processes()),
             frozenset(thread.native_id or 0 for thread in threading.enumerate()),
-            frozenset(os.listdir("/dev/shm")),
+            frozenset(path.name for path in Path("/dev/shm").iterdir()),
             frozenset(ours_in_temp()),
             Counter(descriptors()),
         )
@@ -90,9 +95,13 @@ def descriptors() -> Iterator[str]:
 
 
 def ours_in_temp() -> Iterator[str]:
-    for folder in {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")} - {""}:
-        if Path(folder).is_dir():
-            yield from (str(path) for path in Path(folder).glob("*phalanx*"))
+    """What is in the temporary folder, but for pytest's own."""
+    names = (path.name for path in Path(TEMP).iterdir())
+    return (name for name in names if not name.startswith("pytest-"))
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(TEMP, ignore_errors=True)
 
 
 def settle(before: Footprint, deadline: float) -> dict[str, object]:
@@ -136,8 +145,7 @@ def leak_check() -> Iterator[None]:
     if left:
         keys = Footprint.now().processes - before.processes
         if keys:  # so that one leak does not fail every test after it
-            spared = tree.Quarry(f"{SESSION}/".encode(), roots=keys)
-            tree.kill(spared, time.monotonic() + PATIENCE)
+            tree.kill(tree.Quarry(f"{SESSION}/".encode(), roots=keys), time.monotonic() + 5)
         pytest.fail(f"left behind: {left}")
 
 

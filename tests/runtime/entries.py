@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime import tree
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -50,7 +52,7 @@ def tell(payload: bytes, fds: Mapping[str, int]) -> None:
         payload=payload.decode(),
         ignored=[n for n in (1, 2, 15, 17) if signal.getsignal(n) == signal.SIG_IGN],
         blocked=[int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        descriptors=sorted(os.listdir("/proc/self/fd")),
+        descriptors=sorted(str(fd) for fd in tree.numbers_in("/proc/self/fd")),
         names=dict(fds),
         modules=sorted(sys.modules),
         random=random.random(),

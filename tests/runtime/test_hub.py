@@ -4,6 +4,7 @@ import os
 import select
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ import pytest
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Hub
+    from phalanx.runtime.hub import Hub, Watch
 
 LONG = 20.0
 
@@ -72,27 +73,25 @@ def test_a_watch_is_paused_resumed_and_cancelled_from_any_thread(hub: Hub) -> No
 
 def test_a_watch_that_an_earlier_callback_cancelled_is_not_called(hub: Hub) -> None:
     pipes = [os.pipe() for _ in range(2)]
+    watches: list[Watch] = []
     called: list[int] = []
 
-    def callback(which: int) -> None:
-        called.append(which)
+    def callback(_: int) -> None:
+        called.append(1)
         for watch in watches:
             watch.cancel()
 
     def begin() -> None:
         # On the hub's thread, so that both are ready before either is seen.
-        for which, (read, write) in enumerate(pipes):
-            watches.append(
-                hub.watch(read, select.EPOLLIN, lambda _, which=which: callback(which))
-            )
+        for read, write in pipes:
+            watches.append(hub.watch(read, select.EPOLLIN, callback))
             os.write(write, b"x")
 
-    watches = list[object]()  # type: ignore[var-annotated]  # filled above
     hub.post(begin)
     on_hub(hub)
     on_hub(hub)
 
-    assert len(called) == 1
+    assert called == [1]
     for pair in pipes:
         for fd in pair:
             os.close(fd)
@@ -115,14 +114,19 @@ def test_an_epoll_descriptor_can_be_watched(hub: Hub) -> None:
 
 def test_timers_come_in_the_order_of_their_times_and_not_before(hub: Hub) -> None:
     now = time.monotonic()
-    seen: list[tuple[str, bool]] = []
+    seen: list[tuple[float, bool]] = []
     done = threading.Event()
-    hub.call_at(now + 0.06, lambda: (seen.append(("c", time.monotonic() >= now + 0.06)), done.set()))
-    hub.call_at(now + 0.02, lambda: seen.append(("a", time.monotonic() >= now + 0.02)))
-    hub.call_at(now + 0.04, lambda: seen.append(("b", time.monotonic() >= now + 0.04)))
+
+    def note(delay: float) -> None:
+        seen.append((delay, time.monotonic() >= now + delay))
+        if len(seen) == 3:
+            done.set()
+
+    for delay in (0.06, 0.02, 0.04):
+        hub.call_at(now + delay, partial(note, delay))
 
     assert done.wait(LONG)
-    assert seen == [("a", True), ("b", True), ("c", True)]
+    assert seen == [(0.02, True), (0.04, True), (0.06, True)]
 
 
 def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(hub: Hub) -> None:
@@ -139,9 +143,7 @@ def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(hub: Hub) -> None:
     assert not timers[0].is_pending
 
 
-def test_a_callback_that_raises_ends_nothing(
-    hub: Hub, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_callback_that_raises_ends_nothing(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     def fail() -> None:
         raise SystemExit(3)
 
@@ -156,7 +158,7 @@ def test_a_callback_that_raises_ends_nothing(
 def test_posts_keep_their_order_and_those_before_a_close_still_run(hub: Hub) -> None:
     seen: list[int] = []
     for number in range(100):
-        hub.post(lambda number=number: seen.append(number))
+        hub.post(partial(seen.append, number))
     hub.close()
 
     assert seen == list(range(100))

@@ -1,0 +1,547 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
+
+from phalanx.runtime import subreaper, tree
+from phalanx.runtime.launch_spec import LaunchSpec
+from phalanx.runtime.launcher import Launcher
+from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from phalanx.runtime.hub import Hub
+
+METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
+Method = Literal["zygote", "exec"]
+
+
+@pytest.fixture
+def starter(launcher: Launcher) -> Iterator[Starter]:
+    starter = Starter(launcher)
+    yield starter
+    starter.line.close()
+
+
+def zygote_pid(launcher: Launcher) -> int:
+    boot = launcher._boot
+    return boot.zygote.pid if boot is not None and boot.is_ready else 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_is_our_child_and_leads_a_session_of_its_own(
+    starter: Starter, method: Method
+) -> None:
+    process = starter.start("tell", method=method)
+
+    said = starter.line.hear()
+
+    assert said["pid"] == process.pid
+    assert said["ppid"] == os.getpid()
+    assert said["session"] == process.pid
+    assert process.status is None
+    assert process.state() in "RS"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_environment_and_folder_are_those_of_the_moment_of_the_start(
+    starter: Starter, method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BEFORE", "1")
+    starter.start("stay", method=method)  # the zygote is up from here on
+    starter.line.hear()
+    monkeypatch.delenv("BEFORE")
+    monkeypatch.setenv("AFTER", "2")
+    monkeypatch.chdir(tmp_path)
+
+    starter.start("tell", method=method)
+    said = starter.line.hear()
+
+    assert said["env"].pop("PHALANX_TREE").startswith(os.environ["PHALANX_TREE"])
+    expected = {name: value for name, value in os.environ.items() if name != "PHALANX_TREE"}
+    assert said["env"] == expected
+    assert said["cwd"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_environment_folder_path_and_output_are_those_of_the_spec(
+    starter: Starter, method: Method, tmp_path: Path
+) -> None:
+    env = {"ONLY": "this", "PATH": "/bin"}
+    path = [*sys.path, "/nowhere"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = starter.start(
+            "tell",
+            "payload",
+            method=method,
+            env=env,
+            cwd=str(tmp_path),
+            sys_path=path,
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+        )
+        said = starter.line.hear()
+        eventually(lambda: (tmp_path / "err").read_text())
+        process.kill_tree(soon())
+
+    del said["env"]["PHALANX_TREE"]
+    assert said["env"] == env
+    assert said["cwd"] == str(tmp_path)
+    assert said["sys_path"] == path
+    assert said["payload"] == "payload"
+    assert "to stdout" in (tmp_path / "out").read_text()
+    assert "to stderr" in (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
+    starter: Starter, method: Method
+) -> None:
+    pipes = [os.pipe() for _ in range(4)]
+    specs = [
+        starter.spec("tell", method=method, fds={"out": starter.line.write, "mine": write})
+        for _, write in pipes
+    ]
+
+    processes = starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+
+    for _ in processes:
+        said = starter.line.hear()
+        # 0, 1, 2, its two, and the listing's own.
+        assert len(said["descriptors"]) == 6
+        assert {str(fd) for fd in said["names"].values()} < set(said["descriptors"])
+    for (read, write), process in zip(pipes, processes, strict=True):
+        os.close(write)
+        # End of file at once when its one holder dies: nobody else has it.
+        process.kill_tree(soon())
+        assert os.read(read, 1) == b""
+        os.close(read)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_signals_are_as_in_a_fresh_python(starter: Starter, method: Method) -> None:
+    was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        starter.start("tell", method=method)
+        said = starter.line.hear()
+    finally:
+        signal.signal(signal.SIGHUP, was)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+
+    assert said["ignored"] == []
+    assert said["blocked"] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_is_listed_under_its_title_and_carries_its_mark(
+    starter: Starter, method: Method
+) -> None:
+    process = starter.start("beget", "fork child", method=method, title="phalanx: tp/0")
+    pids = [process.pid, *starter.line.hear()["pids"].values()]
+
+    assert Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0") == b"phalanx: tp/0"
+    assert Path(f"/proc/{process.pid}/comm").read_text() == "phalanx: tp/0\n"
+    for pid in pids:
+        assert process._quarry.needle in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_two_processes_of_one_label_have_different_marks(starter: Starter) -> None:
+    first, second = (starter.start("stay", label="same") for _ in range(2))
+    starter.line.hear()
+    starter.line.hear()
+
+    first.kill_tree(soon())
+
+    assert first.status is not None
+    assert second.status is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> None:
+    left = starter.start("leave", 7, method=method)
+    fell = starter.start("fall", int(signal.SIGTERM), method=method)
+
+    assert left.wait(soon())
+    assert fell.wait(soon())
+    assert left.status is not None
+    assert fell.status is not None
+    assert (left.status.code, left.status.signal) == (7, None)
+    assert (fell.status.code, fell.status.signal) == (None, signal.SIGTERM)
+    assert not left.send_signal(signal.SIGTERM)
+    assert {process.pid for process in starter.await_exits(2)} == {left.pid, fell.pid}
+
+
+def test_a_process_outlives_the_thread_that_started_it(starter: Starter) -> None:
+    started: list[Any] = []
+    for method in METHODS:
+        thread = threading.Thread(
+            target=lambda m=method: started.append(starter.start("stay", method=m))
+        )
+        thread.start()
+        thread.join(LONG)
+        starter.line.hear()
+
+    assert len(started) == 2
+    for process in started:
+        assert not process.wait(time.monotonic() + 0.2)
+        assert process.status is None
+
+
+def test_launches_from_many_threads_at_once_all_succeed(starter: Starter) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(4):
+                process = starter.start("leave", number)
+                assert process.wait(soon())
+                assert process.status is not None
+                assert process.status.code == number
+                process.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+
+    assert failures == []
+    assert len(starter.await_exits(32)) == 32
+
+
+def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    good = [starter.spec("stay") for _ in range(3)]
+    bad = starter.spec("stay", fds={"out": starter.line.write, "gone": 1000})
+
+    with pytest.raises(SpecError, match="gone"):
+        starter.launcher.launch_many([*good, bad], on_exit=starter.on_exit, deadline=soon())
+
+    def nothing_runs() -> bool:
+        found, _ = tree.find(tree.Quarry(starter.launcher._mark.needle))
+        return set(found) <= {zygote_pid(starter.launcher)}
+
+    eventually(nothing_runs)
+    assert starter.exits == []
+    assert starter.start("leave", 0).wait(soon())
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("entry", {"entry": "no-colon"}),
+        ("method", {"entry": "a:b", "method": "magic"}),
+        ("fds['x']", {"entry": "a:b", "fds": {"x": -1}}),
+        ("env['A=B']", {"entry": "a:b", "env": {"A=B": ""}}),
+    ],
+)
+def test_a_spec_that_makes_no_sense_cannot_be_built(field: str, more: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        LaunchSpec(**more)
+
+    assert caught.value.field == field
+
+
+def test_a_folder_that_is_not_there_is_the_callers_error(starter: Starter) -> None:
+    with pytest.raises(SpecError, match="cwd"):
+        starter.start("stay", cwd="/nowhere/at/all")
+
+
+def test_launching_from_the_hubs_thread_is_refused(starter: Starter, hub: Hub) -> None:
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def launch() -> None:
+        try:
+            starter.start("stay")
+        except WouldDeadlock as error:
+            errors.append(error)
+        done.set()
+
+    hub.post(launch)
+
+    assert done.wait(LONG)
+    assert len(errors) == 1
+
+
+# --- preloads -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def preloading(hub: Hub, tmp_path: Path, code: str, **more: Any) -> Iterator[Launcher]:
+    (tmp_path / "preloaded.py").write_text(code)
+    sys.path.insert(0, str(tmp_path))
+    launcher = Launcher(hub, preload=("preloaded",), **more)
+    try:
+        yield launcher
+    finally:
+        sys.path.remove(str(tmp_path))
+        launcher.close(soon())
+
+
+def test_what_is_preloaded_is_there_in_the_worker(hub: Hub, tmp_path: Path) -> None:
+    with preloading(hub, tmp_path, "import random; random.seed(1)") as launcher:
+        starter = Starter(launcher)
+        starter.start("tell")
+        starter.start("tell")
+        first, second = starter.line.hear(), starter.line.hear()
+        starter.line.close()
+
+    assert "preloaded" in first["modules"]
+    assert first["random"] != second["random"]
+
+
+def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with preloading(hub, tmp_path, "def f(): raise KeyError('deep down')\nf()\n") as launcher:
+        starter = Starter(launcher)
+        with pytest.raises(SpecError, match="deep down") as caught:
+            starter.start("stay")
+        starter.line.close()
+
+    assert caught.value.field == "preload"
+    assert "preloaded.py" in "".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import os; os._exit(3)", "exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+    ],
+)
+def test_a_preload_that_ends_the_zygote_is_reported(
+    hub: Hub, tmp_path: Path, code: str, message: str
+) -> None:
+    with preloading(hub, tmp_path, code) as launcher:
+        starter = Starter(launcher)
+        with pytest.raises(RuntimeFault, match=message):
+            starter.start("stay")
+        starter.line.close()
+
+
+def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: Path) -> None:
+    code = "import threading; threading.Event().wait()"
+    with preloading(hub, tmp_path, code, start_timeout=0.5) as launcher:
+        starter = Starter(launcher)
+        with pytest.raises(RuntimeFault, match="start_timeout"):
+            starter.start("stay")
+        starter.line.close()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+        # What the check looks for in torch, without torch.
+        (
+            "import sys, types; cuda = types.ModuleType('torch.cuda');"
+            "cuda.is_initialized = lambda: True; sys.modules['torch.cuda'] = cuda"
+        ),
+    ],
+    ids=["thread", "cuda"],
+)
+def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
+    hub: Hub, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with preloading(hub, tmp_path, code) as launcher:
+        starter = Starter(launcher)
+        for _ in range(2):
+            starter.start("tell")
+            assert "preloaded" not in starter.line.hear()["modules"]
+        starter.line.close()
+
+    assert capsys.readouterr().out.count("phalanx.fork_unsafe") == 1
+
+
+# --- the helpers die ----------------------------------------------------------------------
+
+
+def test_a_killed_zygote_is_replaced_and_its_workers_live_on(
+    starter: Starter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = starter.start("stay")
+    old = zygote_pid(starter.launcher)
+
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: zygote_pid(starter.launcher) not in (0, old))
+
+    assert process.status is None
+    assert starter.start("leave", 4).wait(soon())
+    eventually(lambda: "zygote_replaced" in capsys.readouterr().out)
+
+
+def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
+    starter: Starter,
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    old = zygote_pid(starter.launcher)
+    os.kill(old, signal.SIGSTOP)
+    specs = [starter.spec("stay") for _ in range(3)]
+    result: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: result.extend(
+            starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+        )
+    )
+    thread.start()
+    boot = starter.launcher._boot
+    assert boot is not None
+    eventually(lambda: len(boot.waiting) == 3)
+
+    os.kill(old, signal.SIGKILL)
+    thread.join(LONG)
+
+    said = {starter.line.hear()["pid"] for _ in specs}
+    assert said == {process.pid for process in result}
+
+
+def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Starter) -> None:
+    for number in range(12):
+        starter.launcher.warm()
+        eventually(lambda: zygote_pid(starter.launcher))
+        pidfd = os.pidfd_open(zygote_pid(starter.launcher))
+        timer = threading.Timer(number * 0.001, signal.pidfd_send_signal, [pidfd, signal.SIGKILL])
+        timer.start()
+        process = starter.start("leave", 9)
+        assert process.wait(soon())
+        assert process.status is not None
+        assert process.status.code == 9
+        timer.join()
+        os.close(pidfd)
+        process.close()
+
+
+def test_a_killed_guardian_is_replaced(
+    starter: Starter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starter.launcher.on_driver_death_remove(str(tmp_path / "x"))
+    guardian = starter.launcher._guardian
+    old = guardian.pid
+
+    os.kill(old, signal.SIGKILL)
+
+    eventually(lambda: guardian.pid != old)
+    assert starter.start("leave", 0).wait(soon())
+    eventually(lambda: "guardian_replaced" in capsys.readouterr().out)
+
+
+# --- what else goes on in the driver ------------------------------------------------------
+
+
+def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> None:
+    process = starter.start("stay")
+    starter.line.hear()
+    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    out = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout
+
+    task = tree.read(int(out))
+    os.kill(int(out), signal.SIGKILL)
+
+    assert task is not None
+    assert task.parent != os.getpid()
+    assert process.status is None
+
+
+BORN_BEFORE = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; read go"
+# `setsid --wait` forks and waits: only the grandchild is orphaned, in a session not its own.
+BORN_DURING = "read go; setsid --fork --wait sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'"
+
+
+@pytest.mark.parametrize("shell", [BORN_BEFORE, BORN_DURING], ids=["before", "during"])
+def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
+    starter: Starter, shell: str
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    zygote = zygote_pid(starter.launcher)
+    user = subprocess.Popen(
+        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert user.stdin is not None
+    assert user.stdout is not None
+    daemon = int(user.stdout.readline()) if shell == BORN_BEFORE else 0
+    if daemon:  # the kernel dates processes by the hundredth of a second
+        born = tree.read(daemon)
+        assert born is not None
+        eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
+    os.kill(zygote, signal.SIGSTOP)
+    thread = threading.Thread(target=starter.start, args=("stay",))
+    thread.start()
+    eventually(lambda: subreaper._open)
+    user.stdin.write("\n")
+    user.stdin.close()
+    daemon = daemon or int(user.stdout.readline())
+    user.stdout.close()
+    assert user.wait(LONG) == 0
+    eventually(lambda: (task := tree.read(daemon)) and task.parent == os.getpid(), "adoption")
+
+    os.kill(zygote, signal.SIGCONT)
+    thread.join(LONG)
+    assert not thread.is_alive()
+    os.kill(daemon, signal.SIGKILL)
+
+    eventually(lambda: tree.read(daemon) is None, "the reaping")
+
+
+def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
+    starter.start("leave", 0).wait(soon())
+    with subprocess.Popen(["sh", "-c", "exit 5"], start_new_session=True) as popen:
+        for _ in range(5):
+            starter.start("leave", 0).wait(soon())
+        assert popen.wait(LONG) == 5
+
+
+def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> None:
+    launcher = Launcher(hub, preload=())
+    starter = Starter(launcher)
+    process = starter.start("beget", "daemon")
+    daemon = starter.line.hear()["pids"]["daemon"]
+    helpers = [zygote_pid(launcher), launcher._guardian.pid]
+
+    launcher.close(soon())
+    launcher.close(soon())
+
+    assert process.status is not None
+    assert not is_alive(daemon)
+    assert [tree.read(pid) for pid in helpers] == [None, None]
+    with pytest.raises(RuntimeFault, match="closed"):
+        starter.start("stay")
+    starter.line.close()
+
+
+def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
+    with preloading(hub, tmp_path, "import threading; threading.Event().wait()") as launcher:
+        starter = Starter(launcher)
+        errors: list[BaseException] = []
+
+        def start() -> None:
+            try:
+                starter.start("stay")
+            except RuntimeFault as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=start)
+        thread.start()
+        eventually(lambda: launcher._boot)
+        launcher.close(soon())
+        thread.join(LONG)
+        starter.line.close()
+
+    assert [str(error) for error in errors] == ["the launcher was closed"]
