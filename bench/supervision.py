@@ -1,0 +1,140 @@
+"""What supervision costs: a restart decision by number of children, memory, many supervisors.
+
+``python bench/supervision.py [--most N]`` prints a table. The decision is `decide` alone, with the
+exit and the outcome of the start delivered; nothing is started. Figures are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+import tracemalloc
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import (
+    IGNORE,
+    SHUTDOWN,
+    ChildSpec,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+)
+from phalanx.supervision.actions import KillChild, StartChild, TerminateChild
+from phalanx.supervision.decide import decide
+from phalanx.supervision.events import Booted, Event, Exited, StartChildRequested, Started
+from phalanx.supervision.state import SupervisorState, initial_state
+
+if TYPE_CHECKING:
+    from phalanx.supervision import StartContext
+
+CRASH = ExitReason(ExitKind.CRASH)
+RESTARTS = 1_000_000  # never the limit here
+
+
+def start(_ctx: StartContext) -> Any:
+    return IGNORE
+
+
+class Core:
+    """A supervisor without effects: every start and stop succeeds at once."""
+
+    def __init__(self, strategy: Strategy, children: int) -> None:
+        dynamic = strategy is Strategy.DYNAMIC
+        # One spec, shared, as a program that makes many alike would have it.
+        specs = () if dynamic else [ChildSpec(f"w{n}", start) for n in range(children)]
+        spec = SupervisorSpec("top", strategy, Intensity(RESTARTS, 1e-6), specs)
+        self.state: SupervisorState = initial_state(spec)
+        self.serials: dict[str, int] = {}
+        self.now = 0.0
+        self.run(Booted(0.0))
+        instance = ChildSpec("w", start)
+        for _ in range(children if dynamic else 0):
+            self.run(StartChildRequested(None, instance, self.now))
+
+    def run(self, event: Event) -> None:
+        """Deliver *event* and what follows."""
+        pending: deque[Event] = deque([event])
+        while pending:
+            self.state, actions = decide(self.state, pending.popleft())
+            for action in actions:
+                match action:
+                    case StartChild(key, serial):
+                        self.serials[key] = serial
+                        pending.append(Started(key, serial, self.now))
+                    case TerminateChild(key, serial) | KillChild(key, serial):
+                        pending.append(Exited(key, serial, SHUTDOWN, self.now))
+                    case _:
+                        pass
+
+    def crash(self, key: str) -> float:
+        """Crash *key*, restart whom that concerns; return the seconds it took."""
+        self.now += 1.0
+        began = time.perf_counter()
+        self.run(Exited(key, self.serials[key], CRASH, self.now))
+        return time.perf_counter() - began
+
+
+def decision(strategy: Strategy, children: int) -> float:
+    """Return the median seconds of one restart among *children*."""
+    core = Core(strategy, children)
+    keys = list(core.serials)
+    rounds = 200 if strategy is not Strategy.ONE_FOR_ALL else max(1, min(200, 20_000 // children))
+    gc.collect()
+    gc.disable()
+    try:
+        return statistics.median(core.crash(keys[n * 7919 % len(keys)]) for n in range(rounds))
+    finally:
+        gc.enable()
+
+
+def memory_per_child(children: int) -> float:
+    """Return the bytes a dynamic supervisor's state holds per running child."""
+    tracemalloc.start()
+    core = Core(Strategy.DYNAMIC, 0)
+    instance = ChildSpec("w", start)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(children):
+        core.run(StartChildRequested(None, instance, 0.0))
+    core.serials.clear()
+    gc.collect()
+    used = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return used / children
+
+
+def nested(supervisors: int) -> tuple[float, float]:
+    """Return the seconds to start and to stop *supervisors* actors below one."""
+    children = [SupervisorSpec(f"s{n}") for n in range(supervisors)]
+    began = time.perf_counter()
+    top = Supervisor(SupervisorSpec("top", children=children))
+    started = time.perf_counter()
+    top.stop()
+    return started - began, time.perf_counter() - started
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--most", type=int, default=100_000, help="largest number of children")
+    options = parser.parse_args()
+    sizes = [size for size in (10, 1_000, 100_000) if size <= options.most]
+    print("| one restart among | " + " | ".join(f"{size:,}" for size in sizes) + " |")
+    print("| --- " * (len(sizes) + 1) + "|")
+    for strategy in (Strategy.ONE_FOR_ONE, Strategy.DYNAMIC, Strategy.ONE_FOR_ALL):
+        cells = [f"{decision(strategy, size) * 1e6:,.0f} us" for size in sizes]
+        print(f"| {strategy} | " + " | ".join(cells) + " |")
+    print(f"\nmemory per running child: {memory_per_child(min(10_000, options.most)):.0f} bytes")
+    count = min(1_000, options.most)
+    up, down = nested(count)
+    print(f"{count:,} nested supervisors: started in {up:.2f} s, stopped in {down:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
