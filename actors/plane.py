@@ -11,10 +11,8 @@ Guarantees:
 - what survivors raise because another rank died counts as that death, not as their exception;
 - nobody runs another's code while reading: answers are kept as bytes, callbacks run elsewhere.
 
-Who reads: a blocked caller, else the hub's thread, never both. A caller that finds a reader
-waits to be either settled or made the reader. At rest nobody reads and nothing runs.
-
-Left to others: when ranks come and go (`executor`), what a call means (`calls`).
+Left to others: who reads (`reading`), when ranks come and go (`executor_actor`), what a call
+means (`calls`).
 """
 
 from __future__ import annotations
@@ -33,12 +31,13 @@ from phalanx.supervision import ExecutorClosed
 
 from .calls import Call, CancelledError, Shape
 from .outcomes import Outcome, OutcomeKind
+from .reading import Reading, Ticket
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator
 
-    from phalanx.runtime import Board, Hub, Watch
+    from phalanx.runtime import Board, Hub
 
 
 _DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
@@ -118,20 +117,10 @@ class Plane:
         self._turns: deque[Call] = deque()  # COLLECTIVE and GATHER, in order
         self._alone: list[deque[Call]] = [deque() for _ in range(size)]  # SINGLE, by rank
         self._pool: deque[Call] = deque()
-        self._room: deque[threading.Lock] = deque()  # submitters that wait for a place
+        self._room: deque[Ticket] = deque()  # submitters that wait for a place
         self._idle: list[threading.Event] = []
         self.dropped = 0
-        # Reading.
-        self._poll = select.epoll()
-        ledger.own(self._poll.fileno())
-        self._wake = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._reading: Call | bool = False
-        self._reader = 0
-        self._next_readers: deque[threading.Lock] = deque()
-        self._armed = False
-        self._left: threading.Event | None = None
-        self._watch: Watch = hub.watch(self._poll.fileno(), 0, self._on_hub)
+        self._reading = Reading(hub, self._lock, self._on_ready, lambda: self._unanswered > 0)
 
     # --- membership ---------------------------------------------------------------------
 
@@ -152,7 +141,7 @@ class Plane:
             seat = Seat(rank, incarnation, sock, board)
             self._seats[rank] = seat
             self._by_fd[sock.fileno()] = seat
-            self._poll.register(sock.fileno(), select.EPOLLIN)
+            self._reading.add(sock.fileno())
             self._pump()
 
     def open(self, epoch: int) -> None:
@@ -292,23 +281,13 @@ class Plane:
 
     def close(self) -> None:
         """Give everything back; no call is left (`end`)."""
-        self._watch.cancel()
         with self._lock:
             for seat in self._seats:
                 if seat is not None:
                     _free(seat)
             self._seats = []
             self._by_fd.clear()
-            self._left = threading.Event()
-            if self._reading is False:
-                self._left.set()
-            else:
-                os.eventfd_write(self._wake, 1)
-        # A caller that is just leaving `_lead` may still look at the descriptors.
-        self._left.wait(5)
-        ledger.disown(self._poll.fileno())
-        self._poll.close()
-        ledger.close(self._wake)
+        self._reading.close()
 
     # --- calls --------------------------------------------------------------------------
 
@@ -333,6 +312,7 @@ class Plane:
             ExecutorClosed: nothing is accepted any more.
             CallTimeout: no place became free; nothing was sent.
         """
+        deadline = call.terms.deadline
         while True:
             with self._lock:
                 if self._closed is not None:
@@ -341,15 +321,12 @@ class Plane:
                 if waits or self._waiting() < self._depth:
                     self._enqueue(call)
                     self._pump()
-                    if not waits and self._unanswered and not self._reading:
-                        self._arm()
+                    if not waits:
+                        self._reading.see_to_it()
                     return
-                room = threading.Lock()
-                room.acquire()
+                room = Ticket()
                 self._room.append(room)
-            deadline = call.terms.deadline
-            limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-            if not room.acquire(timeout=limit):
+            if not self._reading.wait(room, deadline):
                 with self._lock, contextlib.suppress(ValueError):
                     self._room.remove(room)
                 call.drop()
@@ -357,40 +334,7 @@ class Plane:
 
     def wait(self, call: Call, deadline: float | None) -> bool:
         """Return True once *call* is done, False at *deadline*."""
-        while not call.done:
-            with self._lock:
-                if call.done:
-                    return True
-                turn: threading.Lock | None = None
-                if self._reading is False:
-                    self._reading = call
-                    self._reader = threading.get_ident()
-                    self._disarm()
-                else:
-                    turn = threading.Lock()
-                    turn.acquire()
-                    call.waiters.append(turn)
-                    self._next_readers.append(turn)
-            if turn is None:
-                try:
-                    self._lead(call, deadline)
-                finally:
-                    self._step_down()
-            else:
-                limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-                turn.acquire(timeout=limit)
-                with self._lock:
-                    with contextlib.suppress(ValueError):
-                        call.waiters.remove(turn)
-                    try:
-                        self._next_readers.remove(turn)
-                    except ValueError:
-                        # Somebody made this caller the reader while it gave up or was settled.
-                        if call.done or (deadline is not None and time.monotonic() >= deadline):
-                            self._pass_on()
-            if deadline is not None and not call.done and time.monotonic() >= deadline:
-                return False
-        return True
+        return self._reading.wait(call, deadline)
 
     def expire(self, call: Call) -> bool:
         """Settle *call* as timed out, unless it is done; return whether this did it."""
@@ -435,8 +379,7 @@ class Plane:
             self._holding = True
             self._idle.append(done)
             self._wake_idle()
-            if self._unanswered and not self._reading:
-                self._arm()
+            self._reading.see_to_it()
         limit = None if deadline is None else max(0.0, deadline - time.monotonic())
         ok = done.wait(limit)
         if not ok:
@@ -564,7 +507,7 @@ class Plane:
             send(seat.sock, packet, file)
         except BlockingIOError:
             seat.outbox.append((packet, None if file is None else os.dup(file)))
-            self._poll.modify(seat.sock.fileno(), select.EPOLLIN | select.EPOLLOUT)
+            self._reading.want_to_write(seat.sock.fileno(), on=True)
         except OSError:
             # The peer is gone: its end is on the way to us and settles what it was sent.
             pass
@@ -582,33 +525,20 @@ class Plane:
             if file is not None:
                 os.close(file)
         if not seat.ended:
-            self._poll.modify(seat.sock.fileno(), select.EPOLLIN)
+            self._reading.want_to_write(seat.sock.fileno(), on=False)
 
     def _make_room(self, *, everyone: bool = False) -> None:
         room = self._room
         free = len(room) if everyone else self._depth - self._waiting()
         while room and free > 0:
-            room.popleft().release()
+            ticket = room.popleft()
+            ticket.done = True
+            self._reading.wake(ticket)
             free -= 1
 
     # --- reading ------------------------------------------------------------------------
 
-    def _lead(self, call: Call, deadline: float | None) -> None:
-        poll = self._poll.poll
-        timeout = None
-        while not call.done:
-            if deadline is not None:
-                timeout = deadline - time.monotonic()
-                if timeout <= 0:
-                    return
-            for fd, events in poll(timeout, 64):
-                self._on_ready(fd, events)
-
     def _on_ready(self, fd: int, events: int) -> None:
-        if fd == self._wake:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(fd)
-            return
         ended: Seat | None = None
         with self._lock:
             seat = self._by_fd.get(fd)
@@ -625,22 +555,24 @@ class Plane:
             self._on_end(ended.rank, ended.incarnation)
 
     def _read(self, seat: Seat) -> bool:
-        """Read one frame and act on it; return False at the end of the stream."""
-        try:
-            frame = receive(seat.sock)
-        except BlockingIOError:
-            return True
-        except ConnectionResetError:
-            return True  # what it wrote before follows
-        except OSError:
-            return False
-        if frame is None:
-            self.dropped += 1
-            return True
-        if not isinstance(frame, Frame):
-            return False
-        self._arrive(seat, frame)
-        return True
+        """Read what is there and act on it; return False at the end of the stream."""
+        while True:
+            try:
+                frame = receive(seat.sock)
+            except BlockingIOError:
+                return True
+            except ConnectionResetError:
+                continue  # what it wrote before follows
+            except OSError:
+                return False
+            if frame is None:
+                self.dropped += 1
+            elif not isinstance(frame, Frame):
+                return False
+            else:
+                self._arrive(seat, frame)
+            if not seat.sent:
+                return True  # it owes no answer: asking once more would cost and find nothing
 
     def _drain(self, seat: Seat) -> None:
         """Read everything a dead rank has written."""
@@ -720,52 +652,6 @@ class Plane:
         self._settle(call)
         self._forget(call)
 
-    def _step_down(self) -> None:
-        with self._lock:
-            self._reading = False
-            if self._left is not None:
-                self._left.set()
-            else:
-                self._pass_on()
-
-    def _pass_on(self) -> None:
-        """Make a waiting caller the reader, or the hub if calls are out that nobody waits for."""
-        if self._reading is not False:
-            return
-        if self._next_readers:
-            self._next_readers.popleft().release()
-        elif self._unanswered:
-            self._arm()
-
-    def _arm(self) -> None:
-        if not self._armed:
-            self._armed = True
-            self._watch.modify(select.EPOLLIN)
-
-    def _disarm(self) -> None:
-        if self._armed:
-            self._armed = False
-            self._watch.modify(0)
-
-    def _on_hub(self, _events: int) -> None:
-        with self._lock:
-            if self._reading is not False:
-                self._disarm()
-                return
-            self._reading = True
-            self._reader = threading.get_ident()
-        try:
-            for fd, events in self._poll.poll(0, 64):
-                self._on_ready(fd, events)
-        finally:
-            with self._lock:
-                self._reading = False
-                if self._left is not None:
-                    self._left.set()
-                elif self._next_readers or not self._unanswered:
-                    self._disarm()
-                    self._pass_on()
-
     # --- settling (all of it under the lock) ----------------------------------------------
 
     def _settle(self, call: Call, *, error: BaseException | None = None) -> None:
@@ -777,14 +663,7 @@ class Plane:
         call.drop()
         if call.timer is not None:
             call.timer.cancel()
-        for turn in call.waiters:
-            if turn.locked():
-                with contextlib.suppress(ValueError):
-                    self._next_readers.remove(turn)
-                with contextlib.suppress(RuntimeError):
-                    turn.release()
-        if self._reading is call and threading.get_ident() != self._reader:
-            os.eventfd_write(self._wake, 1)
+        self._reading.wake(call)
         for then in call.settled:
             then(call)
         call.settled.clear()
@@ -833,8 +712,7 @@ class Plane:
         fd = seat.sock.fileno()
         if self._by_fd.get(fd) is seat:
             del self._by_fd[fd]
-            with contextlib.suppress(OSError, ValueError):
-                self._poll.unregister(fd)
+            self._reading.remove(fd)
 
     def _wake_idle(self) -> None:
         if not self._unanswered:

@@ -92,7 +92,7 @@ def check_worker(worker: object) -> type[WorkerActor]:
     """Return *worker* if it is a worker class."""
     if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
         raise SpecError(
-            "worker", cast("object", worker), "give a class derived from phalanx.WorkerActor"
+            "worker", worker, "give a class derived from phalanx.WorkerActor"
         )
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
@@ -271,7 +271,7 @@ def _check_modules(preload: object) -> None:
     if not isinstance(preload, list | tuple) or not all(
         isinstance(each, str) for each in cast("Sequence[object]", preload)
     ):
-        raise SpecError("preload", cast("object", preload), "give a list or tuple of module names")
+        raise SpecError("preload", preload, "give a list or tuple of module names")
 
 
 def _check_arguments(args: object, kwargs: object) -> None:

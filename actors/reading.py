@@ -1,0 +1,226 @@
+"""Who reads a group's sockets: a blocked caller, else the hub's thread, never both.
+
+Guarantees: while anything is unanswered somebody reads; a caller that finds a reader sleeps until
+it is either served or made the reader; at rest nobody reads and nothing runs. A caller that waits
+alone reads in its own thread: its answer takes no hop.
+
+Left to others: what is read, and when something is done (`plane`). All bookkeeping is under the
+plane's lock, which is handed in.
+
+Source: the leader/followers pattern (Schmidt et al., POSA2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.runtime import ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import Hub
+
+_BATCH = 64  # events taken from the kernel at once
+_LAST_READER = 5.0  # seconds for a reader that was woken to let go
+
+
+class Waitable(Protocol):
+    """What a caller can wait for: set *done* under the lock, then call `Reading.wake`."""
+
+    done: bool
+    waiters: list[threading.Lock]
+
+
+class Ticket:
+    """A place in a queue that becomes free."""
+
+    __slots__ = ("done", "waiters")
+
+    def __init__(self) -> None:
+        self.done = False
+        self.waiters: list[threading.Lock] = []
+
+
+class Reading:
+    """The role of the reader, and the epoll it reads.
+
+    Args:
+        lock: The plane's.
+        on_ready: Acts on (descriptor, events); runs without the lock, on the reader's thread.
+        is_due: Whether anything is unanswered; asked under the lock.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        lock: threading.Lock,
+        on_ready: Callable[[int, int], None],
+        is_due: Callable[[], bool],
+    ) -> None:
+        self._lock = lock
+        self._on_ready = on_ready
+        self._is_due = is_due
+        self._epoll = select.epoll()
+        ledger.own(self._epoll.fileno())
+        self._kick = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._epoll.register(self._kick, select.EPOLLIN)
+        self._reader = 0  # the thread that reads; 0 for nobody
+        self._reads_for: Waitable | None = None
+        self._next: deque[threading.Lock] = deque()  # callers that could read
+        self._armed = False
+        self._closing: threading.Event | None = None
+        self._watch = hub.watch(self._epoll.fileno(), 0, self._on_hub)
+
+    # --- descriptors (under the lock) -----------------------------------------------------
+
+    def add(self, fd: int) -> None:
+        """Read *fd* from now on."""
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def remove(self, fd: int) -> None:
+        """Read *fd* no longer."""
+        with contextlib.suppress(OSError, ValueError):
+            self._epoll.unregister(fd)
+
+    def want_to_write(self, fd: int, *, on: bool) -> None:
+        """Have it told when *fd* takes packets again."""
+        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if on else 0))
+
+    # --- waiting ------------------------------------------------------------------------
+
+    def wait(self, what: Waitable, deadline: float | None) -> bool:
+        """Return True once *what* is done, False at *deadline*; reads if nobody else does."""
+        while not what.done:
+            with self._lock:
+                if what.done:
+                    return True
+                turn: threading.Lock | None = None
+                if not self._reader:
+                    self._reader = threading.get_ident()
+                    self._reads_for = what
+                    self._disarm()
+                else:
+                    turn = threading.Lock()
+                    turn.acquire()
+                    what.waiters.append(turn)
+                    self._next.append(turn)
+            if turn is None:
+                try:
+                    self._read_until(what, deadline)
+                finally:
+                    with self._lock:
+                        self._step_down()
+            else:
+                self._follow(turn, what, deadline)
+            if deadline is not None and not what.done and time.monotonic() >= deadline:
+                return False
+        return True
+
+    def wake(self, what: Waitable) -> None:
+        """Wake who waits for *what*, which is done. Under the lock."""
+        for turn in what.waiters:
+            if turn.locked():
+                with contextlib.suppress(ValueError):
+                    self._next.remove(turn)
+                turn.release()
+        what.waiters.clear()
+        if self._reads_for is what and self._reader != threading.get_ident():
+            os.eventfd_write(self._kick, 1)
+
+    def see_to_it(self) -> None:
+        """Have the hub read, if something is unanswered and nobody reads. Under the lock."""
+        if not self._reader and not self._armed and self._is_due():
+            self._armed = True
+            self._watch.modify(select.EPOLLIN)
+
+    def close(self) -> None:
+        """Give the descriptors back; everything that could be waited for is done."""
+        self._watch.cancel()
+        with self._lock:
+            self._closing = gone = threading.Event()
+            if self._reader:
+                os.eventfd_write(self._kick, 1)
+            else:
+                gone.set()
+        # A caller that is just leaving may still look at the epoll.
+        gone.wait(_LAST_READER)
+        ledger.disown(self._epoll.fileno())
+        self._epoll.close()
+        ledger.close(self._kick)
+
+    # --- reading ------------------------------------------------------------------------
+
+    def _read_until(self, what: Waitable, deadline: float | None) -> None:
+        poll = self._epoll.poll
+        timeout = None
+        while not what.done and self._closing is None:
+            if deadline is not None:
+                timeout = deadline - time.monotonic()
+                if timeout <= 0:
+                    return
+            for fd, events in poll(timeout, _BATCH):
+                self._take(fd, events)
+
+    def _take(self, fd: int, events: int) -> None:
+        if fd == self._kick:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(fd)
+        else:
+            self._on_ready(fd, events)
+
+    def _follow(self, turn: threading.Lock, what: Waitable, deadline: float | None) -> None:
+        limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+        turn.acquire(timeout=limit)
+        with self._lock:
+            with contextlib.suppress(ValueError):
+                what.waiters.remove(turn)
+            try:
+                self._next.remove(turn)
+            except ValueError:
+                # It was made the reader, perhaps, just as it was served or gave up: pass it on.
+                if what.done or (deadline is not None and time.monotonic() >= deadline):
+                    self._pass_on()
+
+    def _on_hub(self, _events: int) -> None:
+        with self._lock:
+            if self._reader or self._closing is not None:
+                self._disarm()
+                return
+            self._reader = threading.get_ident()
+        try:
+            for fd, events in self._epoll.poll(0, _BATCH):
+                self._take(fd, events)
+        finally:
+            with self._lock:
+                if self._next or not self._is_due():
+                    self._disarm()
+                self._step_down()
+
+    def _step_down(self) -> None:
+        self._reader = 0
+        self._reads_for = None
+        if self._closing is not None:
+            self._closing.set()
+        else:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Make a waiting caller the reader, or else the hub. Under the lock."""
+        if self._reader or self._closing is not None:
+            return
+        if self._next:
+            self._next.popleft().release()
+        else:
+            self.see_to_it()
+
+    def _disarm(self) -> None:
+        if self._armed:
+            self._armed = False
+            self._watch.modify(0)
