@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import tree
+from phalanx.runtime.hub import Hub
+from phalanx.runtime.launcher import Launcher
+from tests.runtime.processes import Starter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,6 +82,21 @@ def beget(payload: bytes, fds: Mapping[str, int]) -> None:
     if "hold_gil" in kinds:
         ctypes.PyDLL(None).sleep(1000)  # PyDLL keeps the lock
     if "end" not in kinds:
+        wait_for_ever()
+
+
+def drive(payload: bytes, fds: Mapping[str, int]) -> None:
+    """Be a driver: start a worker with a daemon, say the pids of everything, then stay."""
+    hub = Hub()
+    launcher = Launcher(hub, preload=())
+    starter = Starter(launcher)
+    worker = starter.start("beget", "daemon")
+    daemon = starter.line.hear()["pids"]["daemon"]
+    boot = launcher._boot
+    assert boot is not None
+    helpers = [launcher._guardian.pid, boot.zygote.pid]
+    say(fds, pid=os.getpid(), pids=[*helpers, worker.pid, daemon])
+    if b"end" not in payload:
         wait_for_ever()
 
 

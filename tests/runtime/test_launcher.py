@@ -92,7 +92,7 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
             stderr=err.fileno(),
         )
         said = starter.line.hear()
-        eventually(lambda: (tmp_path / "err").read_text())
+        eventually((tmp_path / "err").read_text)
         process.kill_tree(soon())
 
     del said["env"]["PHALANX_TREE"]
