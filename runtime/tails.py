@@ -30,8 +30,7 @@ Lane: TypeAlias = Literal["stdout", "stderr", "log"]
 LANES: Final[tuple[Lane, ...]] = ("stdout", "stderr", "log")
 _MAGIC: Final = b"phxtail1"
 _HEADER: Final = struct.Struct("8sQ")  # magic, capacity of one lane
-_COUNTERS: Final = struct.Struct("QQ")  # reserved, committed
-_COUNTER: Final = struct.Struct("Q")
+_ATTEMPTS: Final = 5  # at a copy that a writer overtook; arbitrary, one is enough nearly always
 _DATA: Final = 128  # the counters end before it; the rest of the line is padding
 
 
@@ -53,6 +52,11 @@ class Tail:
         if magic != _MAGIC or size != _DATA + len(LANES) * self._capacity:
             self._map.close()
             raise RuntimeFault(f"descriptor {fd} is no tail of a worker")
+        # Not by struct: its pack_into clears the bytes before it fills them, so that a reader in
+        # another process sees 0 for a moment, and for ever if the writer is killed right there.
+        # Two counters per lane, each stored at once.
+        self._view = memoryview(self._map)
+        self._counters = self._view[_HEADER.size : _DATA].cast("Q")
 
     @classmethod
     def create(cls, capacity: int) -> Self:
@@ -69,28 +73,24 @@ class Tail:
     def write(self, lane: Lane, chunks: Sequence[bytes]) -> None:
         """Append *chunks* to *lane*. For one writer at a time."""
         data = b"".join(chunks)
-        counters, start = self._place(lane)
-        reserved, committed = _COUNTERS.unpack_from(self._map, counters)
-        end = committed + len(data)
-        _COUNTER.pack_into(self._map, counters, max(reserved, end))
+        reserved, committed, start = self._place(lane)
+        end = self._counters[committed] + len(data)
+        self._counters[reserved] = max(self._counters[reserved], end)
         kept = data[-self._capacity :]
         offset = (end - len(kept)) % self._capacity
         first = min(len(kept), self._capacity - offset)
         self._map[start + offset : start + offset + first] = kept[:first]
         self._map[start : start + len(kept) - first] = kept[first:]
-        _COUNTER.pack_into(self._map, counters + _COUNTER.size, end)
+        self._counters[committed] = end
 
     def read(self, lane: Lane) -> bytes:
         """Return the last bytes of *lane*, oldest first, from the first whole line on if it can."""
-        counters, start = self._place(lane)
-        _, committed = _COUNTERS.unpack_from(self._map, counters)
-        ring = self._map[start : start + self._capacity]
-        reserved, _ = _COUNTERS.unpack_from(self._map, counters)
-        begin = max(0, reserved - self._capacity)
-        if committed <= begin:
-            return b""
-        offset = begin % self._capacity
-        data = (ring[offset:] + ring[:offset])[: committed - begin]
+        begin, data = self._copy(lane)
+        for _ in range(_ATTEMPTS):
+            # Little is left where we slept while the writer ran past; a quiet ring is full.
+            if not begin or len(data) >= self._capacity // 2:
+                break
+            begin, data = self._copy(lane)
         if begin:  # the oldest line has lost its head, unless it is the only one there is
             cut = data.find(b"\n") + 1
             data = data[cut:] if cut < len(data) else data
@@ -107,9 +107,21 @@ class Tail:
     def close(self) -> None:
         """Let go of the memory; it lives on in whoever else has mapped it."""
         if not self._map.closed:
+            self._counters.release()
+            self._view.release()
             self._map.close()
             os.close(self.fd)
 
-    def _place(self, lane: Lane) -> tuple[int, int]:
+    def _copy(self, lane: Lane) -> tuple[int, bytes]:
+        """Return whole bytes and how many were written before them."""
+        reserved, committed, start = self._place(lane)
+        end = self._counters[committed]
+        ring = self._map[start : start + self._capacity]
+        begin = max(0, self._counters[reserved] - self._capacity)
+        offset = begin % self._capacity
+        return begin, (ring[offset:] + ring[:offset])[: max(0, end - begin)]
+
+    def _place(self, lane: Lane) -> tuple[int, int, int]:
+        """Return which counters are *reserved* and *committed*, and where the ring begins."""
         index = LANES.index(lane)
-        return _HEADER.size + index * _COUNTERS.size, _DATA + index * self._capacity
+        return 2 * index, 2 * index + 1, _DATA + index * self._capacity
