@@ -60,7 +60,7 @@ def test_version_names_phalanx_and_what_it_stands_on() -> None:
         (["run", "targets.below:main"], "there is no module targets.below"),
         (["run", "targets:add"], "missing a required argument: 'a'"),
         (["run", "targets:seven", "x", "y"], "cannot be called with x y"),
-        (["run", "no_such_example"], "hello_phalanx"),
+        (["run", "no_such_example"], "not an example ("),
         (["run", "targets:from_phalanx"], "size=-1: must be positive"),
         (["run"], "required"),
         (["nonsense"], "invalid choice"),
