@@ -39,7 +39,7 @@ class Replica(WorkerActor):
         return ticket, self._model(ids.to(self._device))
 
 
-def start(folder: str, options: Options) -> Executor:
+def start(folder: str, options: Options) -> Executor[Replica]:
     """Start the replicas."""
     return Executor(
         Replica,
@@ -54,7 +54,7 @@ def start(folder: str, options: Options) -> Executor:
 
 PIPELINE = Pipeline(
     name="embed_data_parallel",
-    about=__doc__,
+    about=__doc__ or "",
     most_ranks=64,
     depth=lambda ranks: 2 * ranks,  # one for each to work on, one for each to take next
     start=start,

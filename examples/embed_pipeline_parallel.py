@@ -83,7 +83,7 @@ class Segment(WorkerActor):
         return None
 
 
-def start(folder: str, options: Options) -> Executor:
+def start(folder: str, options: Options) -> Executor[Segment]:
     """Start the stages."""
     return Executor(
         Segment,
@@ -98,7 +98,7 @@ def start(folder: str, options: Options) -> Executor:
 
 PIPELINE = Pipeline(
     name="embed_pipeline_parallel",
-    about=__doc__,
+    about=__doc__ or "",
     most_ranks=6,  # layers
     depth=lambda ranks: ranks + 1,
     start=start,

@@ -45,11 +45,11 @@ class Shard(WorkerActor):
 def _add_up(partial: torch.Tensor) -> torch.Tensor:
     from torch import distributed  # noqa: PLC0415  # needed in the ranks only
 
-    distributed.all_reduce(partial)
+    distributed.all_reduce(partial)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
     return partial
 
 
-def start(folder: str, options: Options) -> Executor:
+def start(folder: str, options: Options) -> Executor[Shard]:
     """Start the shards."""
     return Executor(
         Shard,
@@ -64,7 +64,7 @@ def start(folder: str, options: Options) -> Executor:
 
 PIPELINE = Pipeline(
     name="embed_tensor_parallel",
-    about=__doc__,
+    about=__doc__ or "",
     most_ranks=12,  # attention heads
     depth=lambda _: 2,  # one to work on, one that is there when it is done
     start=start,

@@ -23,10 +23,9 @@ def main() -> None:
     with Executor(Primes, world_size=2, preload=()) as group:
 
         def kill(event: object) -> None:
-            match event:
-                case Emitted(rank=1, incarnation=1, value=pid):
-                    os.kill(pid, signal.SIGKILL)
-                    print(f"killed rank 1 (pid {pid})")
+            if isinstance(event, Emitted) and (event.rank, event.incarnation) == (1, 1):
+                os.kill(event.value, signal.SIGKILL)
+                print(f"killed rank 1 (pid {event.value})")
 
         group.events(kill)
         primes = group.scatter("count", per_rank=[(2, 100_000), (100_000, 200_000)])

@@ -9,6 +9,7 @@ useful one.
 from __future__ import annotations
 
 import ast
+import functools
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -45,15 +46,18 @@ class Passage:
 
 def corpus(count: int | None = None) -> list[Passage]:
     """Return the first *count* passages, or all of them."""
-    root = Path(sysconfig.get_path("stdlib"))
+    return list(_everything(Path(sysconfig.get_path("stdlib")))[:count])
+
+
+@functools.cache
+def _everything(root: Path) -> tuple[Passage, ...]:
     found: dict[str, Passage] = {}
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if not _APART.intersection(relative.parts):
             for passage in _read(path, _module(relative)):
                 found.setdefault(passage.text, passage)
-    passages = sorted(found.values(), key=_rank)
-    return passages[:count]
+    return tuple(sorted(found.values(), key=_rank))
 
 
 def _rank(passage: Passage) -> tuple[bool, bool, int, int, str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,7 +52,7 @@ class Job:
 
     def __init__(
         self,
-        group: Executor,
+        group: Executor[Any],
         embed: Callable[[Batch], Answer],
         work: Sequence[Batch],
         bar: Bar,

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx import GroupUp, WorkerExited
 
@@ -62,7 +62,7 @@ class Killer:
 
     def __init__(
         self,
-        group: Executor,
+        group: Executor[Any],
         ledger: Ledger,
         *,
         calls: int,

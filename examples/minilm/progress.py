@@ -10,6 +10,7 @@ import contextlib
 import sys
 import threading
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -35,23 +36,24 @@ class Bar(Protocol):
 def progress(label: str, total: int, stream: TextIO | None = None) -> Generator[Bar, None, None]:
     """Show a bar up to *total* on *stream* (stderr) while the block runs."""
     out = sys.stderr if stream is None else stream
-    try:
-        from rich.console import Console  # noqa: PLC0415  # optional
-        from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415  # optional
-    except ImportError:
-        rich_is_here = False
-    else:
-        rich_is_here = True
-    if not rich_is_here or not out.isatty():
-        plain = PlainBar(label, total, out)
-        try:
-            yield plain
-        finally:
-            plain.end()
+    if out.isatty() and find_spec("rich"):
+        with _rich_bar(label, total, out) as bar:
+            yield bar
         return
-    console = Console(file=out)
+    plain = PlainBar(label, total, out)
+    try:
+        yield plain
+    finally:
+        plain.end()
+
+
+@contextlib.contextmanager
+def _rich_bar(label: str, total: int, stream: TextIO) -> Generator[Bar, None, None]:
+    from rich.console import Console  # noqa: PLC0415  # optional
+    from rich.progress import MofNCompleteColumn, Progress  # noqa: PLC0415  # optional
+
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    with Progress(*columns, console=console) as shown:
+    with Progress(*columns, console=Console(file=stream)) as shown:
         yield _RichBar(shown, shown.add_task(label, total=total))
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,8 +52,8 @@ class Pipeline:
     about: str
     most_ranks: int
     depth: Callable[[int], int]
-    start: Callable[[str, Options], Executor]
-    embed: Callable[[Executor, Batch, int], Future[tuple[int, torch.Tensor]]]
+    start: Callable[[str, Options], Executor[Any]]
+    embed: Callable[[Executor[Any], Batch, int], Future[tuple[int, torch.Tensor]]]
 
 
 def main(pipeline: Pipeline, argv: Sequence[str] | None = None) -> int:

@@ -71,7 +71,7 @@ class Weights:
         self.config = Config.read(folder)
         self._device = device
         path = str(folder / "model.safetensors")
-        self._file: Any = safe_open(path, framework="pt", device="cpu")  # type: ignore[no-untyped-call]  # no annotations there
+        self._file: Any = safe_open(path, framework="pt", device="cpu")
 
     def whole(self, name: str) -> torch.Tensor:
         """Return the tensor called *name*."""

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from minilm import corpus as corpus_module
 from minilm.corpus import Passage, corpus
 from minilm.tokens import MAX_TOKENS, batches, tokenize
 from minilm.weights import model_folder
@@ -54,7 +53,7 @@ def test_nothing_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     source = '"""Says hello."""\nraise SystemExit("this module was run")\n'
     (tmp_path / "dangerous.py").write_text(source)
     (tmp_path / "broken.py").write_text("def f(:\n")
-    monkeypatch.setattr(corpus_module.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr("minilm.corpus.sysconfig.get_path", {"stdlib": str(tmp_path)}.get)
 
     assert corpus() == [Passage("dangerous", "dangerous: Says hello.")]
     assert "dangerous" not in sys.modules
@@ -72,7 +71,8 @@ def test_every_passage_is_in_exactly_one_batch_under_its_own_tokens(
     assert sorted(rows) == list(range(100))
     assert [batch.ticket for batch in made] == list(range(15))
     for batch in made:
-        for row, ids in zip(batch.rows, batch.ids.tolist(), strict=True):
-            assert ids[: len(tokens[row])] == tokens[row]
-            assert not any(ids[len(tokens[row]) :])
+        for row, ids in zip(batch.rows, batch.ids, strict=True):
+            there = [int(token) for token in ids]
+            assert there[: len(tokens[row])] == tokens[row]
+            assert not any(there[len(tokens[row]) :])
     assert max(map(len, tokens)) <= MAX_TOKENS
