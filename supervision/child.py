@@ -45,11 +45,11 @@ class StartContext(Protocol):
     """
 
     @property
-    def path(self) -> str: ...  # noqa: D102 # described above
+    def path(self) -> str: ...  # noqa: D102 # described above  # described above
     @property
-    def incarnation(self) -> int: ...  # noqa: D102 # described above
+    def incarnation(self) -> int: ...  # noqa: D102 # described above  # described above
     @property
-    def deadline(self) -> float: ...  # noqa: D102 # described above
+    def deadline(self) -> float: ...  # noqa: D102 # described above  # described above
 
     def exited(self, reason: ExitReason, directive: Directive | None = None) -> None:
         """Tell the supervisor that this incarnation has ended; later calls do nothing.
@@ -93,9 +93,9 @@ def is_killable(start: object) -> bool:
     return actor_class(start) is None if said is None else bool(said)
 
 
-def actor_class(start: object) -> type[pykka.Actor] | None:
+def actor_class(start: object) -> type[pykka.ThreadingActor] | None:
     """Return the Pykka class of which *start* is the ``start`` method, or None."""
     if not inspect.ismethod(start) or start.__func__ is not pykka.Actor.start.__func__:  # type: ignore[attr-defined] # a class method has it
         return None
     owner: object = start.__self__
-    return owner if isinstance(owner, type) and issubclass(owner, pykka.Actor) else None
+    return owner if isinstance(owner, type) and issubclass(owner, pykka.ThreadingActor) else None

@@ -181,10 +181,8 @@ def verdict(restart: Restart, reason: ExitReason, directive: Directive | None = 
             return Verdict.RESTART
         case _, Restart.TRANSIENT, True:
             return Verdict.RESTART
-        case _, Restart.TRANSIENT, _:
+        case _:  # a transient child that ended normally
             return Verdict.KEEP
-        case _, never, _:
-            assert_never(never)
 
 
 def _exited(state: SupervisorState, event: Exited, now: float, do: Do) -> SupervisorState:
@@ -198,7 +196,8 @@ def _exited(state: SupervisorState, event: Exited, now: float, do: Do) -> Superv
     child = replace(
         child, last_exit=event.reason, is_gone=False, fruitless=child.fruitless + useless
     )
-    match verdict(child.spec.restart, event.reason, directive):
+    outcome = verdict(child.spec.restart, event.reason, directive)
+    match outcome:
         case Verdict.RESTART:
             preempted = event.reason.signal == SIGTERM and event.reason.is_failure
             free = preempted and not state.spec.count_preemption
@@ -214,8 +213,8 @@ def _exited(state: SupervisorState, event: Exited, now: float, do: Do) -> Superv
         case Verdict.GIVE_UP:
             _announce_exit(state, child, "escalated by the decider", now, do)
             return _given_up(state, child, "escalated by the decider", now, do)
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(outcome)
 
 
 def _announce_exit(state: SupervisorState, child: Child, decision: str, now: float, do: Do) -> None:
@@ -238,8 +237,8 @@ def _after_end(state: SupervisorState, child: Child, now: float, do: Do) -> Supe
                 other.spec.significant and other.status is not Status.UNDEFINED
                 for other in state.children.values()
             )
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(state.spec.auto_shutdown)
     if not ends:
         return state
     why = f"auto-shutdown: {child.key} ended"
@@ -309,8 +308,8 @@ def _affected(state: SupervisorState, child: Child) -> tuple[str, ...]:
             return tuple(
                 other.key for other in state.in_start_order() if other.position >= child.position
             )
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(state.spec.strategy)
 
 
 def _mended(state: SupervisorState, child: Child) -> SupervisorState:
@@ -368,8 +367,8 @@ def _gone_on(state: SupervisorState, task: Task, now: float, do: Do) -> Supervis
             return _not_launched(state, task, now, do)
         case Halt() | HaltAll():
             return _halted(state, task, now, do)
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(task)
 
 
 def _launched(state: SupervisorState, task: Launch, now: float, do: Do) -> SupervisorState:
@@ -387,8 +386,8 @@ def _launched(state: SupervisorState, task: Launch, now: float, do: Do) -> Super
             running = child is not None and child.has_process
             do.append(Reply(caller, Done(key if kept else "", running)))
             return state
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(task.then)
 
 
 def _not_launched(state: SupervisorState, task: Launch, now: float, do: Do) -> SupervisorState:
@@ -409,8 +408,8 @@ def _not_launched(state: SupervisorState, task: Launch, now: float, do: Do) -> S
         case Revive(caller):
             do.append(Reply(caller, Refused(Refusal.START_FAILED, key, error)))
             return state
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(task.then)
 
 
 def _halted(state: SupervisorState, task: Halt | HaltAll, now: float, do: Do) -> SupervisorState:
@@ -430,8 +429,8 @@ def _halted(state: SupervisorState, task: Halt | HaltAll, now: float, do: Do) ->
             return state
         case Leave() as leave:
             return _gone(state, leave, now, do)
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(task.then)
 
 
 def _gone(state: SupervisorState, leave: Leave, now: float, do: Do) -> SupervisorState:

@@ -52,14 +52,8 @@ class Rule:
     child: str | None = None
 
     def __post_init__(self) -> None:
-        match: object = self.match
-        if not (callable(match) or isinstance(match, str)):
-            raise SpecError(
-                "match", match, "must be an exception type, its name, an ExitKind or a predicate"
-            )
-        directive: object = self.directive
-        if not isinstance(directive, Directive):
-            raise SpecError("directive", directive, f"must be one of {', '.join(Directive)}")
+        _check_match(self.match)
+        _check_directive(self.directive)
 
     def applies(self, cause: Cause, child: str | None) -> bool:
         """Return whether this rule decides about *cause* in *child*."""
@@ -74,6 +68,18 @@ class Rule:
                 return isinstance(cause, kind)
             case predicate:
                 return predicate(cause)
+
+
+def _check_match(value: object) -> None:
+    if not (callable(value) or isinstance(value, str)):
+        raise SpecError(
+            "match", value, "must be an exception type, its name, an ExitKind or a predicate"
+        )
+
+
+def _check_directive(value: object) -> None:
+    if not isinstance(value, Directive):
+        raise SpecError("directive", value, f"must be one of {', '.join(Directive)}")
 
 
 def _names(kind: type[BaseException]) -> set[str]:

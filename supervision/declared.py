@@ -30,7 +30,7 @@ import importlib
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .backoff import BackOff
 from .errors import SpecError
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .child import StartFunction
 
 Table: TypeAlias = Mapping[str, Any]
+Built = TypeVar("Built")
 
 _AS_CHILD = {"restart", "shutdown", "significant", "start_within", "kill_within"}
 _WORKER = _AS_CHILD | {"start", "args"}
@@ -177,7 +178,7 @@ def _known(place: str, table: Table, known: set[str]) -> None:
             raise SpecError(field, table[key], f"unknown; known are {', '.join(sorted(known))}")
 
 
-def _placed(place: str, build: Callable[..., Any], fields: Table) -> Any:
+def _placed(place: str, build: Callable[..., Built], fields: Table) -> Built:
     """Build from *fields*; an error says where in the document it lies."""
     try:
         return build(**fields)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .spec import ChildSpec
 
 
-class BadStart(TypeError):  # noqa: N818 # names what happened, as the others do
+class BadStart(TypeError):  # names what happened, as the others do
     """A start function returned something that is neither a handle nor `IGNORE`."""
 
 
@@ -49,7 +49,7 @@ class Incarnation:
         serial: int,
         spec: ChildSpec,
         decider: Decider | None,
-        post: Callable[[Event], None],
+        post: Callable[[Event], object],
     ) -> None:
         self.path = path
         self.incarnation = incarnation
@@ -97,13 +97,18 @@ class Incarnation:
     def launch(self, start: StartFunction) -> None:
         """Call *start* and post the outcome."""
         try:
-            handle: Any = start(self, *self.spec.args)
-            if handle is not IGNORE and not isinstance(handle, ChildHandle):
-                raise BadStart(f"{self.path}: start returned {handle!r}, not a handle or IGNORE")
-        except BaseException as error:  # noqa: BLE001 # SystemExit in a start fails this start only
+            handle = self._checked(start(self, *self.spec.args))
+        except BaseException as error:  # SystemExit in a start fails this start only  # noqa: BLE001 # SystemExit in a start fails this start only
             self.settle_failed(error)
-            return
-        self.settle(None if handle is IGNORE else handle)
+        else:
+            self.settle(handle)
+
+    def _checked(self, returned: Any) -> ChildHandle | None:
+        if returned is IGNORE:
+            return None
+        if isinstance(returned, ChildHandle):
+            return returned
+        raise BadStart(f"{self.path}: start returned {returned!r}, not a handle or IGNORE")
 
     def settle(self, handle: ChildHandle | None) -> None:
         """Post that the start succeeded, with *handle*, or None where there is nothing to run."""

@@ -58,9 +58,9 @@ class Lifeline:
 
     def monitor(self, watcher: Watcher) -> Cancel:
         """Call *watcher* once when this ends, at once where it has; return what cancels that."""
+        number = next(self._numbers)
         with self._lock:
             if (reason := self._reason) is None:
-                number = next(self._numbers)
                 self._watchers[number] = watcher
         if reason is not None:
             watcher(Down(self.path, reason))

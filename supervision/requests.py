@@ -51,8 +51,8 @@ def requested(state: SupervisorState, event: Request, do: Do) -> SupervisorState
             result = _children(state)
         case CountRequested():
             result = _counts(state, event.dead)
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(event)
     if isinstance(result, SupervisorState):
         return result
     do.append(Reply(event.caller, result))
@@ -162,15 +162,16 @@ def _stopped(state: SupervisorState, key: str) -> Child | Refused:
     child = state.children.get(key)
     if child is None:
         return Refused(Refusal.NOT_FOUND, key)
-    match child.shown:
+    shown = child.shown
+    match shown:
         case Shown.RUNNING:
             return Refused(Refusal.RUNNING, key)
         case Shown.RESTARTING:
             return Refused(Refusal.RESTARTING, key)
         case Shown.UNDEFINED:
             return child
-        case never:
-            assert_never(never)
+        case _:
+            assert_never(shown)
 
 
 # --- looking ------------------------------------------------------------------------------

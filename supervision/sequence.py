@@ -38,7 +38,7 @@ Do: TypeAlias = list[Action]
 ROUNDING = 1e-6  # seconds; sums of times are not exact, and an alarm that rang has rung
 
 
-class StartTookTooLong(TimeoutError):  # noqa: N818 # names what happened, as the others do
+class StartTookTooLong(TimeoutError):  # names what happened, as the others do
     """The start function did not return within ``start_within``."""
 
 
@@ -118,8 +118,14 @@ def _past_halted(state: SupervisorState, task: Halt, child: Child) -> Supervisor
     """Return the state in which the child whose turn it was is stopped."""
     temporary = child.spec.restart is Restart.TEMPORARY
     instance = state.spec.strategy.has_instances
-    forgotten = {AnswerStopped: temporary or instance, Leave: False}.get(type(task.then), temporary)
-    if forgotten:
+    match task.then:
+        case Leave():
+            is_forgotten = False
+        case AnswerStopped():
+            is_forgotten = temporary or instance
+        case _:
+            is_forgotten = temporary
+    if is_forgotten:
         state = state.without_child(child.key)
     else:
         state = state.with_child(replace(child, status=Status.UNDEFINED, is_gone=False))
@@ -208,8 +214,8 @@ def with_alarm_rung(state: SupervisorState, now: float, do: Do) -> SupervisorSta
             return _impatient(state, task, now, do)
         case None:
             return state
-        case _ as never:
-            assert_never(never)
+        case _:
+            assert_never(state.task)
 
 
 def halt_all(state: SupervisorState, then: Leave, now: float, do: Do) -> SupervisorState:

@@ -11,11 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from .state import Status
-
 if TYPE_CHECKING:
     from .exits import ExitReason
-    from .state import Child, SupervisorState
+    from .state import Child, Status, SupervisorState
     from .strategy import ChildType, Restart, Strategy
 
 

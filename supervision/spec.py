@@ -156,7 +156,7 @@ class SupervisorSpec:
 
     def __init__(
         self,
-        id: str,  # noqa: A002 # OTP's word for it
+        id: str,  # OTP's word for it  # noqa: A002 # OTP's word for it
         strategy: Strategy | str = Strategy.ONE_FOR_ONE,
         intensity: Intensity | None = None,
         children: Iterable[ChildSpec | SupervisorSpec] = (),
@@ -221,13 +221,11 @@ class SupervisorSpec:
 def _children(given: Iterable[ChildSpec | SupervisorSpec]) -> tuple[ChildSpec, ...]:
     children: list[ChildSpec] = []
     for child in given:
-        found: object = child
-        if isinstance(found, SupervisorSpec):
-            children.append(ChildSpec(found.id, found))
-        elif isinstance(found, ChildSpec):
-            children.append(found)
+        if isinstance(child, SupervisorSpec):
+            children.append(ChildSpec(child.id, child))
         else:
-            raise SpecError("children", found, "must be a ChildSpec or a SupervisorSpec")
+            _check_type("children", child, ChildSpec)
+            children.append(child)
     return tuple(children)
 
 
@@ -236,6 +234,14 @@ def _word(words: type[Word], name: str, value: object) -> Word:
         return words(str(value))
     except ValueError:
         raise SpecError(name, value, f"must be one of {', '.join(words)}") from None
+
+
+def _shutdown(value: object) -> Shutdown:
+    if value in (BRUTAL_KILL, BRUTAL_KILL.value):
+        return BRUTAL_KILL
+    if value == "infinity":
+        return math.inf
+    return _check_seconds("shutdown", value)
 
 
 def _check_type(name: str, value: object, wanted: type[object]) -> None:
@@ -253,9 +259,10 @@ def _check_id(name: str, value: object) -> None:
         raise SpecError(name, value, "must be a name that is not empty and has no slash")
 
 
-def _check_seconds(name: str, value: object) -> None:
+def _check_seconds(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
         raise SpecError(name, value, "must be seconds, 0 or more")
+    return value
 
 
 def _check_limit(name: str, value: object, least: int) -> None:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .answers import Shown
 from .fifo import Fifo
 from .trie import Trie
-from .window import RestartWindow
 
 if TYPE_CHECKING:
     from .events import Event
     from .exits import ExitReason
     from .spec import ChildSpec, SupervisorSpec
+    from .window import RestartWindow
 
 
 class Status(StrEnum):
@@ -193,6 +193,9 @@ class HaltAll:
 Task: TypeAlias = Launch | Halt | HaltAll
 
 
+_NO_MAIL: Fifo[Event] = Fifo()
+
+
 @dataclass(frozen=True, slots=True)
 class SupervisorState:
     """One supervisor.
@@ -217,7 +220,7 @@ class SupervisorState:
     window: RestartWindow
     children: Trie[str, Child]
     task: Task | None = None
-    mailbox: Fifo[Event] = Fifo()
+    mailbox: Fifo[Event] = _NO_MAIL
     positions: int = 0
     serials: int = 0
     instances: int = 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import pykka
 
@@ -35,7 +35,7 @@ from .exits import KILLED, SHUTDOWN, ExitReason
 from .lifeline import Lifeline
 from .snapshot import SupervisorSnapshot, render, snapshot_of
 from .spec import ChildSpec, SupervisorSpec
-from .tree import Subscriber, Tree
+from .tree import Clock, Subscriber, Tree
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -151,7 +151,7 @@ class SupervisorView:
         """Send *request*, whose caller must be a Pykka future; return that future."""
         if not self._actor([]).post(request):
             request.caller.set(Refused(Refusal.NOPROC))
-        return request.caller  # type: ignore[no-any-return] # callers are opaque to the core
+        return cast("pykka.Future[Answer]", request.caller)  # opaque to the core
 
     def _actor(self, below: list[str]) -> SupervisorActor:
         actor = self._top
@@ -191,7 +191,7 @@ class Supervisor(SupervisorView):
         self,
         spec: SupervisorSpec,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         timers: Timers | None = None,
         subscriber: Subscriber | None = None,
         log: Any = None,

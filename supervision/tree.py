@@ -25,6 +25,7 @@ from .notices import (
 from .timers import Cancel, ThreadTimers, Timers
 
 Subscriber: TypeAlias = Callable[[Notice], None]
+Clock: TypeAlias = Callable[[], float]
 
 
 class Tree:
@@ -38,7 +39,7 @@ class Tree:
     def __init__(
         self,
         *,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
         timers: Timers | None = None,
         chance: Callable[[], float] = random.random,
         log: Any = None,
@@ -82,7 +83,7 @@ class Tree:
         for subscriber in subscribers:
             try:
                 subscriber(notice)
-            except Exception:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
+            except Exception:  # whose callback it is must not cost a tree its supervisor  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
                 self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
 
     def close(self) -> None:
@@ -106,7 +107,7 @@ class Tree:
 
     def _logger(self) -> Any:
         if self._log is None:
-            import structlog  # noqa: PLC0415 # `import phalanx` stays quick
+            import structlog  # `import phalanx` stays quick  # noqa: PLC0415 # `import phalanx` stays quick
 
             self._log = structlog.get_logger("phalanx")
         return self._log

@@ -51,15 +51,10 @@ class Trie(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of *key*, or None."""
-        code = whole = hash(key) & _HASH
-        node = self._root
-        while isinstance(node, tuple):
-            node = node[code & _MASK]
-            code >>= _BITS
-        if node is not None and node.hash == whole:
-            for known, value in node.pairs:
-                if known == key:
-                    return value  # type: ignore[no-any-return] # pairs hold what `set` was given
+        code = hash(key) & _HASH
+        for known, value in _pairs_of(self._root, code):
+            if known == key:
+                return value
         return None
 
     def set(self, key: K, value: V) -> Trie[K, V]:
@@ -92,19 +87,29 @@ class Trie(Generic[K, V]):
         return self._size
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Trie):
-            return NotImplemented
-        theirs: Trie[Any, Any] = other
-        return len(self) == len(theirs) and dict(_pairs(self._root)) == dict(_pairs(theirs._root))  # noqa: SLF001 # its own class
+        return isinstance(other, Trie) and self._contents() == other._contents()
 
     def __hash__(self) -> int:
-        return hash(frozenset(key for key, _ in _pairs(self._root)))
+        return hash(frozenset(self._contents()))
+
+    def _contents(self) -> dict[Any, Any]:
+        return dict(_pairs(self._root))
 
     @staticmethod
     def _grown(root: _Node, size: int) -> Trie[K, V]:
         result: Trie[K, V] = Trie()
         result._root, result._size = root, size
         return result
+
+
+def _pairs_of(node: _Node, code: int) -> tuple[tuple[Any, Any], ...]:
+    """Return the pairs below *node* whose keys have the hash *code*."""
+    rest = code
+    while isinstance(node, tuple):
+        below: _Node = node[rest & _MASK]
+        node = below
+        rest >>= _BITS
+    return node.pairs if node is not None and node.hash == code else ()
 
 
 def _pairs(node: _Node) -> Iterator[tuple[Any, Any]]:

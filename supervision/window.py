@@ -34,16 +34,10 @@ class Intensity:
     whole_seconds: bool = False
 
     def __post_init__(self) -> None:
-        count: object = self.max_restarts
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
-            raise SpecError("max_restarts", count, "must be a whole number, 0 or more")
-        period: object = self.period
-        if not isinstance(period, int | float) or isinstance(period, bool):
-            raise SpecError("period", period, "must be a number of seconds")
-        if not 0 < period < math.inf:
-            raise SpecError("period", period, "must be above 0 seconds, and finite")
-        if self.whole_seconds and period != int(period):
-            raise SpecError("period", period, "must be whole where whole seconds are counted")
+        _check_count(self.max_restarts)
+        _check_period(self.period)
+        if self.whole_seconds and self.period != int(self.period):
+            raise SpecError("period", self.period, "must be whole where whole seconds are counted")
 
     def window(self) -> RestartWindow:
         """Return an empty window of this intensity."""
@@ -88,3 +82,15 @@ class RestartWindow:
             if moment - at <= self.period:
                 return self.spent[index:]
         return ()
+
+
+def _check_count(value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise SpecError("max_restarts", value, "must be a whole number, 0 or more")
+
+
+def _check_period(value: object) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise SpecError("period", value, "must be a number of seconds")
+    if not 0 < value < math.inf:
+        raise SpecError("period", value, "must be above 0 seconds, and finite")

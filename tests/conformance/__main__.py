@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     vectors = [vector for path in options.files for vector in load(path)]
     if options.driver == "core":
         return report(vectors, [run_scenario(v["scenario"]) for v in vectors], options.diffs)
-    from .processes import ProcessDriver, why_not  # noqa: PLC0415 # the core driver starts nothing
+    from .processes import ProcessDriver, why_not  # the core driver starts nothing
 
     left_out = [why_not(vector["scenario"]) for vector in vectors]
     for reason, count in sorted(Counter(filter(None, left_out)).items()):

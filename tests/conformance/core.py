@@ -269,7 +269,9 @@ class CoreWorld:
             outcome = NotStarted(key, serial, error, self.now) if error is not None else started
             sup.awaited.append(outcome)
             return
-        node = getattr(spec.start, "node")  # noqa: B009 # a start function has no such attribute to a type checker
+        node = getattr(
+            spec.start, "node"
+        )  # a start function has no such attribute to a type checker
         path = f"{sup.path}/{key}"
         self.attempts[path] += 1
         n = self.attempts[path]

@@ -33,7 +33,8 @@ wake_r, wake_w = os.pipe()
 os.set_blocking(wake_w, False); os.set_blocking(wake_r, False)
 signal.signal(signal.SIGCHLD, lambda *_: None)
 signal.set_wakeup_fd(wake_w)
-ENDS = {{signal.SIGRTMIN: 0, signal.SIGRTMIN + 1: {SHUTDOWN_CODE}, signal.SIGRTMIN + 2: {SHUTDOWN_TERM_CODE}}}
+CODES = [0, {SHUTDOWN_CODE}, {SHUTDOWN_TERM_CODE}]
+ENDS = {{signal.SIGRTMIN + n: code for n, code in enumerate(CODES)}}
 TERM = {{"clean": {SHUTDOWN_CODE}, "normal": 0}}
 HELD = [signal.SIGTERM, *ENDS]
 
@@ -154,7 +155,7 @@ class Nursery:
         self._commands = ours
         self._helper = subprocess.Popen(
             [sys.executable, "-S", "-E", "-c", _HELPER],
-            stdin=theirs,
+            stdin=theirs.fileno(),
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# The driver must see when nothing is under way any more; users need not.
 """Runs scenarios on the real supervisor actors; each worker is a real OS process.
 
 Guarantees: workers really exit, crash, are killed and fail to start; what is recorded is what the
@@ -161,7 +163,7 @@ class ProcessWorld:
 
     def run(self) -> Json:
         """Return the trace."""
-        spec = supervisor_spec(self.scenario["tree"], lambda node: self._starter(node))
+        spec = supervisor_spec(self.scenario["tree"], self._starter)
         try:
             self._top = Supervisor(
                 spec, clock=self.timers.clock, timers=self.timers, subscriber=self._noticed,

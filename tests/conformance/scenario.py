@@ -105,7 +105,7 @@ class Asked:
                     "specs": specs, "active": active, "supervisors": supervisors, "workers": workers
                 }  # fmt: skip
             case Children(rows):
-                return listed(([row.key, str(row.shown), str(row.type)] for row in rows))
+                return listed([row.key, str(row.shown), str(row.type)] for row in rows)
             case Found(spec):
                 return described(spec)
             case other:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -22,12 +23,12 @@ SAMPLE = 96
 def words(value: Json, key: str) -> Iterator[str]:
     """Yield what stands under *key* anywhere in *value*."""
     if isinstance(value, dict):
-        for name, below in value.items():
+        for name, below in cast("dict[str, Json]", value).items():
             if name == key and isinstance(below, str):
                 yield below
             yield from words(below, key)
     elif isinstance(value, list):
-        for below in value:
+        for below in cast("list[Json]", value):
             yield from words(below, key)
 
 

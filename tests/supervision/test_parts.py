@@ -1,3 +1,4 @@
+# pyright: reportPrivateUsage=false
 """The small values the core is made of."""
 
 from __future__ import annotations

@@ -27,46 +27,51 @@ def start(ctx: Any) -> Any:
 
 A = ChildSpec("a", start)
 
+# Types would refuse most of what follows; these tests are for those who have none.
+AnyChild: Any = ChildSpec
+AnySupervisor: Any = SupervisorSpec
+AnyIntensity: Any = Intensity
+
 
 @pytest.mark.parametrize(
     ("build", "field", "value"),
     [
-        (lambda: ChildSpec("", start), "id", ""),
-        (lambda: ChildSpec("a/b", start), "id", "a/b"),
-        (lambda: ChildSpec("a", 5), "start", 5),
-        (lambda: ChildSpec("a", start, restart="sometimes"), "restart", "sometimes"),
-        (lambda: ChildSpec("a", start, shutdown=-1), "shutdown", -1),
-        (lambda: ChildSpec("a", start, shutdown=math.nan), "shutdown", math.nan),
-        (lambda: ChildSpec("a", start, shutdown="soon"), "shutdown", "soon"),
-        (lambda: ChildSpec("a", start, type="thing"), "type", "thing"),
-        (lambda: ChildSpec("a", start, significant=1), "significant", 1),
-        (lambda: ChildSpec("a", start, significant=True), "significant", True),
-        (lambda: ChildSpec("a", start, start_within=-1), "start_within", -1),
-        (lambda: SupervisorSpec("a/b"), "id", "a/b"),
-        (lambda: SupervisorSpec("s", "two_for_one"), "strategy", "two_for_one"),
-        (lambda: SupervisorSpec("s", intensity=3), "intensity", 3),
-        (lambda: SupervisorSpec("s", auto_shutdown="maybe"), "auto_shutdown", "maybe"),
-        (lambda: SupervisorSpec("s", children=[5]), "children", 5),
-        (lambda: SupervisorSpec("s", children=[A, A]), "children", "a"),
-        (lambda: SupervisorSpec("s", "simple_one_for_one"), "children", 0),
-        (lambda: SupervisorSpec("s", "dynamic", children=[A]), "children", 1),
-        (lambda: SupervisorSpec("s", max_children=3), "max_children", 3),
-        (lambda: SupervisorSpec("s", "dynamic", max_children=-1), "max_children", -1),
-        (lambda: SupervisorSpec("s", fruitless_limit=0), "fruitless_limit", 0),
-        (lambda: SupervisorSpec("s", backoff=1.0), "backoff", 1.0),
-        (lambda: SupervisorSpec("s", decider=start), "decider", start),
+        (lambda: AnyChild("", start), "id", ""),
+        (lambda: AnyChild("a/b", start), "id", "a/b"),
+        (lambda: AnyChild("a", 5), "start", 5),
+        (lambda: AnyChild("a", start, restart="sometimes"), "restart", "sometimes"),
+        (lambda: AnyChild("a", start, shutdown=-1), "shutdown", -1),
+        (lambda: AnyChild("a", start, shutdown=math.nan), "shutdown", math.nan),
+        (lambda: AnyChild("a", start, shutdown="soon"), "shutdown", "soon"),
+        (lambda: AnyChild("a", start, type="thing"), "type", "thing"),
+        (lambda: AnyChild("a", start, significant=1), "significant", 1),
+        (lambda: AnyChild("a", start, significant=True), "significant", True),
+        (lambda: AnyChild("a", start, start_within=-1), "start_within", -1),
+        (lambda: AnySupervisor("a/b"), "id", "a/b"),
+        (lambda: AnySupervisor("s", "two_for_one"), "strategy", "two_for_one"),
+        (lambda: AnySupervisor("s", intensity=3), "intensity", 3),
+        (lambda: AnySupervisor("s", auto_shutdown="maybe"), "auto_shutdown", "maybe"),
+        (lambda: AnySupervisor("s", children=[5]), "children", 5),
+        (lambda: AnySupervisor("s", children=[A, A]), "children", "a"),
+        (lambda: AnySupervisor("s", "simple_one_for_one"), "children", 0),
+        (lambda: AnySupervisor("s", "dynamic", children=[A]), "children", 1),
+        (lambda: AnySupervisor("s", max_children=3), "max_children", 3),
+        (lambda: AnySupervisor("s", "dynamic", max_children=-1), "max_children", -1),
+        (lambda: AnySupervisor("s", fruitless_limit=0), "fruitless_limit", 0),
+        (lambda: AnySupervisor("s", backoff=1.0), "backoff", 1.0),
+        (lambda: AnySupervisor("s", decider=start), "decider", start),
         (
-            lambda: SupervisorSpec(
-                "s", children=[ChildSpec("a", start, restart="transient", significant=True)]
+            lambda: AnySupervisor(
+                "s", children=[AnyChild("a", start, restart="transient", significant=True)]
             ),
             "significant",
             "a",
         ),
-        (lambda: Intensity(-1), "max_restarts", -1),
-        (lambda: Intensity(1.5), "max_restarts", 1.5),
-        (lambda: Intensity(1, 0), "period", 0),
-        (lambda: Intensity(1, math.inf), "period", math.inf),
-        (lambda: Intensity(1, 2.5, whole_seconds=True), "period", 2.5),
+        (lambda: AnyIntensity(-1), "max_restarts", -1),
+        (lambda: AnyIntensity(1.5), "max_restarts", 1.5),
+        (lambda: AnyIntensity(1, 0), "period", 0),
+        (lambda: AnyIntensity(1, math.inf), "period", math.inf),
+        (lambda: AnyIntensity(1, 2.5, whole_seconds=True), "period", 2.5),
         (lambda: BackOff(factor=0.5), "factor", 0.5),
         (lambda: BackOff(jitter=2), "jitter", 2),
         (lambda: BackOff(initial=-1), "initial", -1),
@@ -94,11 +99,10 @@ def test_defaults_are_those_of_otp() -> None:
 
 
 def test_words_of_otp_are_accepted_as_strings() -> None:
-    spec: Any = ChildSpec
-    child = spec("a", start, restart="transient", shutdown="brutal_kill")
+    child = AnyChild("a", start, restart="transient", shutdown="brutal_kill")
 
     assert (child.restart, child.shutdown) == (Restart.TRANSIENT, BRUTAL_KILL)
-    assert spec("a", start, shutdown="infinity").shutdown == math.inf
+    assert AnyChild("a", start, shutdown="infinity").shutdown == math.inf
 
 
 # --- TOML ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ import pykka
 import pytest
 
 from phalanx.supervision import (
+    BRUTAL_KILL,
     IGNORE,
     KILLED,
     NORMAL,
@@ -32,6 +33,7 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     Notice,
+    Restart,
     Rule,
     SpecError,
     StartFailed,
@@ -246,13 +248,20 @@ def test_a_failed_start_stops_what_had_started_and_raises_with_the_cause() -> No
 
 @pytest.mark.parametrize("nonsense", [None, 5, "handle"])
 def test_a_start_function_that_returns_nonsense_has_failed(nonsense: object) -> None:
+    def start(ctx: Any) -> Any:
+        return nonsense
+
     with pytest.raises(StartFailed, match="top/a: start returned"):
-        Supervisor(tree(ChildSpec("a", lambda ctx: nonsense)))
+        Supervisor(tree(ChildSpec("a", start)))
 
 
 def test_an_ignored_child_is_kept_and_can_be_started_later() -> None:
     puppet, ready = Puppet(), threading.Event()
-    with Supervisor(tree(ChildSpec("a", lambda c: puppet(c) if ready.is_set() else IGNORE))) as top:
+
+    def start(ctx: Any) -> Any:
+        return puppet(ctx) if ready.is_set() else IGNORE
+
+    with Supervisor(tree(ChildSpec("a", start))) as top:
         assert top.count_children().active == 0
         with pytest.raises(ChildRefused, match="not_running"):
             top.child("a")
@@ -290,7 +299,11 @@ def test_a_child_that_does_not_stop_is_killed_at_its_deadline() -> None:
 
 def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: Notices) -> None:
     release = threading.Event()
-    spec = ChildSpec("a", thread_child(lambda stop: release.wait()), shutdown=0.05, kill_within=0.0)
+
+    def deaf(stop: threading.Event) -> None:
+        release.wait()
+
+    spec = ChildSpec("a", thread_child(deaf), shutdown=0.05, kill_within=0.0)
     top = Supervisor(tree(spec), subscriber=notices)
 
     top.stop(timeout=LIMIT)
@@ -302,7 +315,7 @@ def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: N
 def test_brutal_kill_of_what_nothing_can_kill_is_refused() -> None:
     for start in (Echo.start, pykka_child(Echo), thread_child(wait_stop)):
         with pytest.raises(SpecError, match="nothing can kill") as caught:
-            ChildSpec("a", start, shutdown="brutal_kill")  # type: ignore[arg-type] # OTP's word is accepted
+            ChildSpec("a", start, shutdown=BRUTAL_KILL)
 
         assert caught.value.field == "shutdown"
 
@@ -408,7 +421,7 @@ def test_a_failed_start_child_raises_the_cause_and_keeps_nothing() -> None:
 
 def test_a_significant_child_where_nothing_is_is_refused() -> None:
     with Supervisor(tree()) as top, pytest.raises(SpecError, match="auto_shutdown"):
-        top.start_child(ChildSpec("a", Echo.start, restart="transient", significant=True))  # type: ignore[arg-type] # OTP's word
+        top.start_child(ChildSpec("a", Echo.start, restart=Restart.TRANSIENT, significant=True))
 
 
 def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
@@ -420,18 +433,19 @@ def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
 
 
 def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
-    release, puppet = threading.Event(), Puppet()
+    release, starting, puppet = threading.Event(), threading.Event(), Puppet()
 
     def slow(ctx: Any) -> Any:
+        starting.set()
         release.wait()
         return puppet(ctx)
 
     with Supervisor(tree()) as top:
         adding = threading.Thread(target=lambda: top.start_child(ChildSpec("a", slow)))
         adding.start()
+        starting.wait(LIMIT)
         with pytest.raises(TimeoutError):
-            while True:
-                top.which_children(timeout=0.05)
+            top.which_children(timeout=0.05)
         release.set()
         adding.join(LIMIT)
 
@@ -473,8 +487,12 @@ def test_stopping_twice_and_from_two_threads_is_harmless() -> None:
 
 @pytest.mark.parametrize(
     ("directive", "incarnation", "state"),
-    [(Directive.RESUME, 1, "running"), (Directive.RESTART, 2, "running"), (Directive.STOP, 1, "undefined")],
-)  # fmt: skip
+    [
+        (Directive.RESUME, 1, "running"),
+        (Directive.RESTART, 2, "running"),
+        (Directive.STOP, 1, "undefined"),
+    ],
+)
 def test_the_caller_gets_its_exception_and_the_decider_says_what_follows(
     notices: Notices, directive: Directive, incarnation: int, state: str
 ) -> None:
@@ -557,7 +575,7 @@ def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:
 
 def test_a_monitor_is_told_once_with_the_reason_also_afterwards() -> None:
     told: SimpleQueue[Down] = SimpleQueue()
-    with Supervisor(tree(ChildSpec("a", Echo.start, restart="temporary"))) as top:  # type: ignore[arg-type] # OTP's word
+    with Supervisor(tree(ChildSpec("a", Echo.start, restart=Restart.TEMPORARY))) as top:
         line = top.lifeline("a")
         cancel = line.monitor(lambda down: pytest.fail("it was cancelled"))
         line.monitor(told.put)

@@ -21,6 +21,7 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     Restart,
+    Shutdown,
     Strategy,
     SupervisorSpec,
 )
@@ -68,6 +69,9 @@ REASONS = [
 ]
 
 
+SHUTDOWNS: list[Shutdown] = [BRUTAL_KILL, 0.5, 5.0, float("inf")]
+
+
 def a_start() -> None:
     raise AssertionError("the world starts nothing")
 
@@ -78,7 +82,7 @@ def random_child(random: Random, name: str, *, significant: bool) -> ChildSpec:
         name,
         a_start,
         restart=restart,
-        shutdown=random.choice([BRUTAL_KILL, 0.5, 5.0, float("inf")]),
+        shutdown=random.choice(SHUTDOWNS),
         significant=significant and restart is not Restart.PERMANENT and random.random() < 0.6,
         start_within=random.choice([2.0, float("inf")]),
         kill_within=random.choice([1.0, float("inf")]),
@@ -196,20 +200,19 @@ class World:
             start = StartChildRequested(caller, None, self.now)
         else:
             start = StartChildRequested(caller, spec, self.now)
-        return self.random.choice(
-            [
-                start,
-                start,
-                start,
-                TerminateChildRequested(caller, key, self.now),
-                TerminateChildRequested(caller, key, self.now),
-                RestartChildRequested(caller, key, self.now),
-                DeleteChildRequested(caller, key, self.now),
-                ChildSpecRequested(caller, key, self.now),
-                ChildrenRequested(caller, self.now),
-                CountRequested(caller, self.now),
-            ]
-        )
+        choices: list[Event] = [
+            start,
+            start,
+            start,
+            TerminateChildRequested(caller, key, self.now),
+            TerminateChildRequested(caller, key, self.now),
+            RestartChildRequested(caller, key, self.now),
+            DeleteChildRequested(caller, key, self.now),
+            ChildSpecRequested(caller, key, self.now),
+            ChildrenRequested(caller, self.now),
+            CountRequested(caller, self.now),
+        ]
+        return self.random.choice(choices)
 
     def end(self, process: Process, reason: ExitReason) -> None:
         process.alive = False
