@@ -139,7 +139,7 @@ class SupervisorActor(pykka.ThreadingActor):
 
     def _handle_receive(self, message: Any) -> Any:
         # Pykka's own stop, as from `ActorRegistry.stop_all`, would leave the children behind.
-        stop = isinstance(message, messages._ActorStop)  # it has no public name  # noqa: SLF001 # it has no public name
+        stop = isinstance(message, messages._ActorStop)  # noqa: SLF001 # it has no public name  # pyright: ignore[reportPrivateUsage] # as above
         if stop and self.state.ended is None and not self._is_killed:
             self.on_receive(StopRequested(SHUTDOWN, 0.0))
             return None
@@ -149,7 +149,7 @@ class SupervisorActor(pykka.ThreadingActor):
         """Decide and perform; whatever goes wrong here ends the supervisor, not the program."""
         try:
             self._handle(message)
-        except BaseException as error:  # Pykka stops every actor of the program for one SystemExit  # noqa: BLE001 # Pykka stops every actor of the program for one SystemExit
+        except BaseException as error:  # noqa: BLE001 # Pykka stops every actor of the program for one SystemExit
             self._crashed(error)
 
     def _handle(self, message: Event) -> None:
@@ -276,7 +276,7 @@ class SupervisorActor(pykka.ThreadingActor):
         """Call a handle, which is the user's code: if it fails, the alarm that is set goes on."""
         try:
             tell()
-        except Exception as error:  # one bad handle must not cost its siblings their supervisor  # noqa: BLE001 # one bad handle must not cost its siblings their supervisor
+        except Exception as error:  # noqa: BLE001 # one bad handle must not cost its siblings their supervisor
             self._tree.announce(HandleFailed(told.path, repr(error), self._tree.clock()))
 
     def _set_alarm(self, alarm: int, delay: float) -> None:
@@ -340,4 +340,4 @@ class NestedSupervisor:
 def run(actor: SupervisorActor) -> None:
     """Start *actor*: what `pykka.Actor.start` does after it has made one."""
     pykka.ActorRegistry.register(actor.actor_ref)
-    actor._start_actor_loop()  # the class method would make another actor  # noqa: SLF001 # the class method would make another actor
+    actor._start_actor_loop()  # noqa: SLF001 # the class method would make another actor  # pyright: ignore[reportPrivateUsage] # as above

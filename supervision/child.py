@@ -45,11 +45,11 @@ class StartContext(Protocol):
     """
 
     @property
-    def path(self) -> str: ...  # noqa: D102 # described above  # described above
+    def path(self) -> str: ...  # noqa: D102 # described above
     @property
-    def incarnation(self) -> int: ...  # noqa: D102 # described above  # described above
+    def incarnation(self) -> int: ...  # noqa: D102 # described above
     @property
-    def deadline(self) -> float: ...  # noqa: D102 # described above  # described above
+    def deadline(self) -> float: ...  # noqa: D102 # described above
 
     def exited(self, reason: ExitReason, directive: Directive | None = None) -> None:
         """Tell the supervisor that this incarnation has ended; later calls do nothing.

@@ -98,7 +98,7 @@ class Incarnation:
         """Call *start* and post the outcome."""
         try:
             handle = self._checked(start(self, *self.spec.args))
-        except BaseException as error:  # SystemExit in a start fails this start only  # noqa: BLE001 # SystemExit in a start fails this start only
+        except BaseException as error:  # noqa: BLE001 # SystemExit in a start fails this start only
             self.settle_failed(error)
         else:
             self.settle(handle)

@@ -41,7 +41,7 @@ def exit_reason(error: BaseException | None, *, was_asked: bool = False) -> Exit
 # --- Pykka actors -------------------------------------------------------------------------
 
 
-class pykka_child:  # reads as a function where it is used  # noqa: N801 # reads as a function where it is used
+class pykka_child:  # noqa: N801 # reads as a function where it is used
     """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
 
     killable = False
@@ -60,7 +60,7 @@ class pykka_child:  # reads as a function where it is used  # noqa: N801 # reads
         watch = Watch(ctx)
         actor.phalanx_watch = watch
         pykka.ActorRegistry.register(actor.actor_ref)
-        actor._start_actor_loop()  # `Actor.start` would not let us in before the thread runs  # noqa: SLF001 # `Actor.start` would not let us in before the thread runs
+        actor._start_actor_loop()  # noqa: SLF001 # `Actor.start` would not let us in before the thread runs
         if not watch.begun.wait(_remaining(ctx.deadline)):
             actor.stop()
             raise TimeoutError(f"{ctx.path}: on_start did not return in time")
@@ -122,7 +122,7 @@ class _Watched(pykka.ThreadingActor):
         watch = self.phalanx_watch
         try:
             self.on_start()
-        except BaseException as error:  # whatever it is, it is the outcome of the start  # noqa: BLE001 # whatever it is, it is the outcome
+        except BaseException as error:  # noqa: BLE001 # whatever it is, it is the outcome of the start
             watch.start_error = error
             self._ended()
         watch.begun.set()
@@ -134,7 +134,7 @@ class _Watched(pykka.ThreadingActor):
             envelope = self.actor_inbox.get()
             try:
                 response = self._handle_receive(envelope.message)
-            except BaseException as error:  # see above  # noqa: BLE001 # whatever it is, it is the outcome
+            except BaseException as error:  # noqa: BLE001 # see above
                 asked = envelope.reply_to is not None
                 if envelope.reply_to is not None:
                     envelope.reply_to.set_exception()
@@ -153,7 +153,7 @@ class _Watched(pykka.ThreadingActor):
         self._ended()
         try:
             self.on_failure(type(error), error, error.__traceback__)
-        except Exception as second:  # the first error is the reason; this one is kept beside it  # noqa: BLE001 # the first error is the reason; this one is kept beside it
+        except Exception as second:  # noqa: BLE001 # the first error is the reason; this one is kept beside it
             error.add_note(f"on_failure raised too: {second!r}")
 
     def _ended(self) -> None:
@@ -170,7 +170,7 @@ def _watched(actor: type[pykka.ThreadingActor]) -> type[Any]:
 # --- callables ----------------------------------------------------------------------------
 
 
-class thread_child:  # reads as a function where it is used  # noqa: N801 # reads as a function where it is used
+class thread_child:  # noqa: N801 # reads as a function where it is used
     """A start function for a callable on a thread: it gets a `StopSignal`, then *args*.
 
     It should return soon after the signal is set. Returning is a normal end, raising a crash.
@@ -198,7 +198,7 @@ class thread_child:  # reads as a function where it is used  # noqa: N801 # read
         directive: Directive | None = None
         try:
             self.target(child.ref, *args, **self.kwargs)
-        except BaseException as caught:  # whatever ends the thread is its exit reason  # noqa: BLE001 # whatever ends the thread is its exit reason
+        except BaseException as caught:  # noqa: BLE001 # whatever ends the thread is its exit reason
             error, directive = caught, ctx.directive(caught)
         if directive is Directive.RESUME:
             directive = None  # there is nothing left that could go on

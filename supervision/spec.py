@@ -90,20 +90,14 @@ class ChildSpec:
         if self.killable is None:
             self._set("killable", nested or is_killable(start))
         unlimited = self.type is ChildType.SUPERVISOR
-        shutdown: object = self.shutdown
-        if shutdown is None:
-            self._set("shutdown", math.inf if unlimited else 5.0)
-        elif shutdown in (BRUTAL_KILL, BRUTAL_KILL.value):
-            if not self.killable:
-                raise SpecError(
-                    "shutdown", shutdown, "nothing can kill a thread or an actor of this process; "
-                    "give it seconds to stop in"
-                )  # fmt: skip
-            self._set("shutdown", BRUTAL_KILL)
-        elif shutdown == "infinity":
-            self._set("shutdown", math.inf)
-        else:
-            _check_seconds("shutdown", shutdown)
+        default = math.inf if unlimited else 5.0
+        shutdown = _shutdown(default if self.shutdown is None else self.shutdown)
+        if shutdown is BRUTAL_KILL and not self.killable:
+            raise SpecError(
+                "shutdown", shutdown, "nothing can kill a thread or an actor of this process; "
+                "give it seconds to stop in"
+            )  # fmt: skip
+        self._set("shutdown", shutdown)
         if self.start_within is None:
             self._set("start_within", math.inf if unlimited else 600.0)
         _check_seconds("start_within", self.start_within)
@@ -156,7 +150,7 @@ class SupervisorSpec:
 
     def __init__(
         self,
-        id: str,  # OTP's word for it  # noqa: A002 # OTP's word for it
+        id: str,  # noqa: A002 # OTP's word for it
         strategy: Strategy | str = Strategy.ONE_FOR_ONE,
         intensity: Intensity | None = None,
         children: Iterable[ChildSpec | SupervisorSpec] = (),

@@ -83,7 +83,7 @@ class Tree:
         for subscriber in subscribers:
             try:
                 subscriber(notice)
-            except Exception:  # whose callback it is must not cost a tree its supervisor  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
+            except Exception:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
                 self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
 
     def close(self) -> None:
@@ -107,7 +107,7 @@ class Tree:
 
     def _logger(self) -> Any:
         if self._log is None:
-            import structlog  # `import phalanx` stays quick  # noqa: PLC0415 # `import phalanx` stays quick
+            import structlog  # noqa: PLC0415 # `import phalanx` stays quick
 
             self._log = structlog.get_logger("phalanx")
         return self._log

@@ -52,10 +52,11 @@ class Trie(Generic[K, V]):
     def get(self, key: K) -> V | None:
         """Return the value of *key*, or None."""
         code = hash(key) & _HASH
+        found: V | None = None
         for known, value in _pairs_of(self._root, code):
             if known == key:
-                return value
-        return None
+                found = value
+        return found
 
     def set(self, key: K, value: V) -> Trie[K, V]:
         """Return the map in which *key* has *value*."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SpecError, SupervisorSpec
 from phalanx.supervision.actions import (
@@ -269,9 +270,8 @@ class CoreWorld:
             outcome = NotStarted(key, serial, error, self.now) if error is not None else started
             sup.awaited.append(outcome)
             return
-        node = getattr(
-            spec.start, "node"
-        )  # a start function has no such attribute to a type checker
+        start: Any = spec.start
+        node: Json = start.node
         path = f"{sup.path}/{key}"
         self.attempts[path] += 1
         n = self.attempts[path]

@@ -23,12 +23,14 @@ SAMPLE = 96
 def words(value: Json, key: str) -> Iterator[str]:
     """Yield what stands under *key* anywhere in *value*."""
     if isinstance(value, dict):
-        for name, below in cast("dict[str, Json]", value).items():
+        table = cast("dict[str, Json]", value)
+        for name, below in table.items():
             if name == key and isinstance(below, str):
                 yield below
             yield from words(below, key)
     elif isinstance(value, list):
-        for below in cast("list[Json]", value):
+        rows: list[Json] = [*value]
+        for below in rows:
             yield from words(below, key)
 
 
