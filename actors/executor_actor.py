@@ -380,6 +380,7 @@ class ExecutorActor(pykka.ThreadingActor):
         report = self._report(member, reason, progress, decided, now)
         self._last_report = report
         self._reports = [*self._reports[-_KEPT_REPORTS:], report]
+        self._show()  # whoever hears of the death from a call finds its report in the status
         message = f"rank {member.rank} (pid {report.pid}) died: {reason}; {decided}"
         lost = {member.rank: member.incarnation}
         for action in actions:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from phalanx.supervision import RuntimeFault
@@ -73,9 +74,11 @@ class Runtime:
         with self._lock:
             self._check()
             if self._scribe is None:
-                register = self._launcher(()).on_driver_death_remove
+                launcher = self._launcher(())
                 self._scribe = Scribe(
-                    self._launch_scribe, register_tempdir=register, **self._options
+                    partial(_launch_scribe, launcher),
+                    register_tempdir=launcher.on_driver_death_remove,
+                    **self._options,
                 )
             return self._scribe
 
@@ -114,26 +117,26 @@ class Runtime:
             launcher = self._launchers[preload] = Launcher(self.hub, preload=preload)
         return launcher
 
-    def _launch_scribe(
-        self,
-        *,
-        entry: str,
-        payload: bytes,
-        fds: Mapping[str, int],
-        on_exit: Callable[[Process], None],
-    ) -> Process:
-        # Started by exec, never forked: it must not hold a zygote's memory, and it must be there
-        # while the zygote is still importing.
-        spec = LaunchSpec(
-            entry=entry,
-            payload=payload,
-            fds=fds,
-            label="scribe",
-            title="phalanx: scribe",
-            method="exec",
-        )
-        launcher = self._launchers[()]
-        return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+
+def _launch_scribe(
+    launcher: Launcher,
+    *,
+    entry: str,
+    payload: bytes,
+    fds: Mapping[str, int],
+    on_exit: Callable[[Process], None],
+) -> Process:
+    # Started by exec, never forked: it must not hold a zygote's memory, and it must be there while
+    # the zygote is still importing.
+    spec = LaunchSpec(
+        entry=entry,
+        payload=payload,
+        fds=fds,
+        label="scribe",
+        title="phalanx: scribe",
+        method="exec",
+    )
+    return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
 
 
 _shared: Runtime | None = None
