@@ -38,7 +38,7 @@ lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python  # else it asks whichever python is on the path
 
 bench: setup
 	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -97,4 +97,5 @@ def find(target: str) -> Callable[..., Any]:
             raise SpecError("target", target, f"{name} has no {path}") from error
     if not callable(found):
         raise SpecError("target", target, f"is a {type(found).__name__}; it must be callable")
-    return found
+    function: Callable[..., Any] = found
+    return function

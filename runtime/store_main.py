@@ -25,22 +25,24 @@ def main(_payload: bytes, fds: Mapping[str, int]) -> int:
     # Warm where a zygote forked us; by name, for torch's types hide its stores.
     dist: Any = import_module("torch.distributed")
     link = socket.socket(fileno=fds["link"])
-    store = None
+    serving: list[Any] = []  # a store serves as long as it is held
     while True:
         message, listeners, _, _ = socket.recv_fds(link, 32, 1)
         if not message:
             return 0
         # The old one first: nobody may find it alive beside the new one.
-        store = None
+        serving.clear()
         listener = listeners[0]
         address, port = _name(listener)
-        store = dist.TCPStore(  # noqa: F841  # it serves as long as it is held
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            timeout=_CONNECT,
-            master_listen_fd=listener,  # the store's to close from here on
+        serving.append(
+            dist.TCPStore(
+                address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_CONNECT,
+                master_listen_fd=listener,  # the store's to close from here on
+            )
         )
 
 
