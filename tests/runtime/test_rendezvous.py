@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher, LaunchSpec
 from phalanx.runtime.rendezvous import (
     Rendezvous,
@@ -31,7 +30,9 @@ from phalanx.supervision import ExitKind, RuntimeFault, SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
+    from phalanx.runtime.hub import Hub
     from phalanx.runtime.process import Process
+    from phalanx.runtime.runtime import Runtime
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
@@ -87,13 +88,9 @@ class Answer:
         return value
 
 
-@pytest.fixture(scope="module")
-def core() -> Iterator[tuple[Hub, Launcher]]:
-    hub = Hub()
-    launcher = Launcher(hub, preload=("torch",))
-    yield hub, launcher
-    launcher.close(time.monotonic() + LONG)
-    hub.close()
+@pytest.fixture
+def core(torch_runtime: Runtime) -> tuple[Hub, Launcher]:
+    return torch_runtime.hub, torch_runtime.launcher(("torch",))
 
 
 @pytest.fixture
