@@ -8,13 +8,14 @@ executor: find the current one with `Supervisor.child`.
 
 from __future__ import annotations
 
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
 
 from .executor import Executor
-from .spec import check_worker
+from .spec import spec_of
 
 if TYPE_CHECKING:
     from phalanx.supervision import ExitReason, StartContext
@@ -67,11 +68,11 @@ def executor_child(
         ranks_restart: The executor's own *restart*: which ends of a rank it restarts.
         options: Everything else `Executor` takes, except its name.
     """
-    check_worker(worker)
     if "name" in options:
         raise SpecError("name", options["name"], "an executor in a tree is named by its path")
     if options.get("launch") == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
+    _check(worker, world_size, {**options, "restart": ranks_restart})
 
     def start(ctx: StartContext) -> ExecutorHandle:
         started = threading.Event()
@@ -110,3 +111,13 @@ def worker_child(
     """
     options = {"shutdown": 10.0, "ranks_restart": Restart.TEMPORARY, **options}
     return executor_child(id, worker, 1, **options)
+
+
+def _check(worker: type[WorkerActor], world_size: int | None, options: dict[str, Any]) -> None:
+    """Raise what `Executor` would raise for these arguments, now instead of at each start."""
+    given = inspect.signature(Executor).bind(worker, world_size, **options)
+    given.apply_defaults()
+    values = dict(given.arguments)
+    for not_checked in ("runtime", "_on_end"):
+        del values[not_checked]
+    spec_of(**values)

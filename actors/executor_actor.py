@@ -12,6 +12,7 @@ pass through here: they run in their callers' threads.
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
 import threading
 import time
@@ -231,6 +232,7 @@ class ExecutorActor(pykka.ThreadingActor):
             return
         match notice:
             case Started():
+                self._say_threads()
                 self._act(Begin(time.monotonic()))
             case RankSaid():
                 self._said(notice)
@@ -500,6 +502,13 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._end(reason)
         if not self._ending:
             self._show()
+
+    def _say_threads(self) -> None:
+        """Say that workers get one thread each, where nobody has set how many."""
+        if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._spec.env:
+            self._runtime.scribe.log.info(
+                "phalanx.threads_limited", group=self._spec.name, OMP_NUM_THREADS=1
+            )
 
     def _start(self, action: StartRanks) -> None:
         self._plane.resize(action.size)

@@ -91,9 +91,7 @@ def factory_of(
 def check_worker(worker: object) -> type[WorkerActor]:
     """Return *worker* if it is a worker class."""
     if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
-        raise SpecError(
-            "worker", worker, "give a class derived from phalanx.WorkerActor"
-        )
+        raise SpecError("worker", worker, "give a class derived from phalanx.WorkerActor")
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
     return worker
@@ -149,7 +147,9 @@ def spec_of(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     rank_kwargs: Sequence[Mapping[str, Any]] | None,
-    sizes: Mapping[str, int | None],
+    tensor: int | None,
+    pipeline: int | None,
+    prefill_context: int | None,
     layout: Layout | None,
     strategy: Strategy,
     intensity: Intensity,
@@ -173,6 +173,7 @@ def spec_of(
         SpecError, NotPicklable: naming the argument and its value.
     """
     check_worker(worker)
+    sizes = {"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context}
     plan, is_plain = _layout_of(world_size, layout, sizes)
     size = plan.world_size
     _check_choice("launch", launch, ("zygote", "exec", "inline"))

@@ -307,23 +307,27 @@ def init_process_group(
     # Here, for it is needed in workers only; by name, for torch's types hide its stores.
     dist: Any = import_module("torch.distributed")
 
-    if rendezvous is None:
-        msg = "this worker has no rendezvous: launch='inline' has one rank and no process group"
+    if rendezvous is None and world_size != 1:
+        msg = f"rank {rank} of {world_size} has no rendezvous to meet the others at"
         raise RuntimeFault(msg)
     if isinstance(timeout, int | float):
         timeout = timedelta(seconds=timeout)
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
-        store = dist.TCPStore(
-            rendezvous.address,
-            rendezvous.port,
-            is_master=False,
-            wait_for_workers=False,
-            **limits,
-        )
+        if rendezvous is None:
+            store = dist.HashStore()  # launch="inline": alone, it meets nobody
+        else:
+            server = dist.TCPStore(
+                rendezvous.address,
+                rendezvous.port,
+                is_master=False,
+                wait_for_workers=False,
+                **limits,
+            )
+            store = dist.PrefixStore(rendezvous.prefix, server)
         dist.init_process_group(
             backend,
-            store=dist.PrefixStore(rendezvous.prefix, store),
+            store=store,
             rank=rank,
             world_size=world_size,
             **limits,

@@ -793,3 +793,17 @@ def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> 
 
     assert future.done()
     assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
+    with Executor(Reducer, 1, launch="inline") as ex:
+        assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
+
+
+def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
+    ex = make(world_size=None, tensor=2, pipeline=2, name="shown")
+
+    titles = [Path(f"/proc/{info.pid}/cmdline").read_text().rstrip("\0") for info in ex.ranks]
+
+    assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0 #1")
+    assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1 #1")

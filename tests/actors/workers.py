@@ -129,6 +129,11 @@ class Echo(WorkerActor):
         wait_for(gate)
         return text
 
+    def slow_note(self, path: str, text: str) -> str:
+        self.note(path, text)
+        time.sleep(0.002)  # long enough for a kill to strike in the middle
+        return text
+
     def late(self, value: Any, gate: str | None = None) -> Late:
         return Late(value, gate)
 

@@ -42,6 +42,14 @@ def make(make: Make) -> Make:
     return build
 
 
+def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
+    def tell(reason: Any) -> None:
+        told.append(reason)
+        once.set()
+
+    return tell
+
+
 def kill(ex: Executor[Any], rank: int, number: int = signal.SIGKILL) -> int:
     pid = ex.ranks[rank].pid
     assert pid is not None
@@ -247,7 +255,7 @@ def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
     ex = make(world_size=2, intensity=Intensity(1, 60.0))
     told: list[Any] = []
     once = threading.Event()
-    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    ex.register_failure_callback(telling(told, once))
     kill(ex, 0)
     wait_healed(ex, 1)
 
@@ -377,7 +385,7 @@ def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
             text = f"{'retry' if retry else 'once'}-{thread}.{i}"
             try:
                 got = ex.collective_rpc(
-                    lambda w, path, text: (w.note(path, text), time.sleep(0.002), text)[2],
+                    "slow_note",
                     LONG,
                     (str(notes), text),
                     on_death="retry" if retry else "fail",
