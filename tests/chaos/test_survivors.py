@@ -37,7 +37,7 @@ class Summing(WorkerActor):
             distributed.broadcast(left, 0)
             if float(left) <= 0:
                 return float(tensor[0])
-            distributed.all_reduce(tensor)
+            distributed.all_reduce(tensor)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
             tensor /= self.ctx.world_size
 
     def pid_on_start_of_sum(self, seconds: float) -> float:
@@ -55,7 +55,7 @@ class Summing(WorkerActor):
 
         if rank == self.ctx.rank:
             os._exit(3)
-        distributed.all_reduce(torch.ones(10))
+        distributed.all_reduce(torch.ones(10))  # pyright: ignore[reportUnknownMemberType]  # torch's gap
 
 
 @pytest.fixture
