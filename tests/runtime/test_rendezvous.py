@@ -424,5 +424,5 @@ def test_collectives_stay_on_loopback_unless_the_user_named_an_interface(
 
 
 def test_a_process_group_without_a_rendezvous_says_why() -> None:
-    with pytest.raises(RuntimeFault, match="inline"):
-        init_process_group("gloo", None, 0, 1)
+    with pytest.raises(RuntimeFault, match="no rendezvous"):
+        init_process_group("gloo", None, 0, 2)
