@@ -284,15 +284,17 @@ def test_a_runtime_held_open_serves_one_executor_after_the_other(drive: Any) -> 
     driver.assert_gone()
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("moment", ["start", "call", "restart", "close", "gil"])
-def test_a_killed_driver_leaves_nothing(drive: Any, moment: str, seed: int) -> None:
+MOMENTS = ["start", "call", "restart", "close", "gil"]
+
+
+def kill_driver(drive: Any, moment: str, seed: int) -> None:
+    """Kill a driver at a seeded moment; nothing of its tree may be there 5 seconds later."""
     before = traces()
     rng = random.Random(f"{moment}{seed}")
     driver = drive("chaos", moment)
     if moment != "start":
         driver.expect("working")
-    time.sleep(rng.uniform(0.0, 0.5))
+    time.sleep(rng.uniform(0.0, 0.6))
 
     driver.send(signal.SIGKILL)
     driver.process.wait(LONG)
@@ -302,3 +304,16 @@ def test_a_killed_driver_leaves_nothing(drive: Any, moment: str, seed: int) -> N
     while not traces() <= before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert traces() <= before
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_killed_driver_leaves_nothing(drive: Any, moment: str, seed: int) -> None:
+    kill_driver(drive, moment, seed)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(100, 110))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_fifty_killed_drivers_leave_nothing(drive: Any, moment: str, seed: int) -> None:
+    kill_driver(drive, moment, seed)
