@@ -5,10 +5,10 @@ all there is. Without the additions of the spec (back-off, decider, limits of st
 the actions are those of OTP's ``supervisor`` and Elixir's ``DynamicSupervisor``; the vectors in
 ``tests/conformance`` were recorded from them.
 
-Left to others: starting and stopping in sequence (`sequence`), requests (`requests`), and every
-effect (the actor).
+Left to others: who is restarted and when to give up (`restarts`), starting and stopping in
+sequence (`sequence`), requests (`requests`), and every effect (the actor).
 
-Source: ``restart/2``, ``do_restart/3`` and ``add_restart/1`` of OTP's ``supervisor``, and
+Source: ``handle_info`` and ``restart/2`` of OTP's ``supervisor``, and
 ``maybe_restart_child`` of Elixir's ``DynamicSupervisor``.
 """
 
@@ -36,15 +36,14 @@ from .events import (
 )
 from .exits import ExitKind, ExitReason
 from .notices import (
-    ChildExited,
     SupervisorBegan,
     SupervisorExited,
-    SupervisorGaveUp,
     SupervisorReady,
     SupervisorStartFailed,
 )
 from .requests import requested
-from .sequence import advance, halt_all, is_over, with_alarm_rung, with_outcome, with_stopped
+from .restarts import announce_exit, failed_again, given_up, left, restarted, retry_due
+from .sequence import advance, is_over, with_alarm_rung, with_outcome, with_stopped
 from .state import (
     Add,
     AnswerStopped,
@@ -61,11 +60,10 @@ from .state import (
     Status,
     SupervisorState,
 )
-from .strategy import AutoShutdown, Restart, Strategy
+from .strategy import AutoShutdown, Restart
 
 if TYPE_CHECKING:
     from .state import Task
-    from .window import RestartWindow
 
 Do: TypeAlias = list[Action]
 
@@ -145,9 +143,9 @@ def _handled(state: SupervisorState, event: Event, now: float, do: Do) -> Superv
         case Exited():
             return _exited(state, event, now, do)
         case RetryDue():
-            return _retry_due(state, event, now, do)
+            return retry_due(state, event, now, do)
         case StopRequested():
-            return _left(state, Leave(event.reason), now, do)
+            return left(state, Leave(event.reason), now, do)
         case Started() | StartIgnored() | NotStarted() | AlarmRang() | Progressed():
             raise AssertionError(f"{event} never lies in the mailbox")
         case _:
@@ -202,25 +200,19 @@ def _exited(state: SupervisorState, event: Exited, now: float, do: Do) -> Superv
             preempted = event.reason.signal == SIGTERM and event.reason.is_failure
             free = preempted and not state.spec.count_preemption
             healthy_for = now - child.since
-            return _restarted(state, child, now, do, healthy_for=healthy_for, free=free)
+            return restarted(state, child, now, do, healthy_for=healthy_for, free=free)
         case Verdict.KEEP if not state.spec.strategy.has_instances:
-            _announce_exit(state, child, "not restarted", now, do)
+            announce_exit(state, child, "not restarted", now, do)
             state = state.with_child(replace(child, status=Status.UNDEFINED))
             return _after_end(state, child, now, do)
         case Verdict.KEEP | Verdict.REMOVE:
-            _announce_exit(state, child, "not restarted; removed", now, do)
+            announce_exit(state, child, "not restarted; removed", now, do)
             return _after_end(state.without_child(child.key), child, now, do)
         case Verdict.GIVE_UP:
-            _announce_exit(state, child, "escalated by the decider", now, do)
-            return _given_up(state, child, "escalated by the decider", now, do)
+            announce_exit(state, child, "escalated by the decider", now, do)
+            return given_up(state, child, "escalated by the decider", now, do)
         case _:
             assert_never(outcome)
-
-
-def _announce_exit(state: SupervisorState, child: Child, decision: str, now: float, do: Do) -> None:
-    assert child.last_exit is not None, "only called about an exit"
-    path = f"{state.path}/{child.key}"
-    do.append(Announce(ChildExited(path, child.incarnation, child.last_exit, decision, now)))
 
 
 def _after_end(state: SupervisorState, child: Child, now: float, do: Do) -> SupervisorState:
@@ -242,118 +234,7 @@ def _after_end(state: SupervisorState, child: Child, now: float, do: Do) -> Supe
     if not ends:
         return state
     why = f"auto-shutdown: {child.key} ended"
-    return _left(state, Leave(ExitReason(ExitKind.SHUTDOWN, why)), now, do)
-
-
-# --- a restart ----------------------------------------------------------------------------
-
-
-def _restarted(
-    state: SupervisorState,
-    child: Child,
-    now: float,
-    do: Do,
-    *,
-    healthy_for: float | None = None,
-    free: bool = False,
-) -> SupervisorState:
-    """Return the state that restarts *child* with those its strategy names, or gives up.
-
-    *healthy_for* is None where no exit but a failed start led here; *free* restarts do not count.
-    """
-    window = state.window if free else state.window.admit(now)
-    why = _too_many(state, child, window)
-    if healthy_for is not None:
-        decision = f"gave up: {why}" if why else _account(state, window, free=free)
-        _announce_exit(state, child, decision, now, do)
-    if why or window is None:
-        return _given_up(state, child, why, now, do)
-    backoff = state.spec.backoff
-    if backoff is not None:
-        attempt = backoff.attempt_after(child.attempt, healthy_for or 0.0)
-        child = replace(child, attempt=attempt)
-    child = replace(child, status=Status.UNDEFINED)
-    state = replace(state.with_child(child), window=window)
-    if backoff is None:
-        return _mended(state, child)
-    keys = tuple(reversed(_affected(state, child)))
-    return replace(state, task=Halt(keys, Postpone(child.key)))
-
-
-def _too_many(state: SupervisorState, child: Child, window: RestartWindow | None) -> str:
-    limit = state.spec.fruitless_limit
-    if limit is not None and child.fruitless >= limit:
-        return f"{child.key} was restarted {limit} times in a row and was of no use"
-    if window is None:
-        allowed = state.spec.intensity
-        return f"more than {allowed.max_restarts} restarts in {allowed.period:g} s"
-    return ""
-
-
-def _account(state: SupervisorState, window: RestartWindow | None, *, free: bool) -> str:
-    if free or window is None:
-        return "restart, not counted: preempted"
-    allowed = state.spec.intensity
-    return f"restart {len(window.spent)} of {allowed.max_restarts} in {allowed.period:g} s"
-
-
-def _affected(state: SupervisorState, child: Child) -> tuple[str, ...]:
-    """Return the keys of those restarted because of *child*, in start order."""
-    match state.spec.strategy:
-        case Strategy.ONE_FOR_ONE | Strategy.SIMPLE_ONE_FOR_ONE | Strategy.DYNAMIC:
-            return (child.key,)
-        case Strategy.ONE_FOR_ALL:
-            return tuple(other.key for other in state.in_start_order())
-        case Strategy.REST_FOR_ONE:
-            return tuple(
-                other.key for other in state.in_start_order() if other.position >= child.position
-            )
-        case _:
-            assert_never(state.spec.strategy)
-
-
-def _mended(state: SupervisorState, child: Child) -> SupervisorState:
-    keys = _affected(state, child)
-    if keys == (child.key,):
-        return replace(state, task=Launch(keys, Mend(child.key)))
-    return replace(state, task=Halt(keys[::-1], Relaunch(child.key, keys)))
-
-
-def _retry_due(state: SupervisorState, event: RetryDue, now: float, do: Do) -> SupervisorState:
-    child = state.children.get(event.child)
-    if child is None or child.status is not Status.RESTARTING or child.ticket != event.ticket:
-        return state  # terminated, deleted or started meanwhile
-    if state.spec.backoff is not None:
-        return _mended(state, child)  # it was admitted when the delay began
-    return _restarted(state, child, now, do)
-
-
-def _failed_again(state: SupervisorState, child: Child, now: float, do: Do) -> SupervisorState:
-    """Return the state after *child* did not start in a restart."""
-    child = replace(child, fruitless=child.fruitless + 1)
-    limit = state.spec.fruitless_limit
-    if state.spec.backoff is not None or (limit is not None and child.fruitless >= limit):
-        return _restarted(state, child, now, do)
-    do.append(RetryLater(child.key, ticket=0, attempt=0))
-    return state.with_child(replace(child, status=Status.RESTARTING, ticket=0))
-
-
-# --- the end ------------------------------------------------------------------------------
-
-
-def _given_up(
-    state: SupervisorState, child: Child, why: str, now: float, do: Do
-) -> SupervisorState:
-    do.append(Announce(SupervisorGaveUp(state.path, child.key, why, now)))
-    state = state.with_child(replace(child, status=Status.UNDEFINED))
-    return _left(state, Leave(ExitReason(ExitKind.SHUTDOWN, f"gave up: {why}")), now, do)
-
-
-def _left(state: SupervisorState, leave: Leave, now: float, do: Do) -> SupervisorState:
-    if state.spec.strategy.has_instances:
-        return halt_all(state, leave, now, do)
-    keys = tuple(child.key for child in reversed(state.in_start_order()))
-    return replace(state, task=Halt(keys, leave))
+    return left(state, Leave(ExitReason(ExitKind.SHUTDOWN, why)), now, do)
 
 
 # --- going on, when a task is over --------------------------------------------------------
@@ -399,9 +280,9 @@ def _not_launched(state: SupervisorState, task: Launch, now: float, do: Do) -> S
     match task.then:
         case Boot():
             reason = ExitReason(ExitKind.SHUTDOWN, f"failed to start {key}")
-            return _left(state, Leave(reason, key, error), now, do)
+            return left(state, Leave(reason, key, error), now, do)
         case Mend():
-            return _failed_again(state, child, now, do)
+            return failed_again(state, child, now, do)
         case Add(caller):
             do.append(Reply(caller, Refused(Refusal.START_FAILED, key, error)))
             return state.without_child(key)

@@ -24,7 +24,7 @@ def test_every_clause_named_beside_otp_exists() -> None:
     text = (ROOT / "docs/supervision.md").read_text()
     table = text[text.index("## OTP beside the code") :]
 
-    names = re.findall(r"`(sequence|decide|window|requests)\.([\w.]+)`", table)
+    names = re.findall(r"`(sequence|decide|restarts|window|requests)\.([\w.]+)`", table)
 
     assert len(names) >= 12
     for module, path in names:
