@@ -44,6 +44,7 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import (
     Begin,
+    CallerError,
     CloseAsked,
     Decided,
     End,
@@ -196,7 +197,10 @@ class ExecutorActor(pykka.ThreadingActor):
         self._devices = DevicePool.of(spec.devices, spec.world_size)
         self._members = Members(spec, runtime, self._devices, self._tell)
         self._store = RendezvousStore(
-            runtime.hub, partial(runtime.launcher, spec.preload), group=spec.name
+            runtime.hub,
+            partial(runtime.launcher, spec.preload),
+            group=spec.name,
+            on_event=self._publish,
         )
         self._rendezvous: Any = None
         self._planned: Planned | None = None
@@ -526,7 +530,8 @@ class ExecutorActor(pykka.ThreadingActor):
             if self.shared.start_error is None and self._state.served_at is None:
                 self.shared.start_error = error
             detail = f"it could not be started: {type(error).__name__}: {error}"
-            self._runtime.scribe.log.exception("phalanx.start_failed", group=self._spec.name)
+            if not isinstance(error, CallerError):  # that one is told to the caller alone
+                self._runtime.scribe.log.exception("phalanx.start_failed", group=self._spec.name)
             # Through the mailbox, as any exit: a retry that fails again must not nest.
             self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
             return

@@ -26,6 +26,10 @@ from phalanx.runtime.launcher import Launcher
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+# Several ranks on a machine with one GPU would be more leases than devices. Tests that want a GPU
+# say so themselves.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
 STRICT = {"runtime", "actors", "chaos"}
 PATIENCE = 15.0  # seconds for what is on its way out already
 
