@@ -227,7 +227,8 @@ class Supervisor(SupervisorView):
             self._join()
             raise StartFailed(f"{spec.id}: a child did not start: {error}") from error
         except BaseException:
-            self.stop()
+            # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline.
+            self.kill()
             raise
 
     @classmethod

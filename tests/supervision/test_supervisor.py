@@ -679,6 +679,27 @@ def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
     assert done.stdout.splitlines() == ["end of program", "stopped"]
 
 
+def test_ctrl_c_during_a_hanging_start_ends_the_program_and_what_had_started() -> None:
+    done = in_sub_process("""
+        import os, signal, threading
+        from phalanx.supervision import ChildSpec, Supervisor, SupervisorSpec, thread_child
+        ended = threading.Event()
+        def work(stop):
+            stop.wait()
+            ended.set()
+        def hang(ctx):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+        try:
+            Supervisor(SupervisorSpec("top", children=[
+                ChildSpec("a", thread_child(work)), ChildSpec("b", hang)]))
+        except KeyboardInterrupt:
+            print("interrupted", ended.wait(10), flush=True)
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "interrupted True\n"), done.stderr
+
+
 def test_stopping_all_actors_of_pykka_stops_the_children_too() -> None:
     puppet = Puppet()
     top = Supervisor(tree(ChildSpec("a", puppet)))
