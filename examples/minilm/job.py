@@ -71,7 +71,13 @@ class Job:
         self._bar = bar
         self._depth = depth
         self.killer = Killer(
-            group, self.ledger, calls=len(work), kills=kills, seed=seed, note=bar.note
+            group,
+            self.ledger,
+            calls=len(work),
+            depth=depth,
+            kills=kills,
+            seed=seed,
+            note=bar.note,
         )
 
     def run(self) -> None:

@@ -55,6 +55,7 @@ class Killer:
         group: Whose ranks die.
         ledger: Says how far the work is.
         calls: How many calls the whole run makes.
+        depth: How many of them are in flight at a time.
         kills: How many ranks to kill.
         seed: For the moments and the choices.
         note: Told of each kill and each recovery, in words.
@@ -66,6 +67,7 @@ class Killer:
         ledger: Ledger,
         *,
         calls: int,
+        depth: int,
         kills: int,
         seed: int,
         note: Callable[[str], None],
@@ -75,8 +77,10 @@ class Killer:
         self._unsubscribe: Callable[[], object] = lambda: None
         self._note = note
         self._random = random.Random(seed)
-        # Not in the last tenth: what is killed there has little left to heal for.
-        self._moments = sorted(self._random.uniform(0.0, 0.9) * calls for _ in range(kills))
+        # Not so late that nothing is left to be done, nor in the last tenth: what is killed there
+        # has little to heal for.
+        latest = max(0.0, min(0.9 * calls, calls - 2.0 * depth))
+        self._moments = sorted(self._random.uniform(0.0, latest) for _ in range(kills))
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="killer", daemon=True)
