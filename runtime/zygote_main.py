@@ -95,10 +95,12 @@ def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Ord
     poller.register(driver, select.POLLIN)
     while True:
         ready = [fd for fd, _ in poller.poll()]
-        if driver in ready:
+        orders = [] if driver in ready else _receive(sock)
+        if not orders:
+            # The driver's sockets close a moment before its pidfd tells of its death, and a clean
+            # close kills this process without a word. So this is no clean close either way.
             tree.kill(tree.Quarry(needle), time.monotonic() + _GRACE)
             sys.exit(0)
-        orders = _receive(sock)
         unfit = _unfit()
         if unfit:
             _tell(sock, {"kind": "unfit", "ids": [o.number for o in orders], "problem": unfit})
@@ -114,7 +116,7 @@ def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Ord
 
 
 def _receive(sock: socket.socket) -> list[_Order]:
-    """Return the orders that are there; ends the process where the driver has let go."""
+    """Return the orders that are there; none where the driver has let go."""
     orders: list[_Order] = []
     flags = 0
     while len(orders) < _BATCH:
@@ -123,9 +125,9 @@ def _receive(sock: socket.socket) -> list[_Order]:
         except BlockingIOError:
             break
         except ConnectionResetError:
-            sys.exit(0)
+            return []
         if not data:
-            sys.exit(0)
+            return []
         orders.append(_Order(REQUEST.unpack(data)[0], fds))
         flags = socket.MSG_DONTWAIT
     return orders

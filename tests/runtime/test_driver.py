@@ -1,0 +1,177 @@
+"""What becomes of everything when the driver dies, or does what drivers do."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.runtime.processes import LONG, eventually, is_alive
+
+from phalanx.runtime import tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+AT_MOST = 5.0  # seconds after which nothing of a killed driver's tree may live: a contract
+
+
+class Program:
+    """A driver in a process of its own."""
+
+    def __init__(self, scenario: str, argument: str = "", prefix: tuple[str, ...] = ()) -> None:
+        self.name = uuid.uuid4().hex
+        mark = f"{os.environ['PHALANX_TREE'].rstrip(';')};{self.name}/driver;"
+        self.popen = subprocess.Popen(
+            [*prefix, sys.executable, "-m", "tests.runtime.driver", scenario, argument],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PHALANX_TREE": mark},
+        )
+
+    def hear(self) -> dict[str, Any]:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, f"the driver ended with {self.popen.wait(LONG)}"
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def end(self) -> int:
+        code = self.popen.wait(LONG)
+        assert self.popen.stdout is not None
+        self.popen.stdout.close()
+        return code
+
+    def kill(self) -> None:
+        self.popen.kill()
+        self.end()
+
+    def alive(self) -> dict[int, tree.Task]:
+        return tree.find(tree.Quarry(f"{self.name}/".encode()))[0]
+
+
+def await_nothing(program: Program, *, but: frozenset[int] = frozenset()) -> None:
+    """Wait until nothing of *program*'s tree lives, as long as the contract allows."""
+    deadline = time.monotonic() + AT_MOST
+    while left := set(program.alive()) - but:
+        names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if is_alive(pid)}
+        assert time.monotonic() < deadline, f"still alive: {names}"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def run() -> Iterator[Any]:
+    programs: list[Program] = []
+
+    def start(scenario: str, argument: str = "", prefix: tuple[str, ...] = ()) -> Program:
+        programs.append(Program(scenario, argument, prefix))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.kill()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, tmp_path: Path, seed: int) -> None:
+    folder = tmp_path / "made by the driver"
+    memory = {path.name for path in Path("/dev/shm").iterdir()}
+    program = run("churn", str(folder))
+    program.hear()
+
+    # From the first start to well into the third round.
+    time.sleep(random.Random(seed).uniform(0.0, 1.5))
+    program.kill()
+
+    await_nothing(program)
+    eventually(lambda: not folder.exists())
+    assert {path.name for path in Path("/dev/shm").iterdir()} <= memory
+
+
+@pytest.mark.parametrize("helper", ["guardian", "zygote"])
+def test_one_helper_killed_with_the_driver_is_one_too_few(run: Any, helper: str) -> None:
+    program = run("stay")
+    said = program.hear()
+
+    os.kill(said[helper], signal.SIGKILL)
+    program.kill()
+
+    await_nothing(program)
+
+
+def test_a_child_that_holds_every_descriptor_open_deceives_nobody(run: Any) -> None:
+    program = run("held_open")
+    said = program.hear()
+
+    program.kill()
+    await_nothing(program, but=frozenset({said["user"]}))
+
+    assert is_alive(said["user"])  # the user's own, and none of our business
+    os.kill(said["user"], signal.SIGKILL)
+
+
+def test_a_program_that_ends_without_closing_keeps_its_exit_code_and_leaves_nothing(
+    run: Any,
+) -> None:
+    program = run("no_close")
+
+    assert program.end() == 3
+    await_nothing(program)
+
+
+def test_a_driver_that_becomes_another_program_leaves_its_tree_behind_dead(run: Any) -> None:
+    program = run("replaced")
+
+    comm = Path(f"/proc/{program.popen.pid}/comm")
+    eventually(lambda: comm.read_text() == "sleep\n")
+    await_nothing(program, but=frozenset({program.popen.pid}))
+    program.kill()
+
+
+def test_a_death_during_a_pause_of_the_driver_is_told_after_it(run: Any) -> None:
+    program = run("exits_while_stopped")
+    worker = program.hear()["worker"]
+
+    program.popen.send_signal(signal.SIGSTOP)
+    eventually(lambda: (task := tree.read(program.popen.pid)) and task.state == "T")
+    os.kill(worker, signal.SIGTERM)
+    eventually(lambda: not is_alive(worker))
+    program.popen.send_signal(signal.SIGCONT)
+
+    assert program.hear() == {"signal": signal.SIGTERM}
+    assert program.end() == 0
+    await_nothing(program)
+
+
+@pytest.mark.parametrize("scenario", ["sigchld_ignored", "waits_for_any", "forks", "users_own"])
+def test_what_the_user_does_with_processes_disturbs_nobody(run: Any, scenario: str) -> None:
+    program = run(scenario)
+
+    assert program.hear() == {"ok": True}
+    assert program.end() == 0
+    await_nothing(program)
+
+
+def test_a_driver_can_be_the_first_process_of_a_container(run: Any) -> None:
+    unshare = ("unshare", "--pid", "--fork", "--mount-proc")
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*unshare, "true"], stderr=subprocess.DEVNULL, check=False).returncode
+    ):
+        pytest.skip("making a PID namespace is not permitted here")
+    program = run("first_process", prefix=unshare)
+
+    assert program.hear() == {"ok": True}
+    assert program.end() == 0
+    await_nothing(program)
