@@ -9,7 +9,6 @@ executor: find the current one with `Supervisor.child`.
 from __future__ import annotations
 
 import inspect
-import threading
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
@@ -75,17 +74,9 @@ def executor_child(
     _check(worker, world_size, {**options, "restart": ranks_restart})
 
     def start(ctx: StartContext) -> ExecutorHandle:
-        started = threading.Event()
-
-        def ended(reason: ExitReason) -> None:
-            # A group that never came up raises in the constructor: that is the start's failure.
-            if started.is_set():
-                ctx.exited(reason)
-
         executor: Executor[Any] = Executor(
-            worker, world_size, name=ctx.path, restart=ranks_restart, _on_end=ended, **options
+            worker, world_size, name=ctx.path, restart=ranks_restart, _on_end=ctx.exited, **options
         )
-        started.set()
         return ExecutorHandle(executor)
 
     return ChildSpec(

@@ -39,6 +39,9 @@ class Runtime:
         level: The least level of records that are shown.
         stream: Whether observers may attach from outside.
         name: What observers see this driver called.
+
+    Attributes:
+        owner: The process it belongs to.
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class Runtime:
         stream: bool = True,
         name: str = "",
     ) -> None:
-        self._pid = os.getpid()
+        self.owner = os.getpid()
         self._options: dict[str, Any] = {
             "console": console,
             "level": level,
@@ -85,7 +88,7 @@ class Runtime:
     def close(self, deadline: float | None = None) -> None:
         """End everything; by force at *deadline* (monotonic)."""
         with self._lock:
-            if self._closed or self._pid != os.getpid():
+            if self._closed or self.owner != os.getpid():
                 return
             self._closed = True
             scribe, self._scribe = self._scribe, None
@@ -104,7 +107,7 @@ class Runtime:
         self.close()
 
     def _check(self) -> None:
-        if self._pid != os.getpid():
+        if self.owner != os.getpid():
             msg = "this runtime belongs to the parent process; build executors after the fork"
             raise RuntimeFault(msg)
         if self._closed:
@@ -148,7 +151,7 @@ def acquire_shared() -> Runtime:
     """Return this process's shared runtime; each call is matched by one `release_shared`."""
     global _shared, _users  # noqa: PLW0603  # one zygote per process is the point of sharing
     with _guard:
-        if _shared is None or _shared._pid != os.getpid():  # noqa: SLF001  # the same module
+        if _shared is None or _shared.owner != os.getpid():
             _shared = Runtime()
             _users = 0
         _users += 1

@@ -46,12 +46,13 @@ def effects(actions: tuple[RankAction, ...]) -> tuple[RankAction, ...]:
 def serving(
     strategy: Strategy,
     size: int = 3,
-    intensity: Intensity = Intensity(3, 60.0),
+    intensity: Intensity | None = None,
     restart: Restart = Restart.PERMANENT,
     backoff: BackOff | None = None,
 ) -> GroupState:
-    state = new_group(strategy, intensity.window(), size, restart=restart, backoff=backoff)
-    state, _ = decide_ranks(state, Begin(0.0))
+    window = (intensity or Intensity(3, 60.0)).window()
+    state = new_group(strategy, window, size, restart=restart, backoff=backoff)
+    state, actions = decide_ranks(state, Begin(0.0))
     for rank in range(size):
         state, actions = decide_ranks(state, RankReady(rank, 1, 0.0))
     assert actions == (Serve(1),)
@@ -139,7 +140,7 @@ def test_one_death_too_many_stops_everyone_and_ends_with_shutdown() -> None:
 def test_a_failed_first_start_stops_the_group_without_a_retry() -> None:
     state = new_group(Strategy.ONE_FOR_ALL, Intensity(5, 60.0).window(), 2)
 
-    state, taken = run(
+    _, taken = run(
         state, Begin(0.0), RankExited(0, 1, KILLED, 1.0), RankExited(1, 1, SHUTDOWN, 1.1)
     )
 
@@ -205,7 +206,7 @@ def test_a_resize_forms_the_group_anew_with_the_new_size() -> None:
 
 
 def test_close_stops_every_rank_in_good_order_and_ends_once() -> None:
-    state, taken = run(
+    _, taken = run(
         serving(Strategy.ONE_FOR_ONE, size=2),
         CloseAsked(SHUTDOWN, 1.0),
         CloseAsked(SHUTDOWN, 1.1),
