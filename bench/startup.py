@@ -21,6 +21,7 @@ from phalanx.runtime.launcher import Launcher, LaunchSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
 
 LONG = 300.0
 
@@ -61,7 +62,7 @@ def measure_spawn(ranks: int) -> float:
     context = multiprocessing.get_context("spawn")
     stay, go = context.Pipe(duplex=False)
     began = time.monotonic()
-    started = []
+    started: list[tuple[BaseProcess, Connection, Connection]] = []
     for _ in range(ranks):
         read, write = context.Pipe(duplex=False)
         process = context.Process(target=spawned, args=(write, stay))
