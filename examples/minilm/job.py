@@ -1,7 +1,8 @@
 """The calls of one run: made with several in flight, taken in order, booked, and shot at.
 
 Guarantees: an embedding is put down under the ticket that came back with it, never under the one
-that was expected; a call that fails is noted and the run goes on.
+that was expected; a call that fails is noted and the run goes on; a group that gives up ends the
+run, with all that it still owes counted as lost.
 
 Left to others: what a call does (the pipelines); whether the result is right (`run`).
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phalanx import PhalanxError
+from phalanx import ExecutorClosed, PhalanxError
 
 from .killer import Killer
 from .ledger import Ledger
@@ -90,7 +91,11 @@ class Job:
                 if len(flying) == self._depth:
                     self._take(flying.popleft())
                 self.ledger.made(batch.ticket)
-                flying.append(self._embed(batch))
+                try:
+                    flying.append(self._embed(batch))
+                except ExecutorClosed as error:  # the group has given up: nothing more can be made
+                    self.errors.append(str(error))
+                    break
             while flying:
                 self._take(flying.popleft())
         finally:

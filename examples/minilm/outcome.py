@@ -31,7 +31,7 @@ class Outcome:
         seconds: From the first call made to the last answer.
         kills_asked: What the command line asked for; fewer are sent if the work runs out.
         hits: Kills whose crash report names a call that was running.
-        restarts: Ranks' restarts, by the executor's count.
+        restarts: Deaths that led to a restart, by the executor's count.
         recoveries: Seconds from each kill until the group was whole again.
         lost: Calls without an answer.
         twice: Answers beyond the first of a call.
@@ -75,7 +75,7 @@ class Outcome:
             ("passages/s", f"{self.rate:.0f}"),
             ("kills", f"{self.kills}{asked}"),
             ("kills that hit a running call", f"{self.hits}"),
-            ("restarts of ranks", f"{self.restarts}"),
+            ("restarts", f"{self.restarts}"),
             ("recovery time per kill", times or "-"),
             ("calls made", f"{self.calls}"),
             ("calls lost", f"{self.lost}"),
