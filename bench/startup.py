@@ -75,9 +75,9 @@ def measure_spawn(ranks: int) -> float:
     took = time.monotonic() - began
     go.close()
     stay.close()
-    for process, read, write in started:
-        process.terminate()
-        process.join(LONG)
+    for rank_process, read, write in started:
+        rank_process.terminate()
+        rank_process.join(LONG)
         read.close()
         write.close()
     return took
