@@ -179,8 +179,8 @@ def forks(_argument: str) -> None:
     driver = Driver()
     worker = driver.starter.start("stay")
     driver.starter.line.hear()
-    numbers = [getattr(entry, "fileno", lambda e=entry: e)() for entry in ledger._owned]
-    fds = _targets([int(number) for number in numbers])
+    owned: set[Any] = set(ledger._owned)
+    fds = _targets([entry if isinstance(entry, int) else entry.fileno() for entry in owned])
     assert len(fds) >= 7, fds  # the hub's two, two for each helper, the worker's one
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()

@@ -13,10 +13,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.runtime.processes import Starter
+
 from phalanx.runtime import tree
 from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher
-from tests.runtime.processes import Starter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

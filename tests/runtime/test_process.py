@@ -6,11 +6,11 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.runtime.entries import DESCENDANTS
+from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
 from phalanx.runtime import kernel, tree
 from phalanx.runtime.marks import TreeMark
-from tests.runtime.entries import DESCENDANTS
-from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
