@@ -99,7 +99,9 @@ class Killer:
         self._changed.set()
         self._thread.join()
         deadline = time.monotonic() + timeout
-        while any(kill.healed is None for kill in self.kills) and time.monotonic() < deadline:
+        while any(kill.healed is None for kill in self.kills) and not self._group.is_failed:
+            if time.monotonic() >= deadline:
+                break
             self._wait_for_change()
         self._unsubscribe()
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import runpy
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from minilm.arguments import Options
+from minilm.run import Pipeline
+from minilm.run import run as run_pipeline
+from phalanx import Executor, Intensity
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PIPELINES = ["embed_data_parallel", "embed_tensor_parallel", "embed_pipeline_parallel"]
@@ -54,6 +61,24 @@ def test_ranks_are_killed_at_work_and_the_result_is_that_of_one_process(name: st
     assert result["hits"] >= 1
     assert result["difference"] < 1e-5
     assert len(result["nearest"]) == 5
+
+
+@pytest.mark.usefixtures("leak_check")
+def test_a_group_that_gives_up_ends_the_run_with_its_calls_counted_as_lost() -> None:
+    module = importlib.import_module("embed_data_parallel")
+
+    def brittle(folder: str, _: Options) -> Executor[Any]:
+        return Executor(module.Replica, 1, args=(folder,), intensity=Intensity(0, 60.0))
+
+    pipeline: Pipeline = replace(module.PIPELINE, start=brittle)
+    options = Options(ranks=1, kills=1, seed=1, passages=120, batch=4, query="open", json=True)
+
+    outcome = run_pipeline(pipeline, options)
+
+    assert (outcome.kills, outcome.recoveries) == (1, [])
+    assert outcome.lost > 0
+    assert outcome.errors
+    assert not outcome.ok
 
 
 @pytest.mark.usefixtures("leak_check")
