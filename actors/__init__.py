@@ -13,7 +13,7 @@ from .layout import Layout
 from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
 from .spec import StopPolicy
-from .worker import WorkerActor, idempotent, step
+from .worker import WorkerActor, idempotent, limits, step
 
 __all__ = [
     "AsyncOutput",
@@ -32,6 +32,7 @@ __all__ = [
     "WorkerContext",
     "executor_child",
     "idempotent",
+    "limits",
     "step",
     "worker_child",
 ]

@@ -61,6 +61,7 @@ class Call:
         "done",
         "error",
         "failed",
+        "hang_after",
         "missing",
         "name",
         "payloads",
@@ -87,6 +88,7 @@ class Call:
         *,
         want: int | None = None,
         rank: int | None = None,
+        hang_after: float | None = None,
     ) -> None:
         self.seq = seq
         self.name = name
@@ -96,6 +98,7 @@ class Call:
         self.want = want  # the rank whose value is wanted; None for every rank's
         self.rank = rank  # the rank a SINGLE call goes to; where a POOL call went
         self.retries = terms.retries if terms.on_death == "retry" else 0
+        self.hang_after = hang_after  # seconds it may run on a rank; None for no limit
         self.reports: list[Any] = []
         self.wire = 0  # the id of the latest sending; 0 while it waits for its turn
         self.answers: dict[int, Frame | Outcome] = {}

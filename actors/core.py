@@ -24,6 +24,7 @@ from .executor_actor import ExecutorActor, Shared
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
 from .termination import living
+from .watch import HangWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,13 +143,15 @@ class Core:
             with suppress(Exception):
                 log.error("phalanx.callback_failed", group=self.spec.name, exc_info=error)
 
+        watch = HangWatch(self.runtime.hub, self.spec.stopped_after, self.tell)
         plane = Plane(
             self.runtime.hub,
             self.spec.world_size,
             depth=self.spec.queue_depth,
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
+            on_busy=watch.wake,
         )
-        return Shared(plane, Callbacks(complain))
+        return Shared(plane, Callbacks(complain), watch)
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

@@ -10,20 +10,23 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import time
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from phalanx.runtime import DevicePool, Payload, encode
+from phalanx.runtime import DevicePool, Payload, Vitals, encode
 from phalanx.supervision import (
+    CallTimeout,
     ExecutorClosed,
     Intensity,
     Phase,
     Restart,
     SpecError,
     Strategy,
+    Unhealthy,
     WouldDeadlock,
 )
 
@@ -31,6 +34,7 @@ from .aio import AsyncExecutor
 from .calls import Call, Shape, terms_of
 from .core import Core
 from .futures import CallFuture
+from .health import diagnose
 from .inline import InlineRank
 from .layout import Layout
 from .notices import Emitted, Overdue, Planned
@@ -114,6 +118,10 @@ class Executor(Generic[W]):
         queue_depth: Calls that one rank may have been sent and not answered.
         async_output: Whether the worker's step methods return `AsyncOutput` handles.
         report_dir: Where crash reports are also written as files; None for nowhere.
+        hang_after: Seconds a call may run on a rank before that rank is taken for hung: its stacks
+            are taken, and it is killed. None sets no limit but those that methods declare
+            (`limits`).
+        stopped_after: Seconds a rank that owes an answer may be stopped (SIGSTOP); None for ever.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -149,6 +157,8 @@ class Executor(Generic[W]):
         queue_depth: int = 64,
         async_output: bool = False,
         report_dir: str | Path | None = None,
+        hang_after: float | None = None,
+        stopped_after: float | None = 10.0,
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
     ) -> None:
@@ -177,6 +187,8 @@ class Executor(Generic[W]):
             queue_depth=queue_depth,
             async_output=async_output,
             report_dir=report_dir,
+            hang_after=hang_after,
+            stopped_after=stopped_after,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()
@@ -500,11 +512,24 @@ class Executor(Generic[W]):
         """Return once every rank's main loop has answered.
 
         Raises:
-            CallTimeout: naming the ranks that did not within *timeout* seconds.
-            WorkerDied, ExecutorClosed: the group is not there to answer.
+            Unhealthy: a rank did not within *timeout* seconds; it says which, and what they are
+                doing instead: busy, waiting, hung, stopped, starting or dead.
+            ExecutorClosed: there is no group any more.
         """
-        for outcome in self.gather(_ping, timeout):
-            outcome.get()
+        before = {info.rank: Vitals.of(info.pid) for info in self.ranks}
+        try:
+            outcomes = self.gather(_ping, timeout)
+            silent = [outcome.rank for outcome in outcomes if outcome.kind is not OutcomeKind.OK]
+        except CallTimeout:  # it was never sent: the group is not whole
+            silent = [info.rank for info in self.ranks]
+        if not silent:
+            return
+        self._check_open()
+        assert self._inline is None  # its one rank has answered
+        diagnoses = diagnose(silent, self.ranks, self._plane.running(), before)
+        states = {rank: each.state for rank, each in diagnoses.items()}
+        details = {rank: str(each) for rank, each in diagnoses.items()}
+        raise Unhealthy("check_health", silent, timeout, states, details)
 
     def register_failure_callback(self, callback: Callable[[ExitReason], None]) -> None:
         """Run ``callback(reason)`` once, when the group ends for good other than by `close`.
@@ -651,6 +676,7 @@ class Executor(Generic[W]):
         tell: bool = False,
         decode: Callable[[Call], Any] = Call.result,
     ) -> Any:
+        hang_after = self._spec.hang_after
         if isinstance(method, str):
             name = method
             known = self._methods.find(method)
@@ -658,6 +684,8 @@ class Executor(Generic[W]):
                 known.check(args, kwargs)
             if on_death is None:
                 on_death = "retry" if known.declared.idempotent else "fail"
+            if known.declared.hang_after is not None:
+                hang_after = known.declared.hang_after
         elif callable(method):
             name = getattr(method, "__qualname__", None) or repr(method)
             if on_death is None:
@@ -690,7 +718,16 @@ class Executor(Generic[W]):
             Payload.of(encode((method, args, kwargs), f"the arguments of {name}"))
             for args, kwargs in each
         ]
-        call = Call(next(self._seq), name, shape, payloads, terms, want=want, rank=rank)
+        call = Call(
+            next(self._seq),
+            name,
+            shape,
+            payloads,
+            terms,
+            want=want,
+            rank=rank,
+            hang_after=None if hang_after == math.inf else hang_after,
+        )
         if non_block:
             plane.submit(call, waits=False)
             if terms.deadline is not None:

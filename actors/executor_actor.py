@@ -78,6 +78,7 @@ from .notices import (
     Close,
     Emitted,
     KillAll,
+    Look,
     NotStarted,
     Overdue,
     Planned,
@@ -96,8 +97,9 @@ if TYPE_CHECKING:
     from .callbacks import Callbacks
     from .calls import Call
     from .members import Member
-    from .plane import Plane, Progress
+    from .plane import Plane, Progress, Running
     from .spec import ExecutorSpec
+    from .watch import HangWatch
 
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
 _KEPT_REPORTS = 256
@@ -153,6 +155,7 @@ class Shared:
 
     plane: Plane
     callbacks: Callbacks
+    watch: HangWatch
     view: GroupView = field(default_factory=GroupView)
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: threading.Event = field(default_factory=threading.Event)
@@ -250,6 +253,8 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
+            case Look():
+                self._look(notice)
             case StopOverdue():
                 member = self._members.find(notice.rank, notice.incarnation)
                 if member is not None:
@@ -326,12 +331,25 @@ class ExecutorActor(pykka.ThreadingActor):
         match notice.what:
             case "start":
                 limit = self._spec.start_timeout
-                member.hung = f"its start took longer than start_timeout={limit:g} s"
+                why = f"its start took longer than start_timeout={limit:g} s"
             case "stream":
-                member.hung = "it closed its call socket and lived on"
+                why = "it closed its call socket and lived on"
             case "call":
-                member.hung = notice.detail
-        self._members.kill(member)
+                why = notice.detail
+        self._members.examine(member, why)
+
+    def _look(self, look: Look) -> None:
+        """See whether a rank hangs, and end those that do."""
+
+        def is_stopped(running: Running) -> bool:
+            member = self._members.find(running.rank, running.incarnation)
+            return member is not None and member.process is not None and member.process.is_stopped()
+
+        running = self._plane.running()
+        for rank, why in self.shared.watch.judge(look, running, is_stopped, time.monotonic()):
+            member = self._members.find(rank.rank, rank.incarnation)
+            if member is not None and not member.asked:
+                self._members.examine(member, why)
 
     # --- deaths -------------------------------------------------------------------------
 
@@ -450,6 +468,7 @@ class ExecutorActor(pykka.ThreadingActor):
             stdout=last.stdout,
             stderr=last.stderr,
             last_words=words,
+            stacks=self._members.stacks(member),
             evidence=evidence,
             decision=decided,
         )
@@ -621,6 +640,7 @@ class ExecutorActor(pykka.ThreadingActor):
             # Before the shared parts are let go: whoever starts the next one finds them warm.
             self._on_end(reason)
         for give_back in (
+            shared.watch.close,
             self._store.close,
             self._devices.close,
             self._plane.close,

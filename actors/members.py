@@ -21,6 +21,7 @@ from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import (
+    STACKS,
     Board,
     Boot,
     Frame,
@@ -28,10 +29,13 @@ from phalanx.runtime import (
     LaunchSpec,
     Payload,
     WorkerLabels,
+    describe_threads,
     ledger,
+    read_stacks,
     receive,
     rendezvous_environment,
     send,
+    size_of,
 )
 
 from .hosting import Seed, host_worker
@@ -57,6 +61,7 @@ if TYPE_CHECKING:
     from .spec import ExecutorSpec
 
 _BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
 _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
 
 
@@ -67,6 +72,8 @@ class Member:
     Attributes:
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
+        threads: Its threads as the kernel saw them when it was found hanging.
+        words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once it has told.
     """
 
@@ -86,6 +93,8 @@ class Member:
     ready: bool = False
     asked: bool = False
     hung: str = ""
+    threads: str = ""
+    words_end: int | None = None
     failure: RemoteFailure | None = None
     timers: list[Timer] = field(default_factory=list["Timer"])
 
@@ -199,6 +208,27 @@ class Members:
         if member.process is not None:
             member.process.send_signal(signal.SIGKILL)
 
+    def examine(self, member: Member, why: str) -> None:
+        """End *member*, which hangs, and have it write the stacks of its threads as it goes."""
+        process = member.process
+        if process is None or member.hung:
+            return
+        member.hung = why
+        member.threads = describe_threads(process.pid)
+        member.words_end = size_of(member.output.faults)
+        process.send_signal(STACKS)
+        if process.is_stopped():
+            # Only a running process handles a signal; this one takes it before anything else.
+            process.send_signal(signal.SIGCONT)
+        self._stage(member, "kill", _EXAMINE)
+
+    def stacks(self, member: Member) -> str:
+        """Return what `examine` brought to light."""
+        if member.words_end is None:
+            return ""
+        stacks = read_stacks(member.output.faults, member.words_end)
+        return f"{member.threads}\n\n{stacks}".strip()
+
     def bury(self, member: Member) -> None:
         """Give back what *member* holds; kills what is left of its process tree first."""
         if self._members.get(member.rank) is member:
@@ -222,7 +252,11 @@ class Members:
         """Return what *member* wrote last, once that has been read."""
         with contextlib.suppress(OSError):
             member.output.drain(time.monotonic() + _LAST_LINES)
-        return member.output.tail()
+        tail = member.output.tail()
+        if member.words_end is not None:
+            words = tail.last_words.encode()[: member.words_end].decode("utf-8", "replace")
+            tail = replace(tail, last_words=words)
+        return tail
 
     # --- starting -----------------------------------------------------------------------
 

@@ -52,6 +52,13 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """It is time to look whether a rank hangs; *due* is when it was to be."""
+
+    due: float
+
+
+@dataclass(frozen=True, slots=True)
 class StopOverdue:
     """A rank that was asked to stop has not; the next stage follows."""
 
@@ -127,6 +134,7 @@ Notice = (
     | RankSaid
     | StreamEnded
     | Overdue
+    | Look
     | StopOverdue
     | NotStarted
     | BackOffOver

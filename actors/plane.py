@@ -51,6 +51,7 @@ class Seat:
         sent: What this incarnation has been sent and not yet answered, by wire id; None where
             the call has been settled without it.
         outbox: Packets the socket had no room for, in order.
+        limits: Of what it has been sent, the calls that may run for so long: name and seconds.
     """
 
     rank: int
@@ -61,7 +62,29 @@ class Seat:
     outbox: deque[tuple[bytes, int | None]] = field(
         default_factory=deque[tuple[bytes, "int | None"]]
     )
+    limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A rank that owes answers, and the call it is in.
+
+    Attributes:
+        method: What it runs; empty for nothing, and for a call that was settled without it.
+        limit: For how many seconds it may; None for no limit.
+        shortest: The least limit of anything it has been sent; None for none.
+        began: When it began that, in seconds on the monotonic clock; 0.0 for nothing.
+        spoke: Whether it had written something that nobody had read: then it has just been freed.
+    """
+
+    rank: int
+    incarnation: int
+    method: str = ""
+    limit: float | None = None
+    shortest: float | None = None
+    began: float = 0.0
+    spoke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,8 @@ class Plane:
         depth: Calls that one rank may have been sent and not answered; also how many calls may
             wait for their turn before `submit` blocks.
         on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
+        on_busy: Told that ranks owe answers again, and of each call with a limit, which it is
+            given. Runs under the lock, in a caller's thread: it must be quick.
     """
 
     def __init__(
@@ -99,10 +124,13 @@ class Plane:
         *,
         depth: int = 64,
         on_end: Callable[[int, int], None],
+        on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
         self._hub = hub
         self._depth = depth
         self._on_end = on_end
+        self._on_busy = on_busy
+        self._watched = False
         self._lock = threading.Lock()
         self._seats: list[Seat | None] = [None] * size
         self._by_fd: dict[int, Seat] = {}
@@ -175,6 +203,39 @@ class Plane:
                 served=board.served,
                 queued=queued,
             )
+
+    def running(self) -> list[Running]:
+        """Return the ranks that owe answers, once what they have written has been read.
+
+        Where there are none, `on_busy` will tell when there are again.
+        """
+        with self._lock:
+            found: list[Running] = []
+            for seat in self._seats:
+                if seat is None or not seat.sent:
+                    continue
+                owed = len(seat.sent)
+                self._drain(seat)
+                board = seat.board
+                wire, idle = board.begun, board.begun <= board.finished
+                method, limit = seat.limits.get(wire, ("", None))
+                call = seat.sent.get(wire)
+                if call is not None:
+                    method = call.name
+                spoke = len(seat.sent) != owed
+                found.append(
+                    Running(
+                        seat.rank,
+                        seat.incarnation,
+                        "" if idle else method,
+                        None if idle else limit,
+                        min((each for _, each in seat.limits.values()), default=None),
+                        0.0 if idle else board.begun_at,
+                        spoke,
+                    )
+                )
+            self._watched = bool(found)
+            return found
 
     def lose(
         self, ranks: dict[int, int], report: Any, error: Callable[[Call], BaseException]
@@ -496,8 +557,13 @@ class Plane:
                     extra=extra,
                 )
             seat.sent[wire] = call
+            if call.hang_after is not None:
+                seat.limits[wire] = (call.name, call.hang_after)
             self._unanswered += 1
             self._transmit(seat, packet, payload.file)
+        if call.hang_after is not None or not self._watched:
+            self._watched = True
+            self._on_busy(call.hang_after)
 
     def _transmit(self, seat: Seat, packet: bytes, file: int | None) -> None:
         if seat.outbox:
@@ -596,6 +662,8 @@ class Plane:
             self.dropped += 1
             return
         call = seat.sent.pop(frame.call_id)
+        if seat.limits:
+            seat.limits.pop(frame.call_id, None)
         self._unanswered -= 1
         if self._idle:
             self._wake_idle()

@@ -69,6 +69,8 @@ class ExecutorSpec:
     queue_depth: int
     async_output: bool
     report_dir: Path | None
+    hang_after: float | None
+    stopped_after: float | None
 
 
 def factory_of(
@@ -166,6 +168,8 @@ def spec_of(
     queue_depth: int,
     async_output: bool,
     report_dir: str | Path | None,
+    hang_after: float | None,
+    stopped_after: float | None,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -215,7 +219,13 @@ def spec_of(
         queue_depth=check_count("queue_depth", queue_depth),
         async_output=bool(async_output),
         report_dir=None if report_dir is None else Path(report_dir),
+        hang_after=_check_limit("hang_after", hang_after),
+        stopped_after=_check_limit("stopped_after", stopped_after),
     )
+
+
+def _check_limit(field: str, value: object) -> float | None:
+    return None if value is None else check_seconds(field, value, positive=True)
 
 
 def _layout_of(

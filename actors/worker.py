@@ -56,17 +56,37 @@ class Declared:
     Attributes:
         idempotent: May run twice; makes ``on_death="retry"`` its default.
         reply: Whose value a step method answers with; None where it is no step.
+        hang_after: Seconds it may run on a rank before that rank is taken for hung; None takes
+            the executor's, infinity sets no limit.
     """
 
     idempotent: bool = False
     reply: Reply | None = None
     timeout: float | None = None
+    hang_after: float | None = None
 
 
 def idempotent(method: _F) -> _F:
     """Declare that *method* may run twice: a death sends the call again by default."""
     _declare(method, idempotent=True)
     return method
+
+
+def limits(*, hang_after: float) -> Callable[[_F], _F]:
+    """Declare how long a method may run on a rank before that rank is taken for hung.
+
+    Args:
+        hang_after: Seconds, over the executor's own *hang_after*. ``math.inf`` sets no limit.
+    """
+    given: object = hang_after
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise SpecError("hang_after", given, "give seconds > 0, or math.inf for no limit")
+
+    def mark(target: _F) -> _F:
+        _declare(target, hang_after=float(hang_after))
+        return target
+
+    return mark
 
 
 @overload

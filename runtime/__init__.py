@@ -30,6 +30,7 @@ from .replies import AsyncOutput, RemoteFailure
 from .report import CallInProgress, CrashReport, ExitEvidence
 from .runtime import Runtime, acquire_shared, release_shared
 from .scribe import Scribe, WorkerOutput
+from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
 from .tree import TreeReport
@@ -38,6 +39,7 @@ from .worker_main import Boot, Link
 __all__ = [
     "EVERY_RANK",
     "LEVELS",
+    "STACKS",
     "AsyncOutput",
     "Board",
     "Boot",
@@ -73,6 +75,7 @@ __all__ = [
     "Scribe",
     "Timer",
     "TreeReport",
+    "Vitals",
     "Watch",
     "WorkerCrashed",
     "WorkerExited",
@@ -82,6 +85,7 @@ __all__ = [
     "WorkerStarted",
     "acquire_shared",
     "decode",
+    "describe_threads",
     "encode",
     "encode_by_value",
     "exit_of_process",
@@ -91,11 +95,13 @@ __all__ = [
     "init_process_group",
     "install_last_words",
     "ledger",
+    "read_stacks",
     "receive",
     "release_shared",
     "render",
     "rendezvous_environment",
     "send",
+    "size_of",
     "withdraw",
     "worker_logger",
 ]

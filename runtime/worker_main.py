@@ -27,6 +27,7 @@ from .codec import encode
 from .frames import Flag, Frame, Kind, Payload, receive, send
 from .last_words import install_last_words
 from .replies import RemoteFailure, ReplyLine
+from .stacks import install_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -110,6 +111,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
     register_worker()
     install_last_words(fds["faults"])
+    install_stacks(fds["faults"])
     _arm_signals()
     try:
         try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 
 class PhalanxError(Exception):
@@ -182,6 +182,34 @@ class CallTimeout(WorkerError, TimeoutError):
 
 def _call_timeout(method: str, ranks: tuple[int, ...], timeout: float, sent: bool) -> CallTimeout:
     return CallTimeout(method, ranks, timeout, sent=sent)
+
+
+class Unhealthy(CallTimeout):
+    """A health check in which not every rank answered.
+
+    Attributes:
+        states: What each rank that did not answer was doing: ``busy`` (it used the processor),
+            ``waiting`` (it slept in a call: for another rank, a lock, a device), ``hung`` (past
+            its limit; it is being ended), ``stopped`` (SIGSTOP), ``starting`` or ``dead``.
+        details: The same in words.
+    """
+
+    def __init__(
+        self,
+        method: str,
+        ranks: Iterable[int],
+        timeout: float,
+        states: Mapping[int, str],
+        details: Mapping[int, str],
+    ) -> None:
+        super().__init__(method, ranks, timeout)
+        self.states = dict(states)
+        self.details = dict(details)
+        told = "; ".join(f"rank {rank} is {text}" for rank, text in self.details.items())
+        self.args = (f"{self.args[0]}: {told}",)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.method, self.ranks, self.timeout, self.states, self.details)
 
 
 # --- ours, or the machine's ---------------------------------------------------------------

@@ -16,6 +16,7 @@ from phalanx.actors import (
     WorkerContext,
     executor_child,
     idempotent,
+    limits,
     step,
     worker_child,
 )
@@ -50,6 +51,7 @@ from phalanx.supervision import (
     Strategy,
     Supervisor,
     SupervisorSpec,
+    Unhealthy,
     UnknownMethod,
     WorkerDied,
     WorkerError,
@@ -92,6 +94,7 @@ __all__ = [
     "Strategy",
     "Supervisor",
     "SupervisorSpec",
+    "Unhealthy",
     "UnknownMethod",
     "WorkerActor",
     "WorkerContext",
@@ -104,6 +107,7 @@ __all__ = [
     "WouldDeadlock",
     "executor_child",
     "idempotent",
+    "limits",
     "step",
     "worker_child",
 ]

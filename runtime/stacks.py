@@ -1,0 +1,100 @@
+"""What a process that hangs can still tell: the stacks of its threads, and what the kernel sees.
+
+Guarantees: a worker that is sent `STACKS` writes the stacks of all its threads into its memfd and
+dies of the signal, all in C: it needs no interpreter lock, no ptrace and no helper. Nobody waits
+for it: the end of the process says that the stacks are there. One that cannot run a handler
+(uninterruptible sleep, the signal blocked) says nothing; what the kernel knows of its threads is
+read beforehand and always there.
+
+Left to others: when a process is examined, and ending those that withstand the signal.
+
+How: ``faulthandler.register`` with ``chain=True`` runs the action that was there before, which for
+a real-time signal is the end of the process.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from . import tree
+
+STACKS: Final = signal.SIGRTMAX - 3
+"""The signal. Real-time ones have no meaning of their own; the last ones are the least used."""
+
+_MAX_READ: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What the kernel says about a process at one moment.
+
+    Attributes:
+        state: The letter of its main thread; empty where it is gone.
+        ticks: Processor time that all its threads have used, in clock ticks.
+        wait: The kernel function that its main thread sleeps in; empty where it does not say.
+    """
+
+    state: str = ""
+    ticks: int = 0
+    wait: str = ""
+
+    @classmethod
+    def of(cls, pid: int | None) -> Vitals:
+        """Return those of *pid*; of a process that is gone where there is none."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+        except OSError:
+            return cls()
+        fields = stat[stat.rindex(b")") + 2 :].split()
+        state = fields[0].decode()
+        if state in ("Z", "X", "x"):
+            return cls()
+        return cls(state, int(fields[11]) + int(fields[12]), _wait_channel(f"/proc/{pid}"))
+
+
+def install_stacks(faults_fd: int) -> None:
+    """Have this process write its stacks into *faults_fd* and end when it is sent `STACKS`."""
+    faulthandler.register(STACKS, file=faults_fd, all_threads=True, chain=True)
+
+
+def describe_threads(pid: int) -> str:
+    """Return one line for each thread of *pid*, as the kernel sees it."""
+    lines: list[str] = []
+    try:
+        threads = sorted(tree.numbers_in(f"/proc/{pid}/task"))
+    except OSError:
+        return ""
+    for thread in threads:
+        folder = f"/proc/{pid}/task/{thread}"
+        try:
+            stat = Path(f"{folder}/stat").read_bytes()
+        except OSError:
+            continue
+        name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode("utf-8", "replace")
+        state = stat[stat.rindex(b")") + 2 :].split()[0].decode()
+        where = _wait_channel(folder)
+        lines.append(f"thread {thread} ({name}): {state}{f' in {where}' if where else ''}")
+    return "\n".join(lines)
+
+
+def size_of(faults_fd: int) -> int:
+    """Return where the next words will begin."""
+    return os.fstat(faults_fd).st_size
+
+
+def read_stacks(faults_fd: int, start: int) -> str:
+    """Return what was written into *faults_fd* from *start* on."""
+    return os.pread(faults_fd, _MAX_READ, start).decode("utf-8", "backslashreplace")
+
+
+def _wait_channel(folder: str) -> str:
+    try:
+        where = Path(f"{folder}/wchan").read_text()
+    except OSError:
+        return ""
+    return "" if where == "0" else where

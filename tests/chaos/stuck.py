@@ -1,0 +1,89 @@
+"""Workers that hang, each in a way of its own."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.actors.workers import Echo, wait_for
+
+from phalanx.actors import limits
+
+
+class Stuck(Echo):
+    """Hangs as it is told, after it has said so."""
+
+    def hang(self, how: str, mark: str | None = None, rank: int = 0) -> None:
+        if self.ctx.rank != rank or self.ctx.incarnation > 1:
+            return
+        if mark is not None:
+            Path(mark).touch()
+        getattr(self, f"_{how}")()
+
+    def _deadlock(self) -> None:
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+
+    def _loop(self) -> None:
+        while True:
+            pass
+
+    def _native(self) -> None:
+        ctypes.PyDLL(None).sleep(600)  # holds the interpreter lock: no Python code runs
+
+    def _released(self) -> None:
+        ctypes.CDLL(None).sleep(600)
+
+    def _uninterruptible(self) -> None:
+        # A parent sleeps uninterruptibly until its vforked child ends: it handles no signal.
+        libc = ctypes.PyDLL(None)
+        if libc.vfork() == 0:
+            while True:
+                libc.sleep(600)
+
+    def _deaf(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.SIGRTMAX + 1))
+        time.sleep(600)
+
+    def _blocked_thread(self) -> None:
+        thread = threading.Thread(target=self._deadlock, name="the-other")
+        thread.start()
+        thread.join()
+
+    def _stop(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    def stop_until(self, gate: str) -> str:
+        """Be stopped by a child that lets us go on when *gate* is there."""
+        pid = os.getpid()
+        if os.fork() == 0:
+            os.kill(pid, signal.SIGSTOP)
+            wait_for(gate)
+            os.kill(pid, signal.SIGCONT)
+            os._exit(0)
+        time.sleep(0.01)
+        return "went on"
+
+    def hold_lock(self, seconds: int) -> str:
+        ctypes.PyDLL(None).sleep(seconds)
+        return "done"
+
+    def big(self, gate: str, size: int) -> bytes:
+        wait_for(gate)
+        return bytes(size)
+
+    @limits(hang_after=0.3)
+    def limited(self, gate: str) -> Any:
+        wait_for(gate)
+
+    @limits(hang_after=math.inf)
+    def unlimited(self, gate: str) -> str:
+        wait_for(gate)
+        return "done"

@@ -1,0 +1,278 @@
+"""A rank that hangs is found, says where it is, and is replaced; one that is busy is left alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import StartFails
+from tests.chaos.stuck import Stuck
+
+from phalanx.actors import Executor, limits
+from phalanx.supervision import (
+    ExitKind,
+    Intensity,
+    SpecError,
+    StartFailed,
+    Strategy,
+    Unhealthy,
+    WorkerDied,
+)
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(worker: Any = Stuck, world_size: int = 1, **options: Any) -> Executor[Any]:
+        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+
+    return build
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("how", ["deadlock", "loop", "native", "released", "blocked_thread"])
+def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
+    make: Make, how: str
+) -> None:
+    ex = make(hang_after=0.5)
+
+    with pytest.raises(WorkerDied, match="hang_after=0.5 s") as caught:
+        ex.collective_rpc("hang", LONG, (how,))
+
+    report = caught.value.report
+    assert report.reason.kind is ExitKind.UNRESPONSIVE
+    assert report.call.method == "hang"
+    assert f"in _{how}" in report.stacks
+    assert "in hang" in report.stacks
+    assert report.last_words == ""
+    assert "stacks before it was killed" in report.render()
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+@pytest.mark.parametrize("how", ["uninterruptible", "deaf"])
+def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make, how: str) -> None:
+    ex = make(hang_after=0.3)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("hang", LONG, (how,))
+
+    report = caught.value.report
+    assert (report.reason.kind, report.evidence.signal) == (ExitKind.UNRESPONSIVE, signal.SIGKILL)
+    assert "thread " in report.stacks  # what the kernel sees
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_other_threads_are_in_the_stacks_too(make: Make) -> None:
+    ex = make(hang_after=0.5)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("hang", LONG, ("blocked_thread",))
+
+    assert "in join" in caught.value.report.stacks
+    assert "in _deadlock" in caught.value.report.stacks
+
+
+def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make) -> None:
+    ex = make(stopped_after=0.5)
+
+    with pytest.raises(WorkerDied, match="stopped for") as caught:
+        ex.collective_rpc("hang", LONG, ("stop",))
+
+    assert caught.value.report.reason.kind is ExitKind.UNRESPONSIVE
+    assert "in _stop" in caught.value.report.stacks
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make) -> None:
+    ex = make(stopped_after=0.5)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+
+    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0]
+    assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
+
+
+def test_a_rank_that_goes_on_in_time_is_left_alone(make: Make, tmp_path: Path) -> None:
+    ex = make(stopped_after=20.0)
+    future = ex.call(0, "stop_until", args=(str(tmp_path / "gate"),), non_block=True)
+    pid = ex.ranks[0].pid
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+    (tmp_path / "gate").touch()
+
+    assert future.result(LONG) == "went on"
+    assert ex.status().reports == ()
+
+
+def test_silence_alone_kills_nobody(make: Make) -> None:
+    ex = make(stopped_after=0.2)
+
+    assert ex.collective_rpc("hold_lock", LONG, (1,)) == ["done"]
+    assert ex.status().reports == ()
+
+
+def test_calls_that_wait_their_turn_are_not_counted_as_running(make: Make) -> None:
+    ex = make(hang_after=1.5)
+
+    futures = [ex.collective_rpc("spin", args=(0.3,), non_block=True) for _ in range(8)]
+
+    assert [future.result(LONG) for future in futures] == [[None]] * 8
+    assert ex.status().reports == ()
+
+
+def test_a_limit_of_a_method_goes_before_the_executors(make: Make, tmp_path: Path) -> None:
+    ex = make(hang_after=1.0)
+    gate = tmp_path / "gate"
+    other = ex.call(0, "unlimited", args=(str(gate),), non_block=True)
+    timer = threading.Timer(1.6, gate.touch)  # past the executor's limit
+    timer.start()
+
+    assert other.result(LONG) == "done"
+    timer.join()
+    with pytest.raises(WorkerDied, match="hang_after=0.3 s"):
+        ex.collective_rpc("limited", LONG, (str(tmp_path / "never"),))
+
+
+def test_a_call_that_timed_out_keeps_its_limit(make: Make) -> None:
+    ex = make(hang_after=1.0)
+
+    with pytest.raises(TimeoutError):
+        ex.collective_rpc("hang", 0.1, ("loop",))
+
+    assert ex.collective_rpc("rank", LONG) == [0]
+    assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
+
+
+def test_only_the_rank_that_hangs_is_replaced_under_one_for_one(make: Make) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, hang_after=0.5)
+    pids = [info.pid for info in ex.ranks]
+
+    outcomes = ex.gather("hang", LONG, ("loop", None, 1))
+
+    assert [outcome.kind for outcome in outcomes] == ["ok", "dead"]
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.ranks[0].pid == pids[0]
+    assert ex.ranks[1].pid != pids[1]
+
+
+def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
+    ex = make(hang_after=0.5)
+    child = ex.call(0, "grandchild", LONG, kwargs={"daemon": True})
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("hang", LONG, ("native",))
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+    state = Path(f"/proc/{child}/stat")
+    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_start_that_hangs_says_where(make: Make) -> None:
+    with pytest.raises(StartFailed) as caught:
+        make(StartFails, 1, args=("hang",), start_timeout=2.0)
+
+    (report,) = caught.value.reports
+    assert report.reason.kind is ExitKind.UNRESPONSIVE
+    assert "on_start" in report.stacks
+
+
+def test_at_rest_nothing_is_looked_at(make: Make) -> None:
+    ex = make(hang_after=0.2, stopped_after=0.4)
+    ex.collective_rpc("rank", LONG)
+    timer = ex._core.shared.watch
+
+    wait_until(lambda: timer._timer is None or not timer._timer.is_pending)
+
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+    marks = [tmp_path / f"mark{rank}" for rank in range(3)]
+    for rank, how in enumerate(("loop", "deadlock", "stop")):
+        ex.tell("hang", (how, str(marks[rank]), rank), rank=rank)
+    wait_until(lambda: all(mark.exists() for mark in marks))
+    pid = ex.ranks[2].pid
+    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+
+    with pytest.raises(Unhealthy, match="rank 1 is waiting") as caught:
+        ex.check_health(1.0)
+
+    assert caught.value.states == {0: "busy", 1: "waiting", 2: "stopped"}
+    assert caught.value.ranks == (0, 1, 2)
+    assert "hang" in caught.value.details[0]
+
+
+def test_health_tells_the_hung_from_the_busy(make: Make, tmp_path: Path) -> None:
+    ex = make(hang_after=0.3)
+    future = ex.collective_rpc("hang", args=("deaf",), non_block=True)
+
+    with pytest.raises(Unhealthy) as caught:
+        ex.check_health(0.8)  # it is found after 0.3 s and withstands the signal until 1.3 s
+
+    assert caught.value.states == {0: "hung"}
+    with pytest.raises(WorkerDied):
+        future.result(LONG)
+
+
+DRIVER = """
+import sys
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime
+from tests.chaos.stuck import Stuck
+
+with Runtime(console=None, stream=False) as runtime:
+    with Executor(Stuck, 1, preload=(), runtime=runtime, hang_after=1.0, stopped_after=0.5) as ex:
+        calls = [ex.collective_rpc("big", args=(sys.argv[1], 60_000), non_block=True)
+                 for _ in range(40)]
+        print("sent", flush=True)
+        print(sum(len(call.result(30)[0]) for call in calls), ex.status().restarts, flush=True)
+"""
+
+
+def test_a_pause_of_the_driver_is_nobodys_hang(tmp_path: Path) -> None:
+    """Its rank cannot write its answers meanwhile: it is one call that takes longer than it may."""
+    gate = tmp_path / "gate"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(gate)], stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    try:
+        assert driver.stdout.readline() == "sent\n"
+        driver.send_signal(signal.SIGSTOP)
+        gate.touch()
+        time.sleep(3.0)  # only time makes a rank overdue
+        driver.send_signal(signal.SIGCONT)
+
+        assert driver.stdout.readline().split() == [str(40 * 60_000), "0"]
+        assert driver.wait(LONG) == 0
+    finally:
+        driver.kill()
+        driver.wait()
+        driver.stdout.close()
+
+
+@pytest.mark.parametrize("field", ["hang_after", "stopped_after"])
+@pytest.mark.parametrize("value", [0, -1.0, "soon", float("nan"), True])
+def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: object) -> None:
+    with pytest.raises(SpecError, match=field):
+        make(**{field: value})
+    with pytest.raises(SpecError, match="hang_after"):
+        limits(hang_after=value)  # type: ignore[arg-type]  # what is tested
