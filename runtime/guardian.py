@@ -19,13 +19,15 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeVar
 
-import structlog
-
 from phalanx.supervision import RuntimeFault
 
 from . import executable, ledger, tree
+from .events import GuardianReplaced, unheard
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .events import LoggedEvent
     from .hub import Hub, Watch
     from .marks import TreeMark
 
@@ -37,8 +39,11 @@ _CALM = 1.0  # seconds a guardian must live before its death is answered at once
 class Guardian:
     """The one guardian of a tree."""
 
-    def __init__(self, hub: Hub, mark: TreeMark) -> None:
+    def __init__(
+        self, hub: Hub, mark: TreeMark, emit: Callable[[LoggedEvent], None] = unheard
+    ) -> None:
         self._hub = hub
+        self._emit = emit
         self._mark = mark
         self._lock = threading.RLock()
         self._sessions: set[tuple[int, int]] = set()
@@ -153,8 +158,7 @@ class Guardian:
             if self._closed or self._sock is not None:
                 return
             self._start()
-        log = structlog.get_logger()
-        log.warning("phalanx.guardian_replaced", pid=self.pid, replaced_pid=pid)
+        self._emit(GuardianReplaced(pid=self.pid, replaced=pid, at=time.monotonic()))
 
     def _collect(self) -> None:
         assert self._sock is not None

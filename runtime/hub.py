@@ -19,19 +19,22 @@ import heapq
 import itertools
 import os
 import select
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from typing import TYPE_CHECKING
-
-import structlog
 
 from phalanx.supervision import RuntimeFault
 
 from . import ledger
+from .events import CallbackFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from .events import LoggedEvent
 
 _LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
 
@@ -90,8 +93,12 @@ class Timer:
 class Hub:
     """The thread and its one epoll."""
 
-    def __init__(self, name: str = "phalanx-hub") -> None:
+    def __init__(
+        self, name: str = "phalanx-hub", *, emit: Callable[[LoggedEvent], None] | None = None
+    ) -> None:
+        """Start the thread; *emit* is told of callbacks that raise, None prints their traces."""
         self._pid = os.getpid()
+        self._emit = emit
         self._lock = threading.Lock()
         self._watches: dict[int, Watch] = {}
         self._timers: list[tuple[float, int, Timer]] = []
@@ -239,7 +246,12 @@ class Hub:
         try:
             callback(*args)
         except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
-            structlog.get_logger().exception("phalanx.callback_failed", callback=repr(callback))
+            trace = traceback.format_exc()
+            if self._emit is None:
+                sys.stderr.write(trace)
+            else:
+                at = time.monotonic()
+                self._emit(CallbackFailed(callback=repr(callback), trace=trace, at=at))
 
     def _wake(self) -> None:
         os.eventfd_write(self._wakeup, 1)

@@ -22,11 +22,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import structlog
-
 from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 from . import ledger, subreaper, tree
+from .events import ForkUnsafe, ZygoteReplaced, unheard
 from .evidence import OutOfMemoryCounter
 from .guardian import Guardian
 from .interpreter import start_interpreter
@@ -39,6 +38,7 @@ from .zygote import Zygote, ZygoteSaid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from .events import LoggedEvent
     from .hub import Hub
 
 __all__ = ["LaunchSpec", "Launcher"]
@@ -91,10 +91,16 @@ class Launcher:
     Args:
         preload: Modules the zygote imports before it forks; none makes it quick to boot.
         start_timeout: Seconds the zygote may take to import them.
+        emit: Told of what happens to the helpers; may be called on the hub's thread.
     """
 
     def __init__(
-        self, hub: Hub, *, preload: Sequence[str] = ("torch",), start_timeout: float = 60.0
+        self,
+        hub: Hub,
+        *,
+        preload: Sequence[str] = ("torch",),
+        start_timeout: float = 60.0,
+        emit: Callable[[LoggedEvent], None] = unheard,
     ) -> None:
         for name in preload:
             if not all(part.isidentifier() for part in name.split(".")):
@@ -106,7 +112,8 @@ class Launcher:
         self._preload = tuple(preload)
         self._start_timeout = start_timeout
         self._mark = TreeMark.new(dict(os.environ))
-        self._guardian = Guardian(hub, self._mark)
+        self._emit = emit
+        self._guardian = Guardian(hub, self._mark, emit)
         self._memory = OutOfMemoryCounter()
         self._numbers = itertools.count(1)
         self._condition = threading.Condition()
@@ -430,8 +437,7 @@ class Launcher:
     def _note_unfit(self, problem: str) -> None:
         if not self._unfit:
             self._unfit = problem
-            log = structlog.get_logger()
-            log.warning("phalanx.fork_unsafe", problem=problem, fallback="exec")
+            self._emit(ForkUnsafe(problem=problem, at=time.monotonic()))
         if self._boot is not None:
             self._boot.zygote.kill()
 
@@ -459,8 +465,8 @@ class Launcher:
             if self._closed:
                 return
             boot = self._boot or self._start_zygote()
-        log = structlog.get_logger()
-        log.warning("phalanx.zygote_replaced", pid=boot.zygote.pid, replaced_pid=dead, reason=how)
+        pid = boot.zygote.pid
+        self._emit(ZygoteReplaced(pid=pid, replaced=dead, reason=how, at=time.monotonic()))
 
     # --- what is left of starts -----------------------------------------------------------
 

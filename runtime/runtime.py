@@ -24,9 +24,11 @@ from .scribe import Scribe
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from .events import LoggedEvent
     from .process import Process
 
 _START = 60.0
+_IMPORT = 300.0  # seconds for the preload; a cold disk under load takes its time for torch
 _CLOSE = 10.0
 
 
@@ -63,7 +65,7 @@ class Runtime:
         self._launchers: dict[tuple[str, ...], Launcher] = {}
         self._scribe: Scribe | None = None
         self._closed = False
-        self.hub = Hub()
+        self.hub = Hub(emit=self._emit)
 
     def launcher(self, preload: Sequence[str]) -> Launcher:
         """Return the launcher whose zygote has imported *preload*; boots it if there is none."""
@@ -114,10 +116,17 @@ class Runtime:
             msg = "the runtime is closed"
             raise RuntimeFault(msg)
 
+    def _emit(self, event: LoggedEvent) -> None:
+        scribe = self._scribe
+        if scribe is not None:
+            scribe.emit(event)
+
     def _launcher(self, preload: tuple[str, ...]) -> Launcher:
         launcher = self._launchers.get(preload)
         if launcher is None:
-            launcher = self._launchers[preload] = Launcher(self.hub, preload=preload)
+            launcher = self._launchers[preload] = Launcher(
+                self.hub, preload=preload, start_timeout=_IMPORT, emit=self._emit
+            )
         return launcher
 
 

@@ -167,9 +167,15 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
-def launcher(hub: Hub) -> Iterator[Launcher]:
+def events() -> list[Any]:
+    """What the launcher has told."""
+    return []
+
+
+@pytest.fixture
+def launcher(hub: Hub, events: list[Any]) -> Iterator[Launcher]:
     """A launcher that preloads nothing."""
-    launcher = Launcher(hub, preload=())
+    launcher = Launcher(hub, preload=(), emit=events.append)
     yield launcher
     launcher.close(time.monotonic() + PATIENCE)
 

@@ -152,7 +152,7 @@ def test_a_callback_that_raises_ends_nothing(hub: Hub, capsys: pytest.CaptureFix
     on_hub(hub)
     on_hub(hub)
 
-    assert "phalanx.callback_failed" in capsys.readouterr().out
+    assert capsys.readouterr().err.count("SystemExit: 3") == 2
 
 
 def test_posts_keep_their_order_and_those_before_a_close_still_run(hub: Hub) -> None:

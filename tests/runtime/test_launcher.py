@@ -361,23 +361,23 @@ def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: 
     ids=["thread", "cuda"],
 )
 def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
-    hub: Hub, tmp_path: Path, code: str, capsys: pytest.CaptureFixture[str]
+    hub: Hub, tmp_path: Path, code: str, events: list[Any]
 ) -> None:
-    with preloading(hub, tmp_path, code) as launcher:
+    with preloading(hub, tmp_path, code, emit=events.append) as launcher:
         starter = Starter(launcher)
         for _ in range(2):
             starter.start("tell")
             assert "preloaded" not in starter.line.hear()["modules"]
         starter.line.close()
 
-    assert capsys.readouterr().out.count("phalanx.fork_unsafe") == 1
+    assert [event.event for event in events].count("phalanx.fork_unsafe") == 1
 
 
 # --- the helpers die ----------------------------------------------------------------------
 
 
 def test_a_killed_zygote_is_replaced_and_its_workers_live_on(
-    starter: Starter, capsys: pytest.CaptureFixture[str]
+    starter: Starter, events: list[Any]
 ) -> None:
     process = starter.start("stay")
     old = zygote_pid(starter.launcher)
@@ -387,7 +387,7 @@ def test_a_killed_zygote_is_replaced_and_its_workers_live_on(
 
     assert process.status is None
     assert starter.start("leave", 4).wait(soon())
-    eventually(lambda: "zygote_replaced" in capsys.readouterr().out)
+    eventually(lambda: [event.replaced for event in events] == [old])
 
 
 def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
@@ -431,9 +431,7 @@ def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Sta
         process.close()
 
 
-def test_a_killed_guardian_is_replaced(
-    starter: Starter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_guardian_is_replaced(starter: Starter, tmp_path: Path, events: list[Any]) -> None:
     starter.launcher.on_driver_death_remove(str(tmp_path / "x"))
     guardian = starter.launcher._guardian
     old = guardian.pid
@@ -442,7 +440,7 @@ def test_a_killed_guardian_is_replaced(
 
     eventually(lambda: guardian.pid != old)
     assert starter.start("leave", 0).wait(soon())
-    eventually(lambda: "guardian_replaced" in capsys.readouterr().out)
+    eventually(lambda: [event.replaced for event in events] == [old])
 
 
 # --- what else goes on in the driver ------------------------------------------------------
