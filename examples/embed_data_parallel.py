@@ -47,6 +47,7 @@ def start(folder: str, options: Options) -> Executor[Replica]:
         args=(folder,),
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(options.kills + 3, 60.0),
+        devices=options.device,
         preload=("torch",),
         name="replicas",
     )

@@ -57,6 +57,7 @@ def start(folder: str, options: Options) -> Executor[Shard]:
         args=(folder,),
         strategy=Strategy.ONE_FOR_ALL,
         intensity=Intensity(options.kills + 3, 60.0),
+        devices=options.device,
         preload=("torch",),
         name="shards",
     )

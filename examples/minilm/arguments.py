@@ -19,6 +19,7 @@ class Options:
     seed: int
     passages: int
     batch: int
+    device: str
     query: str
     json: bool
 
@@ -43,6 +44,8 @@ def parse(name: str, about: str, most_ranks: int, argv: Sequence[str] | None) ->
     count = "passages to embed (default 5000)"
     add("--passages", type=_between(1), default=5000, metavar="N", help=count)
     add("--batch", type=_between(1), default=32, metavar="N", help="passages a call (default 32)")
+    where = "cpu, or cuda with one GPU for each rank (default cpu)"
+    add("--device", choices=("cpu", "cuda"), default="cpu", help=where)
     add("--query", default="how do I open a file", metavar="TEXT", help="what to look for")
     add("--json", action="store_true", help="print the result as one JSON object")
     return Options(**vars(parser.parse_args(argv)))

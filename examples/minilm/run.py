@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from phalanx import PhalanxError
+
 from .arguments import Options, parse
 from .corpus import corpus
 from .job import Job
@@ -61,7 +63,7 @@ def main(pipeline: Pipeline, argv: Sequence[str] | None = None) -> int:
     options = parse(pipeline.name, pipeline.about, pipeline.most_ranks, argv)
     try:
         outcome = run(pipeline, options)
-    except ModelMissingError as error:
+    except (ModelMissingError, PhalanxError) as error:  # it did not even start
         print(error, file=sys.stderr)
         return 1
     print(outcome.to_json() if options.json else outcome.render())

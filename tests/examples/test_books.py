@@ -111,6 +111,7 @@ def test_the_table_says_what_was_counted() -> None:
         (["--kills", "-1"], "-1 is not at least 0"),
         (["--batch", "0"], "0 is not at least 1"),
         (["--passages", "many"], "many"),
+        (["--device", "tpu"], "tpu"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_named(

@@ -34,6 +34,7 @@ def test_a_hundred_runs_with_kills_all_end_with_the_reference(name: str) -> None
                 seed=drawn.randrange(1 << 32),
                 passages=160,
                 batch=8,
+                device="cpu",
                 query="how do I open a file",
                 json=True,
             )
