@@ -715,7 +715,7 @@ class Executor(Generic[W]):
         if not non_block:
             self._check_may_wait(name)
         payloads = [
-            Payload.of(encode((method, args, kwargs), f"the arguments of {name}"))
+            Payload.of(encode((method, args, kwargs), f"the arguments of {name}"), plane.arena)
             for args, kwargs in each
         ]
         call = Call(

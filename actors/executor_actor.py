@@ -198,7 +198,7 @@ class ExecutorActor(pykka.ThreadingActor):
             backoff=spec.backoff,
         )
         self._devices = DevicePool.of(spec.devices, spec.world_size)
-        self._members = Members(spec, runtime, self._devices, self._tell)
+        self._members = Members(spec, runtime, self._devices, self._tell, shared.plane.arena)
         self._store = RendezvousStore(
             runtime.hub,
             partial(runtime.launcher, spec.preload),
@@ -303,7 +303,9 @@ class ExecutorActor(pykka.ThreadingActor):
             return
         member.ready = True
         member.seated = True
-        self._plane.join(member.rank, member.incarnation, member.data, member.board)
+        self._plane.join(
+            member.rank, member.incarnation, member.data, member.board, member.exchange
+        )
         now = time.monotonic()
         self._publish(WorkerReady(**_who(member), took=now - member.started_at, at=now))
         self._act(RankReady(member.rank, member.incarnation, now))

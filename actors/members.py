@@ -24,6 +24,7 @@ from phalanx.runtime import (
     STACKS,
     Board,
     Boot,
+    DriverExchange,
     Frame,
     Kind,
     LaunchSpec,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from phalanx.runtime import (
+        Arena,
         DevicePool,
         Lease,
         Process,
@@ -84,6 +86,7 @@ class Member:
     data: socket.socket
     control: socket.socket
     board: Board
+    exchange: DriverExchange
     output: WorkerOutput
     lease: Lease
     started_at: float
@@ -108,11 +111,13 @@ class Members:
         runtime: Runtime,
         devices: DevicePool,
         tell: Callable[[Notice], None],
+        arena: Arena,
     ) -> None:
         self._spec = spec
         self._runtime = runtime
         self._devices = devices
         self._tell = tell
+        self._arena = arena
         self._members: dict[int, Member] = {}
 
     def find(self, rank: int, incarnation: int) -> Member | None:
@@ -246,6 +251,7 @@ class Members:
         if not member.seated:
             _shut(member.data)
             member.board.close()
+            member.exchange.close()
         member.output.close()
 
     def last_lines(self, member: Member) -> Any:
@@ -281,6 +287,8 @@ class Members:
             control, control_end = _pair(made)
             board = Board.create()
             made.callback(board.close)
+            exchange = DriverExchange.create(self._arena)
+            made.callback(exchange.close)
             output = self._runtime.scribe.open_worker(labels)
             made.callback(output.close)
             hello = Payload.of(None).packet(Kind.HELLO, epoch=epoch, call_id=0)
@@ -295,6 +303,7 @@ class Members:
             data=data,
             control=control,
             board=board,
+            exchange=exchange,
             output=output,
             lease=lease,
             started_at=time.monotonic(),
@@ -339,6 +348,7 @@ class Members:
                 "data": ends[0].fileno(),
                 "control": ends[1].fileno(),
                 "board": member.board.fd,
+                **member.exchange.fds(),
                 **member.output.child_fds(),
             },
             label=f"{spec.name}/{rank}#{member.incarnation}",

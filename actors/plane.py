@@ -26,7 +26,19 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import EVERY_RANK, Flag, Frame, Kind, ledger, receive, send, withdraw
+from phalanx.runtime import (
+    ARENA_IDLE,
+    ARENA_LONGEST,
+    EVERY_RANK,
+    Arena,
+    Flag,
+    Frame,
+    Kind,
+    ledger,
+    receive,
+    send,
+    withdraw,
+)
 from phalanx.supervision import ExecutorClosed
 
 from .calls import Call, CancelledError, Shape
@@ -37,7 +49,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Iterator
 
-    from phalanx.runtime import Board, Hub
+    from phalanx.runtime import Board, DriverExchange, Hub, Timer
 
 
 _DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
@@ -58,6 +70,7 @@ class Seat:
     incarnation: int
     sock: socket.socket
     board: Board
+    exchange: DriverExchange
     sent: dict[int, Call | None] = field(default_factory=dict[int, Call | None])
     outbox: deque[tuple[bytes, int | None]] = field(
         default_factory=deque[tuple[bytes, "int | None"]]
@@ -148,6 +161,8 @@ class Plane:
         self._room: deque[Ticket] = deque()  # submitters that wait for a place
         self._idle: list[threading.Event] = []
         self.dropped = 0
+        self.arena = Arena.create()
+        self._trimming: Timer | None = None
         self._reading = Reading(hub, self._lock, self._on_ready, lambda: self._unanswered > 0)
 
     # --- membership ---------------------------------------------------------------------
@@ -161,12 +176,19 @@ class Plane:
             self._seats = (self._seats + [None] * size)[:size]
             self._alone = (self._alone + [deque[Call]() for _ in range(size)])[:size]
 
-    def join(self, rank: int, incarnation: int, sock: socket.socket, board: Board) -> None:
+    def join(
+        self,
+        rank: int,
+        incarnation: int,
+        sock: socket.socket,
+        board: Board,
+        exchange: DriverExchange,
+    ) -> None:
         """Seat a new incarnation; from here on it may be sent calls of its own."""
         sock.setblocking(False)
         with self._lock:
             board.enter(self._round)
-            seat = Seat(rank, incarnation, sock, board)
+            seat = Seat(rank, incarnation, sock, board, exchange)
             self._seats[rank] = seat
             self._by_fd[sock.fileno()] = seat
             self._reading.add(sock.fileno())
@@ -348,6 +370,9 @@ class Plane:
                     _free(seat)
             self._seats = []
             self._by_fd.clear()
+            if self._trimming is not None:
+                self._trimming.cancel()
+            self.arena.close()
         self._reading.close()
 
     # --- calls --------------------------------------------------------------------------
@@ -476,6 +501,8 @@ class Plane:
         return len(self._turns) + len(self._pool) + sum(map(len, self._alone))
 
     def _enqueue(self, call: Call) -> None:
+        if self.arena.is_warm:
+            self._trim_later()
         match call.shape:
             case Shape.COLLECTIVE | Shape.GATHER:
                 self._turns.append(call)
@@ -560,6 +587,8 @@ class Plane:
             if call.hang_after is not None:
                 seat.limits[wire] = (call.name, call.hang_after)
             self._unanswered += 1
+            if payload.extent is not None:
+                payload.lend(seat.exchange.borrower)
             self._transmit(seat, packet, payload.file)
         if call.hang_after is not None or not self._watched:
             self._watched = True
@@ -593,6 +622,24 @@ class Plane:
         if not seat.ended:
             self._reading.want_to_write(seat.sock.fileno(), on=False)
 
+    def _trim_later(self, wait: float = ARENA_IDLE) -> None:
+        """Give the arena's memory back once it has lain idle."""
+        if self._trimming is not None or self.arena.fd < 0:
+            return
+        placed = self.arena.placed
+
+        def look() -> None:
+            with self._lock:
+                self._trimming = None
+                idle = self.arena.placed == placed
+                if idle:
+                    self.arena.trim()
+                if self.arena.is_warm:
+                    # Idle and yet warm: a reader keeps something. Then look less often.
+                    self._trim_later(min(2 * wait, ARENA_LONGEST) if idle else ARENA_IDLE)
+
+        self._trimming = self._hub.call_at(time.monotonic() + wait, look)
+
     def _make_room(self, *, everyone: bool = False) -> None:
         room = self._room
         free = len(room) if everyone else self._depth - self._waiting()
@@ -624,7 +671,7 @@ class Plane:
         """Read what is there and act on it; return False at the end of the stream."""
         while True:
             try:
-                frame = receive(seat.sock)
+                frame = receive(seat.sock, seat.exchange.reader)
             except BlockingIOError:
                 return True
             except ConnectionResetError:
@@ -644,7 +691,7 @@ class Plane:
         """Read everything a dead rank has written."""
         while not seat.ended:
             try:
-                frame = receive(seat.sock)
+                frame = receive(seat.sock, seat.exchange.reader)
             except ConnectionResetError:
                 continue
             except OSError:  # nothing more: all it ever wrote has been there since it died
@@ -793,3 +840,4 @@ def _free(seat: Seat) -> None:
     ledger.disown(seat.sock.fileno())
     seat.sock.close()
     seat.board.close()
+    seat.exchange.close()

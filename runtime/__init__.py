@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from . import ledger
+from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
+from .arena_exchange import DriverExchange, WorkerExchange
 from .board import Board, withdraw
 from .codec import Encoded, decode, encode, encode_by_value
 from .console import render
@@ -37,15 +39,19 @@ from .tree import TreeReport
 from .worker_main import Boot, Link
 
 __all__ = [
+    "ARENA_IDLE",
+    "ARENA_LONGEST",
     "EVERY_RANK",
     "LEVELS",
     "STACKS",
+    "Arena",
     "AsyncOutput",
     "Board",
     "Boot",
     "CallInProgress",
     "CrashReport",
     "DevicePool",
+    "DriverExchange",
     "DriverStream",
     "Encoded",
     "ExitEvidence",
@@ -78,6 +84,7 @@ __all__ = [
     "Vitals",
     "Watch",
     "WorkerCrashed",
+    "WorkerExchange",
     "WorkerExited",
     "WorkerLabels",
     "WorkerOutput",

@@ -2,11 +2,11 @@
 
 Guarantees: a value is encoded once, however many ranks will read it; buffers of at least
 `BUFFER_THRESHOLD` bytes (tensors, arrays, anything that offers protocol-5 buffers) are not copied
-into the pickle; what is decoded from a private mapping may be written in place. Classes and
-functions defined in ``__main__`` or in a notebook travel by value, everything importable by name.
-torch is used only where the process has already imported it.
+into the pickle, and neither are large ``bytes``; what is decoded from a private mapping may be
+written in place. Classes and functions defined in ``__main__`` or in a notebook travel by value,
+everything importable by name. torch is used only where the process has already imported it.
 
-Left to others: where the bytes go (`frames`, `channel`).
+Left to others: where the bytes go (`frames`, `arena`).
 
 Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
 """
@@ -14,7 +14,6 @@ Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
 from __future__ import annotations
 
 import ctypes
-import io
 import pickle
 import sys
 from copyreg import dispatch_table as registered
@@ -32,17 +31,39 @@ BUFFER_THRESHOLD = 16 * 1024
 """Bytes from which a buffer stays out of the pickle."""
 
 
+_LARGE = 64 * 1024
+"""Bytes from which the pickler hands a ``bytes`` object on as it is instead of copying it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A pickled value: *body*, and the buffers it refers to, in order."""
+    """A pickled value: the pickle in *chunks*, and the buffers it refers to, in order."""
 
-    body: bytes
+    chunks: Sequence[bytes | bytearray | memoryview]
     buffers: tuple[memoryview, ...] = ()
+
+    def small(self, limit: int) -> bytes | None:
+        """Return the pickle in one piece if it has no more than *limit* bytes."""
+        chunks = self.chunks
+        if len(chunks) == 1 and type(chunks[0]) is bytes:
+            return chunks[0] if len(chunks[0]) <= limit else None
+        return self.body if sum(map(_size, chunks)) <= limit else None
+
+    @property
+    def body(self) -> bytes:
+        """The pickle in one piece."""
+        return b"".join(self.chunks)
 
     @property
     def size_bytes(self) -> int:
         """Bytes in all."""
-        return len(self.body) + sum(view.nbytes for view in self.buffers)
+        return sum(map(_size, self.chunks)) + sum(view.nbytes for view in self.buffers)
+
+
+class _Chunks(list[Any]):
+    """What a pickler writes to. Large objects arrive as they are, uncopied."""
+
+    write = list[Any].append
 
 
 def encode(value: object, what: str) -> Encoded:
@@ -61,9 +82,9 @@ def encode(value: object, what: str) -> Encoded:
         return False
 
     try:
-        body = _dumps(value, keep_in_band)
-        if b"__main__" not in body:
-            return Encoded(body, tuple(buffers))
+        chunks = _dumps(value, keep_in_band)
+        if not any(b"__main__" in chunk for chunk in chunks if _size(chunk) < 2 * _LARGE):
+            return Encoded(chunks, tuple(buffers))
     except Exception:  # noqa: BLE001, S110  # whatever the fast way cannot do, cloudpickle may
         pass
     buffers.clear()
@@ -79,26 +100,47 @@ def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
-def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
+def _size(chunk: bytes | bytearray | memoryview) -> int:
+    return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
+
+
+def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> Sequence[bytes]:
     torch = sys.modules.get("torch")
-    if torch is None:
-        return pickle.dumps(value, 5, buffer_callback=keep_in_band)
-    target = io.BytesIO()
+    if torch is None and not _holds_large(value):
+        return (pickle.dumps(value, 5, buffer_callback=keep_in_band),)  # the quicker way
+    target = _Chunks()
     pickler = pickle.Pickler(target, 5, buffer_callback=keep_in_band)
-    pickler.dispatch_table = _torch_table(torch)
+    if torch is not None:
+        pickler.dispatch_table = _torch_table(torch)
     pickler.dump(value)
-    return target.getvalue()
+    return target
 
 
-def _dumps_by_value(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> bytes:
-    target = io.BytesIO()
+def _holds_large(value: Any) -> bool:
+    """Whether large bytes lie on the surface of *value*; deeper ones are copied once more."""
+    if isinstance(value, tuple):
+        items: tuple[Any, ...] = value
+        return any(_holds_large(each) for each in items)
+    if isinstance(value, dict):
+        named: dict[Any, Any] = value
+        return any(isinstance(each, _BYTES) and len(each) >= _LARGE for each in named.values())
+    return isinstance(value, _BYTES) and len(value) >= _LARGE
+
+
+_BYTES = (bytes, bytearray)
+
+
+def _dumps_by_value(
+    value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]
+) -> Sequence[bytes]:
+    target = _Chunks()
     pickler = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
     torch = sys.modules.get("torch")
     if torch is not None:
         for kind, reduce in _torch_table(torch).items():
             pickler.dispatch_table[kind] = reduce
     pickler.dump(value)
-    return target.getvalue()
+    return target
 
 
 _tables: dict[int, dict[type, Callable[[Any], Any]]] = {}

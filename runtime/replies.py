@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from phalanx.supervision import NotPicklable, RemoteError
+from phalanx.supervision import MessageTooLarge, NotPicklable, RemoteError
 
 from .codec import encode
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, send
@@ -27,6 +27,8 @@ from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, send
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
+
+    from .arena_exchange import WorkerExchange
 
 
 class AsyncOutput(ABC):
@@ -87,8 +89,11 @@ class RemoteFailure:
 class ReplyLine:
     """Sends one worker's answers in order."""
 
-    def __init__(self, sock: socket.socket, rank: int, incarnation: int) -> None:
+    def __init__(
+        self, sock: socket.socket, exchange: WorkerExchange, rank: int, incarnation: int
+    ) -> None:
         self._sock = sock
+        self._exchange = exchange
         self._rank = rank
         self._incarnation = incarnation
         self._waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None] | None = None
@@ -172,7 +177,7 @@ class ReplyLine:
             return
         try:
             self._send(call, Kind.REPLY, encoded)
-        except (MemoryError, OSError) as error:
+        except (MemoryError, MessageTooLarge, OSError) as error:
             if isinstance(error, (BrokenPipeError, ConnectionError)):
                 raise
             self._send_error(call, error)
@@ -181,8 +186,8 @@ class ReplyLine:
         flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
 
-    def _send(self, call: Frame, kind: Kind, encoded: Any, flags: Flag = Flag.NONE) -> None:
-        payload = Payload.of(encoded)
+    def _send(self, call: Frame, kind: Kind, encoded: Any, flags: int = Flag.NONE) -> None:
+        payload = Payload.of(encoded, self._exchange.arena)
         try:
             packet = payload.packet(
                 kind,
@@ -191,6 +196,7 @@ class ReplyLine:
                 incarnation=self._incarnation,
                 flags=flags,
             )
+            payload.lend(self._exchange.borrower)
             send(self._sock, packet, payload.file)
         finally:
             payload.close()

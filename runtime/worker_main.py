@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
 
+from .arena import ARENA_IDLE, ARENA_LONGEST
+from .arena_exchange import WorkerExchange
 from .board import Board, register_worker
 from .codec import encode
 from .frames import Flag, Frame, Kind, Payload, receive, send
@@ -124,8 +127,10 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             link.tell(Kind.START_FAILED, RemoteFailure.of(error))
             return _start_exit_code(error)
         _greet(data, link)
-        replies = ReplyLine(data, boot.rank, boot.incarnation)
-        return _Worker(data, link, board, hosted, replies).run()
+        exchange = WorkerExchange.inherit(fds)
+        replies = ReplyLine(data, exchange, boot.rank, boot.incarnation)
+        worker = _Worker(data, link, board=board, hosted=hosted, replies=replies, exchange=exchange)
+        return worker.run()
     except Terminated as end:
         _die_of(end.number)
         return 128 + end.number
@@ -136,15 +141,19 @@ class _Worker:
         self,
         data: socket.socket,
         link: Link,
+        *,
         board: Board,
         hosted: Hosted,
         replies: ReplyLine,
+        exchange: WorkerExchange,
     ) -> None:
         self._data = data
         self._link = link
         self._board = board
         self._hosted = hosted
         self._replies = replies
+        self._arena = exchange.arena
+        self._lender = exchange.reader
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
@@ -177,9 +186,13 @@ class _Worker:
 
     def _serve(self) -> None:
         data = self._data
+        lender = self._lender
+        arena = self._arena
         while True:
+            if arena.is_warm:
+                self._trim_when_idle()
             try:
-                frame = receive(data)
+                frame = receive(data, lender)
             except ConnectionResetError:
                 continue
             if frame is None:
@@ -191,22 +204,33 @@ class _Worker:
             elif frame.kind == Kind.STOP:
                 return
 
+    def _trim_when_idle(self) -> None:
+        """Give idle memory back while no message comes; return when one is there."""
+        readable = select.poll()
+        readable.register(self._data, select.POLLIN)
+        wait = ARENA_IDLE
+        while self._arena.is_warm and not readable.poll(wait * 1000):
+            self._arena.trim()
+            wait = min(2 * wait, ARENA_LONGEST)  # the driver keeps what is left: look less often
+
     def _call(self, frame: Frame) -> None:
         call_id = frame.call_id
         board = self._board
         now = board.begin(call_id)
-        if frame.incarnation != now and frame.flags & Flag.COLLECTIVE:
-            if board.is_void(call_id, frame.incarnation, now):
-                board.finish(call_id, served=False)
-                frame.drop()
-                self._replies.skip(frame)
-                return
+        withdrawable = frame.incarnation != now and frame.flags & Flag.COLLECTIVE
+        if withdrawable and board.is_void(call_id, frame.incarnation, now):
+            board.finish(call_id, served=False)
+            frame.drop()
+            self._replies.skip(frame)
+            return
         if frame.epoch != self._link.epoch:
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
         try:
             method, args, kwargs = frame.value()
             result = self._hosted.invoke(method, args, kwargs)
+            # Before the answer: so the driver finds the arguments' memory free for its next call.
+            del args, kwargs
         except Exception as error:  # noqa: BLE001  # the caller's to judge
             self._replies.refuse(frame, error)
         else:

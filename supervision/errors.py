@@ -51,6 +51,23 @@ class NotPicklable(CallerError, TypeError):
     """A class, argument or callable that cannot travel to a worker; nothing was sent."""
 
 
+class MessageTooLarge(CallerError, ValueError):
+    """A message for which there is no memory; none of it was written.
+
+    Attributes:
+        size: Bytes of the message.
+        limit: Bytes that were free for it.
+    """
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"a message of {size} bytes, where {limit} bytes are free for it")
+        self.size = size
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.size, self.limit)
+
+
 class UnknownMethod(CallerError, AttributeError):
     """The worker class has no public method of that name."""
 

@@ -1,0 +1,267 @@
+"""The arena: who may use which memory when."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.runtime.arena import PAGE, SLOTS, Arena, Borrower
+from phalanx.runtime.arena_exchange import DriverExchange
+from phalanx.runtime.arena_reader import COPY_LIMIT, ArenaReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from phalanx.runtime.arena import Extent
+
+LARGE = COPY_LIMIT + 5 * PAGE
+
+
+@pytest.fixture
+def arena() -> Iterator[Arena]:
+    arena = Arena.create(64 * LARGE // PAGE * PAGE)
+    yield arena
+    arena.close()
+
+
+class Peer:
+    """A reader in this process, with counters of its own."""
+
+    def __init__(self, arena: Arena) -> None:
+        counters = memoryview(bytearray(8 * SLOTS)).cast("Q")
+        self.borrower = Borrower(counters)
+        self.reader = ArenaReader(os.dup(arena.fd), counters)
+
+    def read(self, extent: Extent, size: int) -> memoryview:
+        return self.reader.open(extent.slot, extent.start, size)
+
+
+def send(arena: Arena, content: bytes, *peers: Peer) -> Extent:
+    extent = arena.place(len(content))
+    assert extent is not None
+    extent.write([memoryview(content)], [0])
+    for peer in peers:
+        extent.lend(peer.borrower)
+    extent.let_go()
+    return extent
+
+
+def filled(byte: int, size: int = LARGE) -> bytes:
+    return bytes([byte]) * size
+
+
+def test_a_place_is_used_again_once_every_reader_has_let_go(arena: Arena) -> None:
+    one, two = Peer(arena), Peer(arena)
+    extent = send(arena, filled(1), one, two)
+    views = [one.read(extent, LARGE), two.read(extent, LARGE)]
+
+    while_both_read = send(arena, filled(2)).start
+    views.pop()
+    while_one_reads = send(arena, filled(3)).start
+    views.pop()
+    after = send(arena, filled(4)).start
+
+    assert (while_both_read, while_one_reads) == (extent.start + extent.pages * PAGE,) * 2
+    assert after == extent.start
+
+
+def test_a_view_kept_for_ever_never_changes_and_costs_only_its_own_place(arena: Arena) -> None:
+    peer = Peer(arena)
+    kept = peer.read(send(arena, filled(7), peer), LARGE)
+
+    for byte in range(200):
+        assert peer.read(send(arena, filled(byte), peer), LARGE) == filled(byte)
+
+    assert kept == filled(7)
+    assert arena.backed_bytes == 2 * (LARGE // PAGE) * PAGE
+
+
+def test_what_a_reader_writes_is_seen_by_nobody_else_and_gone_with_its_view(arena: Arena) -> None:
+    one, two = Peer(arena), Peer(arena)
+    extent = send(arena, filled(1), one, two)
+    mine, theirs = one.read(extent, LARGE), two.read(extent, LARGE)
+
+    mine[:] = filled(9)
+
+    assert theirs == filled(1)
+    del mine, theirs
+    again = send(arena, filled(2), one, two)
+    assert again.start == extent.start
+    assert one.read(again, LARGE) == filled(2)
+
+
+def test_a_slice_of_a_view_keeps_its_place(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1), peer)
+    part = peer.read(extent, LARGE)[100:200]
+    gc.collect()
+
+    assert send(arena, filled(2), peer).start != extent.start
+    assert part == filled(1, 100)
+
+
+def test_a_view_in_a_dead_cycle_is_whole_until_the_last_finalizer_has_run(arena: Arena) -> None:
+    peer = Peer(arena)
+    seen: list[bytes] = []
+
+    class Cyclic:
+        def __init__(self, view: memoryview) -> None:
+            self.view = view
+            self.me = self
+
+        def __del__(self) -> None:
+            send(arena, filled(2), peer)
+            seen.append(bytes(self.view[:1]))
+
+    Cyclic(peer.read(send(arena, filled(1), peer), LARGE))
+    gc.collect()
+
+    assert seen == [b"\1"]
+
+
+def test_a_message_sent_twice_to_one_reader_is_held_until_both_are_dropped(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = arena.place(LARGE)
+    assert extent is not None
+    extent.lend(peer.borrower)
+    extent.lend(peer.borrower)
+    extent.let_go()
+
+    peer.reader.give_back(extent.slot)
+    before = send(arena, filled(2)).start
+    peer.reader.give_back(extent.slot)
+    after = send(arena, filled(2)).start
+
+    assert before != extent.start
+    assert after == extent.start
+
+
+def test_a_dead_reader_holds_nothing(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1), peer)
+
+    peer.borrower.forget()
+
+    assert send(arena, filled(2)).start == extent.start
+
+
+def test_a_sender_that_may_send_again_keeps_the_place(arena: Arena) -> None:
+    extent = arena.place(LARGE)
+    assert extent is not None
+
+    while_kept = send(arena, filled(2)).start
+    extent.let_go()
+
+    assert while_kept != extent.start
+    assert send(arena, filled(3)).start == extent.start
+
+
+def test_small_messages_are_copied_and_given_back_at_once(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1, 1000), peer)
+
+    view = peer.read(extent, 1000)
+
+    assert send(arena, filled(2, 1000)).start == extent.start
+    assert view == filled(1, 1000)
+    view[:] = filled(3, 1000)  # writable, as a mapping is
+
+
+def test_a_full_arena_has_no_place_and_a_trimmed_one_no_memory(arena: Arena) -> None:
+    extents: list[Extent] = []
+    while (extent := arena.place(8 * LARGE)) is not None:
+        extents.append(extent)
+
+    for extent in extents:
+        extent.let_go()
+    arena.trim()
+
+    assert len(extents) == 8
+    assert arena.backed_bytes == 0
+    assert os.fstat(arena.fd).st_blocks == 0
+    assert not arena.is_warm
+
+
+def test_trimming_spares_what_is_read(arena: Arena) -> None:
+    peer = Peer(arena)
+    first = send(arena, filled(1), peer)
+    second = send(arena, filled(2), peer)
+    view = peer.read(second, LARGE)
+    peer.reader.give_back(first.slot)
+
+    arena.trim()
+
+    assert view == filled(2)
+    assert arena.is_warm
+    assert os.fstat(arena.fd).st_blocks * 512 == second.pages * PAGE
+
+
+def test_there_are_no_more_messages_than_slots(arena: Arena) -> None:
+    placed = [arena.place(1) for _ in range(SLOTS)]
+
+    assert None not in placed
+    assert arena.place(1) is None
+
+
+@pytest.mark.parametrize(
+    ("slot", "start", "size"),
+    [(SLOTS, 0, 10), (0, 1, 10), (0, 0, 0), (0, 1 << 60, 10), (0, 0, 1 << 60), (0, PAGE, 1 << 40)],
+)
+def test_a_place_that_is_none_is_refused(arena: Arena, slot: int, start: int, size: int) -> None:
+    with pytest.raises(ValueError, match="no place"):
+        Peer(arena).reader.open(slot, start, size)
+
+
+def test_without_descriptors_a_message_is_copied(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1), peer)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        view = peer.read(extent, LARGE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert view == filled(1)
+
+
+def test_a_forked_child_keeps_what_its_parent_gives_back(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1), peer)
+    view = peer.read(extent, LARGE)
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.read(told, 1)
+        os._exit(0 if bytes(view) == filled(1) else 1)
+
+    del view
+    again = send(arena, filled(2), peer)
+    os.write(tell, b"x")
+
+    assert again.start == extent.start
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    os.close(told)
+    os.close(tell)
+
+
+def test_what_a_dead_worker_sent_can_still_be_read(arena: Arena) -> None:
+    exchange = DriverExchange.create(arena)
+    fds = {name: os.dup(fd) for name, fd in exchange.fds().items()}
+    theirs = Arena(fds["results"])
+    extent = send(theirs, filled(5))
+    reader = exchange.reader
+    assert reader is not None
+
+    exchange.close()
+    theirs.close()
+    view = reader.open(extent.slot, extent.start, LARGE)
+    del reader
+
+    assert view == filled(5)
+    os.close(fds["arena"])
+    os.close(fds["returns"])
