@@ -68,6 +68,7 @@ class Status:
         restarts: Deaths that led to a restart, in all.
         restarts_in_window: Of those, how many count against the intensity just now.
         planned: Planned restarts and resizes; they count as no failure.
+        standby: Spares that are warm.
         reports: The crash reports of the latest deaths, oldest first.
         in_flight: Calls sent and not settled.
         waiting: Calls accepted that wait for their turn.
@@ -81,6 +82,7 @@ class Status:
     restarts: int
     restarts_in_window: int
     planned: int
+    standby: int
     reports: tuple[CrashReport, ...]
     in_flight: int
     waiting: int
@@ -122,6 +124,8 @@ class Executor(Generic[W]):
             are taken, and it is killed. None sets no limit but those that methods declare
             (`limits`).
         stopped_after: Seconds a rank that owes an answer may be stopped (SIGSTOP); None for ever.
+        standby: How many spare processes are kept warm: everything is imported and `on_standby`
+            has run. One takes the place of a rank that died at once; another follows it.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -159,6 +163,7 @@ class Executor(Generic[W]):
         report_dir: str | Path | None = None,
         hang_after: float | None = None,
         stopped_after: float | None = 10.0,
+        standby: int = 0,
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
     ) -> None:
@@ -189,6 +194,7 @@ class Executor(Generic[W]):
             report_dir=report_dir,
             hang_after=hang_after,
             stopped_after=stopped_after,
+            standby=standby,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()
@@ -504,6 +510,7 @@ class Executor(Generic[W]):
             restarts=view.restarts,
             restarts_in_window=view.restarts_in_window,
             planned=view.planned,
+            standby=view.standby,
             reports=view.reports,
             **counts,
         )

@@ -72,7 +72,7 @@ from phalanx.supervision import (
 )
 
 from .layout import Layout
-from .members import Members
+from .members import Formation, Members
 from .notices import (
     BackOffOver,
     Close,
@@ -84,10 +84,12 @@ from .notices import (
     Planned,
     ProcessGone,
     RankSaid,
+    Refill,
     Started,
     StopOverdue,
     StreamEnded,
 )
+from .standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,6 +133,7 @@ class GroupView:
         restarts: Deaths that led to a restart, in all.
         restarts_in_window: How many of those count against the intensity just now.
         planned: Planned restarts and resizes; they count as no failure.
+        standby: Spares that are warm.
     """
 
     phase: Phase = Phase.STARTING
@@ -139,6 +142,7 @@ class GroupView:
     restarts: int = 0
     restarts_in_window: int = 0
     planned: int = 0
+    standby: int = 0
     reports: tuple[CrashReport, ...] = ()
 
 
@@ -206,6 +210,7 @@ class ExecutorActor(pykka.ThreadingActor):
             on_event=self._publish,
         )
         self._rendezvous: Any = None
+        self._standby = Standby(spec.standby, self._members, runtime.hub, self._tell, self._publish)
         self._planned: Planned | None = None
         self._down_at = time.monotonic()
         self._restarts = 0
@@ -244,8 +249,12 @@ class ExecutorActor(pykka.ThreadingActor):
             case RankSaid():
                 self._said(notice)
             case ProcessGone(rank, incarnation):
+                spare = self._standby.find(rank)
                 member = self._members.find(rank, incarnation)
-                if member is not None:
+                if spare is not None:
+                    self._standby.gone(spare)
+                    self._show()
+                elif member is not None:
                     self._gone(member)
             case StreamEnded(rank, incarnation):
                 member = self._members.find(rank, incarnation)
@@ -253,6 +262,9 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
+            case Refill():
+                if self._state.phase is Phase.SERVING:
+                    self._standby.fill()
             case Look():
                 self._look(notice)
             case StopOverdue():
@@ -278,13 +290,17 @@ class ExecutorActor(pykka.ThreadingActor):
                 pass  # an actor may be told anything; only notices mean something here
 
     def _said(self, notice: RankSaid) -> None:
-        member = self._members.find(notice.rank, notice.incarnation)
+        spare = self._standby.find(notice.rank)
+        member = self._members.find(notice.rank, notice.incarnation) if spare is None else spare
         frame = notice.frame
         if member is None or frame.incarnation != member.incarnation:
             frame.drop()
             return
         if frame.kind == Kind.READY:
             self._ready(member)
+        elif frame.kind == Kind.STANDBY:
+            self._standby.warm(member)
+            self._show()
         elif frame.kind == Kind.EVENT:
             self._emitted(member, frame)
         elif frame.kind in (Kind.START_FAILED, Kind.LAST_WORDS):
@@ -327,7 +343,8 @@ class ExecutorActor(pykka.ThreadingActor):
         )
 
     def _overdue(self, notice: Overdue) -> None:
-        member = self._members.find(notice.rank, notice.incarnation)
+        spare = self._standby.find(notice.rank)
+        member = spare or self._members.find(notice.rank, notice.incarnation)
         if member is None or (notice.what == "start" and member.ready):
             return
         match notice.what:
@@ -540,13 +557,10 @@ class ExecutorActor(pykka.ThreadingActor):
         try:
             if self._rendezvous is None or self._rendezvous.epoch != action.epoch:
                 self._rendezvous = self._store.open(action.epoch)
-            members = self._members.start(
-                action.epoch,
-                self._layout,
-                not self._spec.is_plain,
-                action.ranks,
-                self._rendezvous,
+            formation = Formation(
+                action.epoch, self._layout, not self._spec.is_plain, self._rendezvous
             )
+            members = self._members.start(formation, action.ranks, self._standby.take)
         except Exception as error:  # a start that fails is an exit of those ranks
             if self.shared.start_error is None and self._state.served_at is None:
                 self.shared.start_error = error
@@ -557,8 +571,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
             return
         for member in members:
-            device = member.lease.device
-            at = member.started_at
+            device, at = member.labels.device, member.started_at
             self._publish(WorkerStarted(**_who(member), device=device, at=at))
 
     def _stop_ranks(self, ranks: tuple[int, ...], *, hurry: bool) -> None:
@@ -589,6 +602,7 @@ class ExecutorActor(pykka.ThreadingActor):
         if self._planned is not None:
             self._finish_plan(accepted=True)
         self.shared.ready.set()
+        self._tell(Refill())  # after what is waiting to be heard already
 
     # --- the end ------------------------------------------------------------------------
 
@@ -643,6 +657,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._on_end(reason)
         for give_back in (
             shared.watch.close,
+            self._standby.close,
             self._store.close,
             self._devices.close,
             self._plane.close,
@@ -701,7 +716,7 @@ class ExecutorActor(pykka.ThreadingActor):
                     rank.incarnation,
                     self._state.epoch,
                     str(rank.state),
-                    member.lease.device if member is not None and current else "",
+                    member.labels.device if member is not None and current else "",
                 )
             )
         shared = self.shared
@@ -713,6 +728,7 @@ class ExecutorActor(pykka.ThreadingActor):
                 restarts=self._restarts,
                 restarts_in_window=len(self._state.window.spent),
                 planned=self._planned_count,
+                standby=self._standby.count,
                 reports=tuple(self._reports),
             )
             shared.changed.notify_all()

@@ -12,10 +12,11 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import WorkerLabels, worker_logger
+from phalanx.runtime import WorkerLabels, await_assignment, worker_logger
 from phalanx.supervision import UnknownMethod
 
 from .context import WorkerContext
+from .worker import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
     from .layout import Layout
-    from .worker import WorkerActor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ class Seed:
     """What one incarnation grows from; pickled by name.
 
     Attributes:
-        factory: The pickled (class, args, kwargs), by value where they have no importable name.
+        factory: The pickled (class, args, kwargs), by value where they have no importable name;
+            empty for a spare, which has had it.
         keywords: The pickled keyword arguments of this rank alone.
     """
 
@@ -48,19 +49,42 @@ class Seed:
     rendezvous: Rendezvous | None
 
 
+class Recipe:
+    """How the user's object is built: unpickled once, which imports what it needs."""
+
+    def __init__(self, factory: bytes) -> None:
+        self._cls, self._args, self._kwargs = pickle.loads(factory)
+        self._made: WorkerActor | None = None
+
+    def prepare(self) -> None:
+        """Build it now and run `on_standby`, where its class has that."""
+        if self._cls.on_standby is not WorkerActor.on_standby:
+            made: WorkerActor = self._cls(*self._args, **self._kwargs)
+            made.on_standby()
+            self._made = made
+
+    def build(self, keywords: bytes) -> WorkerActor:
+        """Return it."""
+        if self._made is not None:
+            return self._made
+        own = pickle.loads(keywords)
+        made: WorkerActor = self._cls(*self._args, **{**self._kwargs, **own})
+        return made
+
+
 class WorkerHost:
     """Builds, starts, calls and stops one `WorkerActor`."""
 
-    def __init__(self, seed: Seed, context: WorkerContext) -> None:
+    def __init__(self, seed: Seed, context: WorkerContext, recipe: Recipe | None = None) -> None:
         self._seed = seed
         self._context = context
+        self._recipe = recipe
         self._actor: WorkerActor | None = None
 
     def start(self) -> None:
         """Build the user's object and run `on_start`."""
-        cls, args, kwargs = pickle.loads(self._seed.factory)
-        own = pickle.loads(self._seed.keywords)
-        actor: WorkerActor = cls(*args, **{**kwargs, **own})
+        recipe = Recipe(self._seed.factory) if self._recipe is None else self._recipe
+        actor = recipe.build(self._seed.keywords)
         actor.ctx = self._context
         self._actor = actor
         try:
@@ -101,7 +125,14 @@ class WorkerHost:
             self._context.log.exception("phalanx.on_failure_failed")
 
 
-def host_worker(blob: bytes, link: Link) -> WorkerHost:
+def host_spare(factory: bytes, link: Link) -> WorkerHost:
+    """Prepare what *factory* makes, wait until this process becomes a rank; return its host."""
+    recipe = Recipe(factory)
+    recipe.prepare()
+    return host_worker(await_assignment(link).blob, link, recipe)
+
+
+def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> WorkerHost:
     """Return the host for the `Seed` in *blob*."""
     seed: Seed = pickle.loads(blob)
     context = WorkerContext(
@@ -118,7 +149,7 @@ def host_worker(blob: bytes, link: Link) -> WorkerHost:
         log=worker_logger(link.fds["log"], seed.labels),
         _link=link,
     )
-    return WorkerHost(seed, context)
+    return WorkerHost(seed, context, recipe)
 
 
 def _leave_process_group() -> None:

@@ -17,11 +17,13 @@ import socket
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import (
     STACKS,
+    Assignment,
     Board,
     Boot,
     DriverExchange,
@@ -31,6 +33,7 @@ from phalanx.runtime import (
     Payload,
     WorkerLabels,
     describe_threads,
+    encode,
     ledger,
     read_stacks,
     receive,
@@ -39,7 +42,7 @@ from phalanx.runtime import (
     size_of,
 )
 
-from .hosting import Seed, host_worker
+from .hosting import Seed, host_spare, host_worker
 from .notices import Overdue, ProcessGone, RankSaid, StopOverdue
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ class Member:
     """One incarnation of one rank, as the driver holds it.
 
     Attributes:
+        spare: Its number among the spares, below 0, where it is or was one; then that is also its
+            rank until it takes one.
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
         threads: Its threads as the kernel saw them when it was found hanging.
@@ -88,8 +93,9 @@ class Member:
     board: Board
     exchange: DriverExchange
     output: WorkerOutput
-    lease: Lease
+    lease: Lease | None
     started_at: float
+    spare: int = 0
     process: Process | None = None
     watch: Watch | None = None
     seated: bool = False
@@ -100,6 +106,20 @@ class Member:
     words_end: int | None = None
     failure: RemoteFailure | None = None
     timers: list[Timer] = field(default_factory=list["Timer"])
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """What the ranks of one epoch have in common.
+
+    Attributes:
+        coordinates: Whether a layout was asked for, so that places in it are shown.
+    """
+
+    epoch: int
+    layout: Layout
+    coordinates: bool
+    rendezvous: Rendezvous | None
 
 
 class Members:
@@ -119,9 +139,12 @@ class Members:
         self._tell = tell
         self._arena = arena
         self._members: dict[int, Member] = {}
+        self.name = spec.name
 
     def find(self, rank: int, incarnation: int) -> Member | None:
-        """Return that incarnation if it is the current one."""
+        """Return that incarnation if it is the current one, or who was that spare."""
+        if rank < 0:
+            return next((m for m in self._members.values() if m.spare == rank), None)
         member = self._members.get(rank)
         return member if member is not None and member.incarnation == incarnation else None
 
@@ -131,37 +154,37 @@ class Members:
 
     def start(
         self,
-        epoch: int,
-        layout: Layout,
-        coordinates: bool,
+        formation: Formation,
         ranks: Iterable[tuple[int, int]],
-        rendezvous: Rendezvous | None,
+        take_spare: Callable[[], Member | None],
     ) -> list[Member]:
         """Start these (rank, incarnation) together; return them once all have a process.
+
+        Spares come first: they have theirs already.
 
         Raises:
             PhalanxError, OSError: one could not be started; then none of them is left.
         """
-        spec = self._spec
         made: list[Member] = []
+        taken: list[Member] = []
         launches: list[LaunchSpec] = []
         child_ends: list[socket.socket] = []
         try:
             for rank, incarnation in ranks:
-                member, ends = self._prepare(epoch, layout, coordinates, rank, incarnation)
+                spare = take_spare()
+                if spare is not None:
+                    taken.append(spare)
+                    self._assign(spare, formation, rank, incarnation)
+                    continue
+                member, ends = self._prepare(formation, rank, incarnation)
                 made.append(member)
                 self._members[rank] = member
                 child_ends += ends
-                launches.append(self._launch_spec(member, ends, layout, rendezvous))
-            launcher = self._runtime.launcher(spec.preload)
-            gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
-            processes = launcher.launch_many(
-                launches,
-                on_exit=lambda process: self._gone(gone[process.label]),
-                deadline=time.monotonic() + spec.start_timeout,
-            )
+                launches.append(self._launch_spec(member, ends, formation))
+            if made:
+                self._launch(made, launches)
         except BaseException:
-            for member in made:
+            for member in (*taken, *made):
                 member.asked = True
                 self.bury(member)
             raise
@@ -170,6 +193,44 @@ class Members:
                 end.close()
             for member in made:
                 member.output.close_child_ends()
+        return [*taken, *made]
+
+    def start_spare(self, number: int) -> Member:
+        """Start a process that has no rank yet; *number* stands for one until it has.
+
+        Raises:
+            PhalanxError, OSError: it could not be started; nothing is left of it.
+        """
+        spec = self._spec
+        labels = WorkerLabels(
+            child=f"{spec.name}/standby", group=spec.name, rank=None, incarnation=-number
+        )
+        with contextlib.ExitStack() as made:
+            member, ends = self._equip(labels, None, number, 0, 0)
+            made.callback(self.bury, member)
+            made.callback(member.output.close_child_ends)
+            for end in ends:
+                made.callback(end.close)
+            member.spare = number
+            boot = Boot(number, 0, 0, host_spare, spec.factory)
+            env = {"OMP_NUM_THREADS": "1", **os.environ, **spec.env}
+            launch = self._launch_in(member, ends, boot, env, f"phalanx: {spec.name} standby")
+            self._launch([member], [launch])
+            made.pop_all()
+        for end in ends:
+            end.close()
+        member.output.close_child_ends()
+        return member
+
+    def _launch(self, made: list[Member], launches: list[LaunchSpec]) -> None:
+        """Give each of *made* its process."""
+        spec = self._spec
+        gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
+        processes = self._runtime.launcher(spec.preload).launch_many(
+            launches,
+            on_exit=lambda process: self._gone(gone[process.label]),
+            deadline=time.monotonic() + spec.start_timeout,
+        )
         for member, process in zip(made, processes, strict=True):
             member.process = process
             member.labels = _with_pid(member.labels, process.pid)
@@ -179,7 +240,38 @@ class Members:
             )
             overdue = Overdue(member.rank, member.incarnation, "start")
             self._after(member, spec.start_timeout, overdue)
-        return made
+
+    def _assign(self, spare: Member, formation: Formation, rank: int, incarnation: int) -> None:
+        """Make *spare* that rank."""
+        spare.lease = self._devices.acquire(rank)
+        labels = self._labels(formation, rank, incarnation, spare.lease)
+        epoch = formation.epoch
+        spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch
+        assert spare.process is not None
+        spare.labels = _with_pid(labels, spare.process.pid)
+        spare.started_at = time.monotonic()
+        spare.ready = False
+        self._members[rank] = spare
+        spare.output.label(spare.labels)
+        seed = self._seed(spare, formation, b"")
+        assignment = Assignment(
+            rank=rank,
+            incarnation=incarnation,
+            epoch=epoch,
+            blob=pickle.dumps(seed),
+            env=self._environment(spare, formation),
+            cwd=_cwd(),
+            title=self._title(spare, formation),
+        )
+        payload = Payload.of(encode(assignment, "the assignment"))
+        try:
+            # Where it has just died its end is on the way to us, and is that rank's.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                packet = payload.packet(Kind.ASSIGN, epoch=epoch, call_id=0)
+                send(spare.control, packet, payload.file)
+        finally:
+            payload.close()
+        self._after(spare, self._spec.start_timeout, Overdue(rank, incarnation, "start"))
 
     def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
         """Begin to stop *member*; what follows comes as notices."""
@@ -246,7 +338,8 @@ class Members:
         if member.process is not None:
             member.process.kill_tree(deadline)
             member.process.close()
-        self._devices.release(member.lease, deadline)
+        if member.lease is not None:
+            self._devices.release(member.lease, deadline)
         _shut(member.control)
         if not member.seated:
             _shut(member.data)
@@ -267,22 +360,33 @@ class Members:
     # --- starting -----------------------------------------------------------------------
 
     def _prepare(
-        self, epoch: int, layout: Layout, coordinates: bool, rank: int, incarnation: int
+        self, formation: Formation, rank: int, incarnation: int
     ) -> tuple[Member, list[socket.socket]]:
-        spec = self._spec
-        place = layout.coordinates(rank) if coordinates else {}
         lease = self._devices.acquire(rank)
+        labels = self._labels(formation, rank, incarnation, lease)
+        return self._equip(labels, lease, rank, incarnation, formation.epoch)
+
+    def _labels(
+        self, formation: Formation, rank: int, incarnation: int, lease: Lease
+    ) -> WorkerLabels:
+        place = formation.layout.coordinates(rank) if formation.coordinates else {}
+        return WorkerLabels(
+            child=f"{self._spec.name}/{rank}",
+            group=self._spec.name,
+            rank=rank,
+            incarnation=incarnation,
+            epoch=formation.epoch,
+            coordinates=",".join(f"{name}={at}" for name, at in place.items()),
+            device=lease.device,
+        )
+
+    def _equip(
+        self, labels: WorkerLabels, lease: Lease | None, rank: int, incarnation: int, epoch: int
+    ) -> tuple[Member, list[socket.socket]]:
+        """Return a member without a process, and the ends that its process gets."""
         with contextlib.ExitStack() as made:
-            made.callback(self._devices.release, lease, time.monotonic())
-            labels = WorkerLabels(
-                child=f"{spec.name}/{rank}",
-                group=spec.name,
-                rank=rank,
-                incarnation=incarnation,
-                epoch=epoch,
-                coordinates=",".join(f"{name}={at}" for name, at in place.items()),
-                device=lease.device,
-            )
+            if lease is not None:
+                made.callback(self._devices.release, lease, time.monotonic())
             data, data_end = _pair(made)
             control, control_end = _pair(made)
             board = Board.create()
@@ -314,33 +418,58 @@ class Members:
         self,
         member: Member,
         ends: list[socket.socket],
-        layout: Layout,
-        rendezvous: Rendezvous | None,
+        formation: Formation,
     ) -> LaunchSpec:
+        seed = self._seed(member, formation, self._spec.factory)
+        boot = Boot(member.rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
+        env = self._environment(member, formation)
+        return self._launch_in(member, ends, boot, env, self._title(member, formation))
+
+    def _seed(self, member: Member, formation: Formation, factory: bytes) -> Seed:
         spec = self._spec
+        layout = formation.layout
         rank = member.rank
-        size = layout.world_size
-        seed = Seed(
-            factory=spec.factory,
+        return Seed(
+            factory=factory,
             keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
             labels=member.labels,
             rank=rank,
             local_rank=rank,
-            world_size=size,
+            world_size=layout.world_size,
             layout=layout,
             coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
-            device=member.lease.device,
-            rendezvous=rendezvous,
+            device=member.labels.device,
+            rendezvous=formation.rendezvous,
         )
-        boot = Boot(rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
+
+    def _environment(self, member: Member, formation: Formation) -> dict[str, str]:
+        spec = self._spec
+        rank = member.rank
+        rendezvous = formation.rendezvous
         env = {"OMP_NUM_THREADS": "1", **os.environ}
         if rendezvous is not None:
-            env |= rendezvous_environment(rendezvous, rank, rank, size)
-        env |= member.lease.environment
+            env |= rendezvous_environment(rendezvous, rank, rank, formation.layout.world_size)
+        if member.lease is not None:
+            env |= member.lease.environment
         env |= spec.env
         if rank < len(spec.rank_env):
             env |= spec.rank_env[rank]
+        return env
+
+    def _title(self, member: Member, formation: Formation) -> str:
         where = f" {member.labels.coordinates}" if member.labels.coordinates else ""
+        at = f"rank {member.rank}/{formation.layout.world_size}{where} #{member.incarnation}"
+        return f"phalanx: {self._spec.name} {at}"
+
+    def _launch_in(
+        self,
+        member: Member,
+        ends: list[socket.socket],
+        boot: Boot,
+        env: dict[str, str],
+        title: str,
+    ) -> LaunchSpec:
+        spec = self._spec
         return LaunchSpec(
             entry="phalanx.runtime.worker_main:main",
             payload=pickle.dumps(boot),
@@ -351,8 +480,8 @@ class Members:
                 **member.exchange.fds(),
                 **member.output.child_fds(),
             },
-            label=f"{spec.name}/{rank}#{member.incarnation}",
-            title=f"phalanx: {spec.name} rank {rank}/{size}{where} #{member.incarnation}",
+            label=f"{member.labels.child}#{member.labels.incarnation}",
+            title=title,
             env=env,
             stdout=member.output.stdout,
             stderr=member.output.stderr,
@@ -400,6 +529,13 @@ def read_control(control: socket.socket) -> tuple[list[Frame], bool]:
             frames.append(frame)
         elif frame is not None:
             return frames, True
+
+
+def _cwd() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return None  # the driver's own was removed; the process stays where it is
 
 
 def _pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:

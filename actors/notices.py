@@ -81,6 +81,11 @@ class BackOffOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Refill:
+    """It is time to replace the spares that are missing."""
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """The executor is to start its group."""
 
@@ -138,6 +143,7 @@ Notice = (
     | StopOverdue
     | NotStarted
     | BackOffOver
+    | Refill
     | Started
     | Planned
     | Close

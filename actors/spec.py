@@ -71,6 +71,7 @@ class ExecutorSpec:
     report_dir: Path | None
     hang_after: float | None
     stopped_after: float | None
+    standby: int
 
 
 def factory_of(
@@ -170,6 +171,7 @@ def spec_of(
     report_dir: str | Path | None,
     hang_after: float | None,
     stopped_after: float | None,
+    standby: int,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -221,7 +223,19 @@ def spec_of(
         report_dir=None if report_dir is None else Path(report_dir),
         hang_after=_check_limit("hang_after", hang_after),
         stopped_after=_check_limit("stopped_after", stopped_after),
+        standby=_check_standby(standby, worker, rank_kwargs),
     )
+
+
+def _check_standby(standby: object, worker: type[WorkerActor], rank_kwargs: object) -> int:
+    count = check_count("standby", standby, 0)
+    if count and rank_kwargs is not None and worker.on_standby is not WorkerActor.on_standby:
+        raise SpecError(
+            "rank_kwargs",
+            rank_kwargs,
+            "a spare builds its object for on_standby before it has a rank; read ctx.rank instead",
+        )
+    return count
 
 
 def _check_limit(field: str, value: object) -> float | None:

@@ -42,6 +42,13 @@ class WorkerActor:
     def on_start(self, ctx: WorkerContext) -> None:
         """Run once per incarnation, before any call; an exception fails the start."""
 
+    def on_standby(self) -> None:
+        """Run in a spare process, once, before it has a rank: load what every rank needs.
+
+        There is no `ctx` yet, and no device: only the memory of the host. Where a class has this
+        hook a spare builds its object before it, so its ranks cannot have arguments of their own.
+        """
+
     def on_stop(self, reason: ExitReason) -> None:
         """Run when the worker ends in good order, also by SIGTERM or `sys.exit`."""
 
@@ -78,9 +85,7 @@ def limits(*, hang_after: float) -> Callable[[_F], _F]:
     Args:
         hang_after: Seconds, over the executor's own *hang_after*. ``math.inf`` sets no limit.
     """
-    given: object = hang_after
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise SpecError("hang_after", given, "give seconds > 0, or math.inf for no limit")
+    _check_limit(hang_after)
 
     def mark(target: _F) -> _F:
         _declare(target, hang_after=float(hang_after))
@@ -112,6 +117,11 @@ def step(
         return target
 
     return mark if method is None else mark(method)
+
+
+def _check_limit(given: object) -> None:
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise SpecError("hang_after", given, "give seconds > 0, or math.inf for no limit")
 
 
 _REPLIES = ("every", "output", "driver")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import ledger
 from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
 from .arena_exchange import DriverExchange, WorkerExchange
+from .assignment import Assignment, await_assignment
 from .board import Board, withdraw
 from .codec import Encoded, decode, encode, encode_by_value
 from .console import render
@@ -45,6 +46,7 @@ __all__ = [
     "LEVELS",
     "STACKS",
     "Arena",
+    "Assignment",
     "AsyncOutput",
     "Board",
     "Boot",
@@ -91,6 +93,7 @@ __all__ = [
     "WorkerReady",
     "WorkerStarted",
     "acquire_shared",
+    "await_assignment",
     "decode",
     "describe_threads",
     "encode",

@@ -51,6 +51,7 @@ class Kind(IntEnum):
     CALL = 1
     STOP = 2
     HELLO = 3
+    ASSIGN = 4
     REPLY = 16
     ERROR = 17
     SKIPPED = 18
@@ -58,6 +59,7 @@ class Kind(IntEnum):
     START_FAILED = 20
     EVENT = 21
     LAST_WORDS = 22
+    STANDBY = 23
 
 
 class Flag:

@@ -120,9 +120,15 @@ class WorkerOutput:
         while self._child_ends:
             ledger.close(self._child_ends.pop())
 
-    def label(self, *, pid: int | None = None, epoch: int | None = None) -> None:
-        """Have its lines carry this pid and epoch from now on."""
-        labels = self.labels
+    def label(
+        self,
+        labels: WorkerLabels | None = None,
+        *,
+        pid: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Have its lines carry these labels, or this pid and epoch, from now on."""
+        labels = self.labels if labels is None else labels
         self.labels = replace(
             labels,
             pid=labels.pid if pid is None else pid,

@@ -120,6 +120,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         try:
             _limit_threads()
             hosted = boot.host(boot.blob, link)
+            _limit_threads()  # a spare has been given the environment of its rank meanwhile
             hosted.start()
         except Terminated:
             raise
@@ -128,7 +129,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             return _start_exit_code(error)
         _greet(data, link)
         exchange = WorkerExchange.inherit(fds)
-        replies = ReplyLine(data, exchange, boot.rank, boot.incarnation)
+        replies = ReplyLine(data, exchange, link.rank, link.incarnation)
         worker = _Worker(data, link, board=board, hosted=hosted, replies=replies, exchange=exchange)
         return worker.run()
     except Terminated as end:
