@@ -13,6 +13,7 @@ from .layout import Layout
 from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
 from .spec import StopPolicy
+from .streams import ReplyStream
 from .worker import WorkerActor, idempotent, limits, step
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Outcome",
     "OutcomeKind",
     "RankInfo",
+    "ReplyStream",
     "Status",
     "StopPolicy",
     "WorkerActor",

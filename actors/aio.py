@@ -14,10 +14,11 @@ if TYPE_CHECKING:
 
     from .executor import Executor
     from .outcomes import Outcome
+    from .streams import ReplyStream
 
 
 class AsyncExecutor:
-    """`Executor.aio`: each method is its namesake's, to be awaited."""
+    """`Executor.aio`: each method is its namesake's, to be awaited; a stream is iterated."""
 
     def __init__(self, executor: Executor[Any]) -> None:
         self._executor = executor
@@ -45,6 +46,10 @@ class AsyncExecutor:
     async def call(self, *args: Any, **options: Any) -> Any:
         """See `Executor.call`."""
         return await self._future(self._executor.call, args, options)
+
+    def stream(self, *args: Any, **options: Any) -> ReplyStream:
+        """See `Executor.stream`; to be iterated with ``async for``, not awaited."""
+        return self._executor.stream(*args, **options)
 
     async def submit(self, *args: Any, **options: Any) -> Any:
         """See `Executor.submit`; returns the value, not a future."""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from .streams import Incoming
+
 OnDeath = Literal["fail", "retry"]
 OnTimeout = Literal["leave", "restart"]
 
@@ -71,6 +73,7 @@ class Call:
         "seq",
         "settled",
         "shape",
+        "stream",
         "terms",
         "timer",
         "waiters",
@@ -89,6 +92,7 @@ class Call:
         want: int | None = None,
         rank: int | None = None,
         hang_after: float | None = None,
+        stream: Incoming | None = None,
     ) -> None:
         self.seq = seq
         self.name = name
@@ -99,6 +103,7 @@ class Call:
         self.rank = rank  # the rank a SINGLE call goes to; where a POOL call went
         self.retries = terms.retries if terms.on_death == "retry" else 0
         self.hang_after = hang_after  # seconds it may run on a rank; None for no limit
+        self.stream = stream  # what has arrived of its items; None for a call with one answer
         self.reports: list[Any] = []
         self.wire = 0  # the id of the latest sending; 0 while it waits for its turn
         self.answers: dict[int, Frame | Outcome] = {}

@@ -144,10 +144,15 @@ class Core:
                 log.error("phalanx.callback_failed", group=self.spec.name, exc_info=error)
 
         watch = HangWatch(self.runtime.hub, self.spec.stopped_after, self.tell)
+
+        def foreign(rank: int) -> None:
+            log.warning("phalanx.foreign_packet", group=self.spec.name, rank=rank, on="driver")
+
         plane = Plane(
             self.runtime.hub,
             self.spec.world_size,
             depth=self.spec.queue_depth,
+            on_foreign=foreign,
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,
         )

@@ -41,6 +41,7 @@ from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
 from .steps import Steps, step_function
+from .streams import Incoming, InlineStream, ReplyStream
 from .worker import Methods, WorkerActor
 
 if TYPE_CHECKING:
@@ -436,6 +437,45 @@ class Executor(Generic[W]):
         name = method if isinstance(method, str) else getattr(method, "__name__", "a callable")
         future.add_done_callback(functools.partial(self._told, name))
 
+    def stream(
+        self,
+        method: str | Callable[..., Any],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        rank: int | None = None,
+        window: int = 16,
+    ) -> ReplyStream:
+        """Call a method that is a generator, and return what it yields as it is yielded.
+
+        Args:
+            method: As in `collective_rpc`; returns a generator, or anything that can be iterated.
+            timeout: Seconds until the last item; None waits without limit. ``hang_after`` does not
+                apply: a taker that takes its time would look like a worker that hangs.
+            args: As in `collective_rpc`, like the rest.
+            kwargs: As above.
+            rank: The rank to call, whose items are then yielded as they are. None calls every
+                rank, as a whole, and yields (rank, item) as they come.
+            window: How many items a rank may make before they are taken.
+
+        The worker serves nothing else until the stream has ended. Take it to its end, or close it.
+        """
+        if rank is not None:
+            self._check_rank("rank", rank)
+        check_count("window", window)
+        stream: ReplyStream = self._call(
+            Shape.COLLECTIVE if rank is None else Shape.SINGLE,
+            method,
+            [(tuple(args), kwargs or {})],
+            timeout=timeout,
+            on_death="fail",
+            rank=rank,
+            non_block=True,
+            window=window,
+        )
+        return stream
+
     @property
     def steps(self) -> W:
         """The step methods, typed as the worker class declares them; each answers one value."""
@@ -681,6 +721,7 @@ class Executor(Generic[W]):
         rank: int | None = None,
         non_block: bool = False,
         tell: bool = False,
+        window: int | None = None,
         decode: Callable[[Call], Any] = Call.result,
     ) -> Any:
         hang_after = self._spec.hang_after
@@ -708,6 +749,9 @@ class Executor(Generic[W]):
             tell=tell,
         )
         if self._inline is not None:
+            if window is not None:
+                self._check_open()
+                return InlineStream(self._inline.stream(name, method, *each[0], rank))
             return self._call_inline(
                 shape,
                 name=name,
@@ -733,12 +777,15 @@ class Executor(Generic[W]):
             terms,
             want=want,
             rank=rank,
-            hang_after=None if hang_after == math.inf else hang_after,
+            hang_after=None if hang_after == math.inf or window is not None else hang_after,
+            stream=None if window is None else Incoming(window),
         )
         if non_block:
             plane.submit(call, waits=False)
             if terms.deadline is not None:
                 self._expire_later(call, terms.deadline)
+            if window is not None:
+                return ReplyStream(call, plane, self._core.shared.callbacks)
             return CallFuture(call, plane, self._core.shared.callbacks, decode)
         try:
             plane.submit(call, waits=True)

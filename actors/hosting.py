@@ -116,6 +116,10 @@ class WorkerHost:
             self._context.log.exception("phalanx.on_stop_failed")
         _leave_process_group()
 
+    def note_foreign(self) -> None:
+        """Log that the call socket brought a packet that was no message; the worker goes on."""
+        self._context.log.warning("phalanx.foreign_packet", on="worker")
+
     def fail(self, error: BaseException) -> None:
         """Run `on_failure`."""
         try:

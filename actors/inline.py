@@ -26,7 +26,7 @@ from .executor_actor import GroupView, RankInfo
 from .hosting import Seed, WorkerHost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .spec import ExecutorSpec
 
@@ -82,6 +82,24 @@ class InlineRank:
             error.add_note(f"raised by rank 0 in {name} (inline)")
             raise
         return _travel(value, f"the reply of {name}")
+
+    def stream(
+        self,
+        name: str,
+        method: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rank: int | None,
+    ) -> Iterator[Any]:
+        """Run one call and yield the items of what it returns."""
+        method, args, kwargs = _travel((method, args, kwargs), f"the arguments of {name}")
+        try:
+            for item in self._host.invoke(method, args, kwargs):
+                travelled = _travel(item, f"an item of {name}")
+                yield (0, travelled) if rank is None else travelled
+        except Exception as error:
+            error.add_note(f"raised by rank 0 in {name} (inline)")
+            raise
 
     def view(self) -> GroupView:
         """Return what the group looks like."""

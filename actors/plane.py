@@ -34,6 +34,7 @@ from phalanx.runtime import (
     Flag,
     Frame,
     Kind,
+    Payload,
     ledger,
     receive,
     send,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Board, DriverExchange, Hub, Timer
 
 
+_NOTHING = Payload.of(None)
 _DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
 
 
@@ -77,6 +79,7 @@ class Seat:
     )
     limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
     ended: bool = False
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +129,8 @@ class Plane:
         depth: Calls that one rank may have been sent and not answered; also how many calls may
             wait for their turn before `submit` blocks.
         on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
+        on_foreign: Told the rank whose socket brought something that is no message, once for each
+            incarnation; runs under the lock.
         on_busy: Told that ranks owe answers again, and of each call with a limit, which it is
             given. Runs under the lock, in a caller's thread: it must be quick.
     """
@@ -137,11 +142,13 @@ class Plane:
         *,
         depth: int = 64,
         on_end: Callable[[int, int], None],
+        on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
         self._hub = hub
         self._depth = depth
         self._on_end = on_end
+        self._on_foreign = on_foreign
         self._on_busy = on_busy
         self._watched = False
         self._lock = threading.Lock()
@@ -162,8 +169,11 @@ class Plane:
         self._idle: list[threading.Event] = []
         self.dropped = 0
         self.arena = Arena.create()
+        self._abandoned: deque[Call] = deque()  # streams whose taker was collected
         self._trimming: Timer | None = None
-        self._reading = Reading(hub, self._lock, self._on_ready, lambda: self._unanswered > 0)
+        self._reading = Reading(
+            hub, self._lock, self._on_ready, self._on_nudge, lambda: self._unanswered > 0
+        )
 
     # --- membership ---------------------------------------------------------------------
 
@@ -450,6 +460,91 @@ class Plane:
             self._pump()
             return True
 
+    # --- streams ------------------------------------------------------------------------
+
+    def take(
+        self, call: Call, wake: Callable[[], None] | None = None
+    ) -> tuple[int, Frame] | Ticket | None:
+        """Return the next item of *call*'s stream and its rank, or None after the last.
+
+        Where none is there yet, a ticket that is done when there is news; or *wake* is called
+        then, on whichever thread brings it.
+        """
+        stream = call.stream
+        assert stream is not None
+        with self._lock:
+            if stream.items:
+                rank, frame = stream.items.popleft()
+                more = stream.grant(rank)
+                seat = self._seats[rank] if rank < len(self._seats) else None
+                if more is not None and seat is not None and seat.sent.get(call.wire) is call:
+                    self._say(seat, Kind.MORE, call.wire, more)
+                return rank, frame
+            if call.done:
+                return None
+            stream.ticket = Ticket()
+            stream.wake = wake
+            self._reading.see_to_it()
+            return stream.ticket
+
+    def wait_for(self, ticket: Ticket) -> None:
+        """Return once *ticket* is done; a call's deadline sees to that."""
+        self._reading.wait(ticket, None)
+
+    def abandon(self, call: Call) -> None:
+        """Nobody takes *call*'s items any more."""
+        self.cancel(call)
+        with self._lock:
+            assert call.stream is not None
+            call.stream.items.clear()
+
+    def abandon_later(self, call: Call) -> None:
+        """The same, soon; takes no lock, so a finalizer may call it anywhere."""
+        self._abandoned.append(call)
+        self._reading.nudge()
+
+    def _on_nudge(self) -> None:
+        if self._abandoned:
+            with self._lock:
+                self._pump()
+
+    def _bury_abandoned(self) -> None:
+        while self._abandoned:
+            call = self._abandoned.popleft()
+            self._settle(call, error=CancelledError())
+            self._forget(call)
+
+    def _keep_item(self, seat: Seat, frame: Frame) -> None:
+        call = seat.sent[frame.call_id]
+        if call is None or call.done or call.wire != frame.call_id or call.stream is None:
+            frame.drop()  # it was closed, and its worker has been told
+            self.dropped += 1
+            return
+        call.stream.items.append((seat.rank, frame))
+        self._tell_taker(call)
+
+    def _end_stream(self, call: Call) -> None:
+        """Tell the taker that nothing more comes, and the workers that nothing more is wanted."""
+        for seat in self._seats:
+            if seat is not None and not seat.ended and seat.sent.get(call.wire) is call:
+                self._say(seat, Kind.CLOSE, call.wire, 0)
+        self._tell_taker(call)
+
+    def _tell_taker(self, call: Call) -> None:
+        stream = call.stream
+        assert stream is not None
+        ticket, stream.ticket = stream.ticket, None
+        wake, stream.wake = stream.wake, None
+        if ticket is not None:
+            ticket.done = True
+            self._reading.wake(ticket)
+        if wake is not None:
+            wake()
+
+    def _say(self, seat: Seat, kind: Kind, wire: int, extra: int) -> None:
+        packet = _NOTHING.packet(kind, epoch=self._epoch, call_id=wire, extra=extra)
+        self._transmit(seat, packet, None)
+
     def when_settled(self, call: Call, then: Callable[[Call], None]) -> None:
         """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
         with self._lock:
@@ -531,6 +626,8 @@ class Plane:
 
     def _pump(self) -> None:
         """Send what may be sent, in order."""
+        if self._abandoned:
+            self._bury_abandoned()
         if self._holding or not self._seats:
             return
         turns = self._turns
@@ -567,6 +664,8 @@ class Plane:
             call.rank = seats[0].rank
         if call.terms.tell:
             flags |= Flag.TELL
+        if call.stream is not None:
+            flags |= Flag.STREAM
         extra = EVERY_RANK if call.want is None else call.want
         packet = b""
         payload = call.payload(seats[0].rank)
@@ -590,6 +689,8 @@ class Plane:
             if payload.extent is not None:
                 payload.lend(seat.exchange.borrower)
             self._transmit(seat, packet, payload.file)
+            if call.stream is not None:
+                self._say(seat, Kind.MORE, wire, call.stream.window)
         if call.hang_after is not None or not self._watched:
             self._watched = True
             self._on_busy(call.hang_after)
@@ -679,7 +780,7 @@ class Plane:
             except OSError:
                 return False
             if frame is None:
-                self.dropped += 1
+                self._drop_foreign(seat)
             elif not isinstance(frame, Frame):
                 return False
             else:
@@ -697,16 +798,25 @@ class Plane:
             except OSError:  # nothing more: all it ever wrote has been there since it died
                 return
             if frame is None:
-                self.dropped += 1
+                self._drop_foreign(seat)
             elif not isinstance(frame, Frame):
                 return
             else:
                 self._arrive(seat, frame)
 
+    def _drop_foreign(self, seat: Seat) -> None:
+        self.dropped += 1
+        if not seat.foreign:
+            seat.foreign = True
+            self._on_foreign(seat.rank)
+
     def _arrive(self, seat: Seat, frame: Frame) -> None:
         if frame.incarnation != seat.incarnation or frame.call_id not in seat.sent:
             frame.drop()
             self.dropped += 1
+            return
+        if frame.kind == Kind.ITEM:
+            self._keep_item(seat, frame)
             return
         call = seat.sent.pop(frame.call_id)
         if seat.limits:
@@ -782,6 +892,8 @@ class Plane:
         for then in call.settled:
             then(call)
         call.settled.clear()
+        if call.stream is not None:
+            self._end_stream(call)
 
     def _forget(self, call: Call) -> None:
         """Void the answers that are still to come, and take it out of the queues."""

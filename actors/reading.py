@@ -54,6 +54,7 @@ class Reading:
     Args:
         lock: The plane's.
         on_ready: Acts on (descriptor, events); runs without the lock, on the reader's thread.
+        on_nudge: Called after `nudge`, in the same way.
         is_due: Whether anything is unanswered; asked under the lock.
     """
 
@@ -62,10 +63,12 @@ class Reading:
         hub: Hub,
         lock: threading.Lock,
         on_ready: Callable[[int, int], None],
+        on_nudge: Callable[[], None],
         is_due: Callable[[], bool],
     ) -> None:
         self._lock = lock
         self._on_ready = on_ready
+        self._on_nudge = on_nudge
         self._is_due = is_due
         self._epoll = select.epoll()
         ledger.own(self._epoll.fileno())
@@ -140,6 +143,11 @@ class Reading:
             self._armed = True
             self._watch.modify(select.EPOLLIN)
 
+    def nudge(self) -> None:
+        """Have whoever reads, if anybody does, call *on_nudge*. Takes no lock."""
+        if self._closing is None:
+            os.eventfd_write(self._kick, 1)
+
     def close(self) -> None:
         """Give the descriptors back; everything that could be waited for is done."""
         self._watch.cancel()
@@ -172,6 +180,7 @@ class Reading:
         if fd == self._kick:
             with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(fd)
+            self._on_nudge()
         else:
             self._on_ready(fd, events)
 

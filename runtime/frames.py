@@ -51,7 +51,10 @@ class Kind(IntEnum):
     CALL = 1
     STOP = 2
     HELLO = 3
-    ASSIGN = 4
+    MORE = 4
+    CLOSE = 5
+    ASSIGN = 8
+    REFORM = 9
     REPLY = 16
     ERROR = 17
     SKIPPED = 18
@@ -59,7 +62,10 @@ class Kind(IntEnum):
     START_FAILED = 20
     EVENT = 21
     LAST_WORDS = 22
-    STANDBY = 23
+    ITEM = 23
+    STANDBY = 24
+    LEFT = 25
+    NOT_REFORMED = 26
 
 
 class Flag:
@@ -71,6 +77,7 @@ class Flag:
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
     JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
     ARENA: Final[int] = 16  # the body lies in the sender's arena
+    STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
 
 
 @dataclass(slots=True)
@@ -79,7 +86,8 @@ class Frame:
 
     Attributes:
         incarnation: Whose reply it is; for a call the round it was sent in.
-        extra: For a call the rank whose value is wanted, or `EVERY_RANK`.
+        extra: For a call the rank whose value is wanted, or `EVERY_RANK`; for an item its number;
+            for `Kind.MORE` how many items are wanted in all.
         body: The bytes in the packet; for a large message where it lies.
         fds: Descriptors that came along; whoever decodes or drops the frame closes them.
         lender: What a message in an arena is read through and given back to; None once it has been.

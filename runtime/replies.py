@@ -131,6 +131,14 @@ class ReplyLine:
         else:
             self._send(call, Kind.SKIPPED, None)
 
+    def item(self, call: Frame, number: int, value: Any) -> None:
+        """Send the *number*-th item of the stream that *call* began.
+
+        Raises:
+            NotPicklable, MessageTooLarge: it cannot travel.
+        """
+        self._send(call, Kind.ITEM, encode(value, f"item {number} of the stream"), extra=number)
+
     def close(self) -> None:
         """Send what is still being computed, then end the output thread."""
         with self._lock:
@@ -186,7 +194,14 @@ class ReplyLine:
         flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
 
-    def _send(self, call: Frame, kind: Kind, encoded: Any, flags: int = Flag.NONE) -> None:
+    def _send(
+        self,
+        call: Frame,
+        kind: Kind,
+        encoded: Any,
+        flags: int = Flag.NONE,
+        extra: int = EVERY_RANK,
+    ) -> None:
         payload = Payload.of(encoded, self._exchange.arena)
         try:
             packet = payload.packet(
@@ -195,6 +210,7 @@ class ReplyLine:
                 call_id=call.call_id,
                 incarnation=self._incarnation,
                 flags=flags,
+                extra=extra,
             )
             payload.lend(self._exchange.borrower)
             send(self._sock, packet, payload.file)

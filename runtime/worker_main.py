@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import socket
 import sys
@@ -31,6 +30,7 @@ from .frames import Flag, Frame, Kind, Payload, receive, send
 from .last_words import install_last_words
 from .replies import RemoteFailure, ReplyLine
 from .stacks import install_stacks
+from .streams import Inbox, send_items
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,6 +54,10 @@ class Hosted(Protocol):
 
     def stop(self, reason: ExitReason) -> None:
         """Run the user's stop hook."""
+        ...
+
+    def note_foreign(self) -> None:
+        """Log that the driver's socket brought what was none of its messages."""
         ...
 
     def fail(self, error: BaseException) -> None:
@@ -148,13 +152,12 @@ class _Worker:
         replies: ReplyLine,
         exchange: WorkerExchange,
     ) -> None:
-        self._data = data
         self._link = link
         self._board = board
         self._hosted = hosted
         self._replies = replies
         self._arena = exchange.arena
-        self._lender = exchange.reader
+        self._inbox = Inbox(data, exchange.reader, hosted.note_foreign)
 
     def run(self) -> int:
         """Serve until told to stop; return the exit code."""
@@ -186,31 +189,21 @@ class _Worker:
         self._hosted.stop(reason)
 
     def _serve(self) -> None:
-        data = self._data
-        lender = self._lender
+        inbox = self._inbox
         arena = self._arena
         while True:
             if arena.is_warm:
                 self._trim_when_idle()
-            try:
-                frame = receive(data, lender)
-            except ConnectionResetError:
-                continue
-            if frame is None:
-                continue
-            if not isinstance(frame, Frame):
-                return  # the driver is gone; the kernel ends us unless it only closed the group
+            frame = inbox.take()
+            if frame is None or frame.kind == Kind.STOP:
+                return  # without a frame the driver is gone, or has only closed the group
             if frame.kind == Kind.CALL:
                 self._call(frame)
-            elif frame.kind == Kind.STOP:
-                return
 
     def _trim_when_idle(self) -> None:
         """Give idle memory back while no message comes; return when one is there."""
-        readable = select.poll()
-        readable.register(self._data, select.POLLIN)
         wait = ARENA_IDLE
-        while self._arena.is_warm and not readable.poll(wait * 1000):
+        while self._arena.is_warm and self._inbox.is_quiet(wait):
             self._arena.trim()
             wait = min(2 * wait, ARENA_LONGEST)  # the driver keeps what is left: look less often
 
@@ -222,6 +215,7 @@ class _Worker:
         if withdrawable and board.is_void(call_id, frame.incarnation, now):
             board.finish(call_id, served=False)
             frame.drop()
+            self._inbox.forget(call_id)
             self._replies.skip(frame)
             return
         if frame.epoch != self._link.epoch:
@@ -232,6 +226,9 @@ class _Worker:
             result = self._hosted.invoke(method, args, kwargs)
             # Before the answer: so the driver finds the arguments' memory free for its next call.
             del args, kwargs
+            if frame.flags & Flag.STREAM:
+                send_items(frame, result, self._inbox, self._replies)
+                result = None
         except Exception as error:  # noqa: BLE001  # the caller's to judge
             self._replies.refuse(frame, error)
         else:

@@ -1,0 +1,140 @@
+"""The sending end of a stream: a worker's generator, whose items leave one by one.
+
+Guarantees: no item is made that the driver has not asked for; a stream the driver closes has its
+generator closed, on the main thread, at the next item; so has one whose worker is told to stop,
+which ends in an error rather than looking complete. What comes for others meanwhile is kept, in
+order, for whoever serves next.
+
+Left to others: the end of a stream, which is an ordinary answer (`replies`); who takes the items
+(`actors.streams`).
+
+The driver grants items by `Kind.MORE`, whose *extra* is how many it wants in all, and closes a
+stream by `Kind.CLOSE`. Both may come before the stream has begun.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import ExecutorClosed
+
+from .frames import Frame, Kind, receive
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from .arena_reader import ArenaReader
+    from .replies import ReplyLine
+
+CLOSED = -1
+
+
+class Inbox:
+    """What the driver sends one worker: calls in order, and what is said about streams beside them.
+
+    Args:
+        on_foreign: Told of the first packet that was no frame; all of them are dropped.
+    """
+
+    def __init__(
+        self, sock: socket.socket, lender: ArenaReader, on_foreign: Callable[[], None]
+    ) -> None:
+        self._sock = sock
+        self._lender = lender
+        self._readable = select.poll()
+        self._readable.register(sock, select.POLLIN)
+        self._ahead: deque[Frame | None] = deque()
+        self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
+        self._latest = 0  # the call taken last; what is said of earlier ones is too late
+        self._on_foreign = on_foreign
+        self._foreign = 0
+
+    def take(self) -> Frame | None:
+        """Return the next frame that is not about a stream, or None at the end; waits for it."""
+        ahead = self._ahead
+        while not ahead:
+            self._read()
+        frame = ahead.popleft()
+        if frame is not None and frame.kind == Kind.CALL:
+            self._latest = frame.call_id
+        return frame
+
+    def is_quiet(self, seconds: float) -> bool:
+        """Whether nothing comes for *seconds*."""
+        return not self._ahead and not self._readable.poll(seconds * 1000)
+
+    def granted(self, call_id: int, sent: int) -> int:
+        """Return how many items of *call_id* are wanted, more than *sent*; waits for that.
+
+        `CLOSED` if no more are.
+
+        Raises:
+            ExecutorClosed: this worker is to stop.
+        """
+        while True:
+            while not self._is_ending() and self._readable.poll(0):
+                self._read()
+            if self._is_ending():
+                msg = "the worker was told to stop in the middle of a stream"
+                raise ExecutorClosed(msg)
+            granted = self._granted.get(call_id, 0)
+            if granted == CLOSED or granted > sent:
+                return granted
+            self._read()
+
+    def forget(self, call_id: int) -> None:
+        """The stream *call_id* has ended."""
+        self._granted.pop(call_id, None)
+
+    def _is_ending(self) -> bool:
+        if not self._ahead:
+            return False
+        last = self._ahead[-1]
+        return last is None or last.kind == Kind.STOP
+
+    def _read(self) -> None:
+        """Read one packet; waits for it."""
+        try:
+            frame = receive(self._sock, self._lender)
+        except ConnectionResetError:
+            return
+        if frame is None:
+            self._foreign += 1
+            if self._foreign == 1:
+                self._on_foreign()
+        elif not isinstance(frame, Frame):
+            self._ahead.append(None)
+        elif frame.kind in (Kind.MORE, Kind.CLOSE):
+            if frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:
+                self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
+        else:
+            self._ahead.append(frame)
+
+
+def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine) -> None:
+    """Send the items of *made* as they are asked for; return at its end, or once it is closed.
+
+    Raises:
+        TypeError: *made* is nothing that could be iterated.
+        ExecutorClosed: this worker is to stop.
+        Exception: what the iteration raises, or `NotPicklable` for an item that cannot travel.
+    """
+    items = iter(made)
+    sent = 0
+    try:
+        while inbox.granted(call.call_id, sent) != CLOSED:
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            sent += 1
+            replies.item(call, sent, item)
+            del item
+    finally:
+        inbox.forget(call.call_id)
+        close = getattr(items, "close", None)
+        if close is not None:
+            close()

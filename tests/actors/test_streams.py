@@ -1,0 +1,308 @@
+"""Streams: a worker's generator, item by item."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.actors.workers import wait_for
+
+from phalanx.actors import WorkerActor
+from phalanx.supervision import CallTimeout, ExecutorClosed, NotPicklable, Strategy, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from phalanx.actors import Executor
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+
+class Source(WorkerActor):
+    """Yields, and notes in files how far it got."""
+
+    def __init__(self) -> None:
+        self.made = 0
+        self.closed = 0
+
+    def count(self, number: int) -> Iterator[int]:
+        try:
+            for each in range(number):
+                self.made += 1
+                yield each
+        finally:
+            self.closed += 1
+
+    def progress(self) -> tuple[int, int]:
+        return self.made, self.closed
+
+    def noted(self, path: str) -> Iterator[int]:
+        for each in range(1000):
+            with open(path, "a") as file:
+                file.write("x")
+            yield each
+
+    def blow_up(self, after: int) -> Iterator[int]:
+        yield from range(after)
+        raise KeyError("boom")
+
+    def blow_up_on(self, rank: int) -> Iterator[int]:
+        for each in range(10_000):
+            if each == 3 and self.ctx.rank == rank:
+                raise KeyError("boom")
+            yield each
+
+    def die(self, after: int) -> Iterator[int]:
+        yield from range(after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def arrays(self, number: int, size: int) -> Iterator[Any]:
+        for each in range(number):
+            yield np.full(size, each + self.ctx.rank, dtype=np.uint8)
+
+    def gated(self, gate: str) -> Iterator[str]:
+        yield "before"
+        wait_for(gate)
+        yield "after"
+
+    def unpicklable(self) -> Iterator[Any]:
+        yield 1
+        yield (each for each in "no")
+
+    def listed(self) -> list[int]:
+        return [1, 2, 3]
+
+    def number(self) -> int:
+        return 7
+
+
+def assert_closed(executor: Executor[Any]) -> None:
+    """A rank that had made an item has closed its generator; one that never began has none."""
+    progress = executor.collective_rpc("progress", WAIT)
+    assert any(made for made, _ in progress)
+    assert all(closed == (made > 0) for made, closed in progress)
+
+
+def test_one_ranks_items_come_in_order_and_then_end(make: Make) -> None:
+    executor = make(Source)
+
+    assert list(executor.stream("count", WAIT, args=(1000,), rank=1)) == list(range(1000))
+    assert executor.collective_rpc("progress", WAIT) == [(0, 0), (1000, 1)]
+
+
+def test_every_ranks_items_come_with_their_rank(make: Make) -> None:
+    executor = make(Source, 3)
+
+    pairs = list(executor.stream("count", WAIT, args=(100,), window=4))
+
+    for rank in range(3):
+        assert [item for of, item in pairs if of == rank] == list(range(100))
+    assert len(pairs) == 300
+
+
+def test_no_more_is_made_than_the_window_allows(make: Make, tmp_path: Path) -> None:
+    executor = make(Source, 1)
+    note = tmp_path / "made"
+    stream = executor.stream("noted", WAIT, args=(str(note),), rank=0, window=4)
+
+    taken = [next(stream) for _ in range(10)]
+    stream.close()
+    executor.collective_rpc("number", WAIT)
+
+    assert taken == list(range(10))
+    assert len(note.read_text()) <= 14
+
+
+def test_a_stream_closed_early_closes_its_generator(make: Make) -> None:
+    executor = make(Source, 2)
+
+    with executor.stream("count", WAIT, args=(10**9,)) as stream:
+        next(stream)
+
+    assert_closed(executor)
+    assert list(stream) == []
+
+
+def test_a_stream_dropped_early_closes_its_generator(make: Make) -> None:
+    executor = make(Source, 2)
+
+    for _ in executor.stream("count", WAIT, args=(10**9,)):
+        break
+    gc.collect()
+
+    assert_closed(executor)
+
+
+def test_an_exception_in_the_middle_comes_after_the_items_before_it(make: Make) -> None:
+    executor = make(Source, 1)
+    seen: list[int] = []
+
+    with pytest.raises(KeyError, match="boom") as caught:
+        seen.extend(executor.stream("blow_up", WAIT, args=(50,), rank=0))
+
+    assert seen == [] or seen == list(range(50))
+    assert any("rank 0" in note for note in caught.value.__notes__)
+    assert executor.call(0, "number", WAIT) == 7
+
+
+def test_items_before_an_exception_are_not_lost(make: Make) -> None:
+    executor = make(Source, 1)
+    stream = executor.stream("blow_up", WAIT, args=(5,), rank=0)
+
+    assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(KeyError):
+        next(stream)
+    with pytest.raises(StopIteration):
+        next(stream)
+
+
+def test_one_ranks_exception_ends_the_stream_on_all(make: Make) -> None:
+    executor = make(Source, 3)
+
+    with pytest.raises(KeyError):
+        for _ in executor.stream("blow_up_on", WAIT, args=(1,)):
+            pass
+
+    assert executor.collective_rpc("number", WAIT) == [7, 7, 7]
+
+
+def test_a_death_in_the_middle_comes_after_the_items_before_it(make: Make) -> None:
+    executor = make(Source, 2, strategy=Strategy.ONE_FOR_ONE)
+    stream = executor.stream("die", WAIT, args=(5,), rank=1)
+
+    assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
+    with pytest.raises(WorkerDied):
+        next(stream)
+
+    assert executor.collective_rpc("number", WAIT) == [7, 7]
+
+
+def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, tmp_path: Path) -> None:
+    executor = make(Source, 1)
+    gate = tmp_path / "gate"
+    stream = executor.stream("gated", 0.2, args=(str(gate),), rank=0)
+
+    assert next(stream) == "before"
+    with pytest.raises(CallTimeout):
+        next(stream)
+
+    gate.touch()
+    assert executor.call(0, "number", WAIT) == 7
+
+
+def test_a_stream_nobody_takes_blocks_others_only_until_its_deadline(make: Make) -> None:
+    executor = make(Source, 1)
+    stream = executor.stream("count", 0.3, args=(10**9,), rank=0, window=2)
+
+    assert executor.call(0, "number", WAIT) == 7
+    with pytest.raises(CallTimeout):
+        list(stream)
+
+
+def test_calls_behind_a_stream_keep_their_order(make: Make) -> None:
+    executor = make(Source, 2)
+    first = executor.stream("count", WAIT, args=(100,), window=3)
+    between = executor.collective_rpc("progress", WAIT, non_block=True)
+    second = executor.stream("count", WAIT, args=(100,), window=3)
+    after = executor.collective_rpc("progress", WAIT, non_block=True)
+
+    assert len(list(first)) == len(list(second)) == 200
+    assert between.result(WAIT) == [(100, 1)] * 2
+    assert after.result(WAIT) == [(200, 2)] * 2
+
+
+def test_large_items_arrive_whole_and_may_be_kept(make: Make) -> None:
+    executor = make(Source, 2)
+
+    kept = list(executor.stream("arrays", WAIT, args=(30, 1 << 20), window=3))
+
+    for rank in (0, 1):
+        mine = [item for of, item in kept if of == rank]
+        assert len(mine) == 30
+        assert all((item == rank + number).all() for number, item in enumerate(mine))
+
+
+def test_an_item_that_cannot_travel_is_the_streams_error(make: Make) -> None:
+    executor = make(Source, 1)
+    stream = executor.stream("unpicklable", WAIT, rank=0)
+
+    assert next(stream) == 1
+    with pytest.raises(NotPicklable, match="item 2"):
+        next(stream)
+
+
+def test_whatever_can_be_iterated_can_be_streamed_and_nothing_else(make: Make) -> None:
+    executor = make(Source, 1)
+
+    assert list(executor.stream("listed", WAIT, rank=0)) == [1, 2, 3]
+    assert list(executor.stream("count", WAIT, args=(0,), rank=0)) == []
+    with pytest.raises(TypeError, match="not iterable"):
+        list(executor.stream("number", WAIT, rank=0))
+
+
+def test_closing_the_executor_ends_a_stream_with_an_error(make: Make) -> None:
+    executor = make(Source, 1)
+    stream = executor.stream("count", WAIT, args=(10**9,), rank=0, window=2)
+    assert next(stream) == 0
+
+    executor.close()
+
+    with pytest.raises(ExecutorClosed):
+        list(stream)
+
+
+def test_a_stream_is_awaited_item_by_item(make: Make) -> None:
+    executor = make(Source, 2)
+
+    async def take() -> tuple[list[int], int]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        items = [item async for item in executor.aio.stream("count", WAIT, args=(500,), rank=0)]
+        ticking.cancel()
+        return items, ticks
+
+    items, ticks = asyncio.run(take())
+
+    assert items == list(range(500))
+    assert ticks > 1
+
+
+def test_a_stream_waits_for_a_restart_like_any_call(make: Make) -> None:
+    executor = make(Source, 2)
+    os.kill(executor.ranks[0].pid or 0, signal.SIGKILL)
+
+    pairs: list[tuple[int, int]] = []
+    deadline = time.monotonic() + WAIT
+    while not pairs and time.monotonic() < deadline:
+        try:
+            pairs = list(executor.stream("count", WAIT, args=(10,)))
+        except WorkerDied:
+            continue  # it had begun before the death was known
+
+    assert sorted(pairs) == sorted((rank, item) for rank in (0, 1) for item in range(10))
+
+
+def test_a_stream_works_inline(make: Make) -> None:
+    executor = make(Source, 1, launch="inline")
+
+    assert list(executor.stream("count", args=(3,), rank=0)) == [0, 1, 2]
+    assert list(executor.stream("count", args=(2,))) == [(0, 0), (0, 1)]
+    with executor.stream("count", args=(9,), rank=0) as stream:
+        next(stream)
+    assert executor.call(0, "progress")[1] == 3
