@@ -1,8 +1,8 @@
 """Embed the documentation of the Python standard library with the layers split over the ranks.
 
 Each rank is a stage with some of the layers. It gets the hidden states from the stage before it
-and sends its own to the stage after it, through torch.distributed; meanwhile the driver has as
-many calls in flight as there are stages, and one more, so that every stage has a batch to work on.
+and sends its own to the stage after it, through torch.distributed; meanwhile the driver has so
+many calls in flight that every stage has a batch to work on.
 
 When a stage is killed, all are restarted (one_for_all), not only the stages after it
 (rest_for_one). The stages share a process group, and a process group cannot take in a new member:
@@ -101,7 +101,9 @@ PIPELINE = Pipeline(
     name="embed_pipeline_parallel",
     about=__doc__ or "",
     most_ranks=6,  # layers
-    depth=lambda ranks: ranks + 1,
+    # One that is worked on and one that is on its way, for each stage; and one that is there when
+    # the first stage is done.
+    depth=lambda ranks: 2 * ranks + 1,
     start=start,
     embed=lambda group, batch, retries: group.collective_rpc(
         "embed",

@@ -79,7 +79,7 @@ class Killer:
         self._random = random.Random(seed)
         # Not so late that nothing is left to be done, nor in the last tenth: what is killed there
         # has little to heal for.
-        latest = max(0.0, min(0.9 * calls, calls - 2.0 * depth))
+        latest = max(0.0, min(0.9 * calls, calls - depth))
         self._moments = sorted(self._random.uniform(0.0, latest) for _ in range(kills))
         self._changed = threading.Event()
         self._stopped = threading.Event()

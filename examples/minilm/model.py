@@ -29,8 +29,12 @@ PAD = 0
 
 
 def share(total: int, index: int, count: int) -> range:
-    """Return which of *total* things belong to share *index* of *count*, as even as can be."""
-    return range(total * index // count, total * (index + 1) // count)
+    """Return which of *total* things belong to share *index* of *count*, as even as can be.
+
+    The first share is never smaller than another: a pipeline whose first stage is its slowest
+    keeps all stages in a call.
+    """
+    return range(-(-total * index // count), -(-total * (index + 1) // count))
 
 
 def alone(partial: torch.Tensor) -> torch.Tensor:
