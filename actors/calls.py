@@ -8,6 +8,8 @@ Left to others: when calls are sent and who reads (`plane`).
 
 from __future__ import annotations
 
+import contextlib
+import math
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -115,6 +117,10 @@ class Call:
         self.settled: list[Callable[[Call], None]] = []
         self.timer: Any = None
 
+    def fits(self, size: int) -> bool:
+        """Whether a group of *size* ranks can answer it."""
+        return len(self.payloads) in (1, size) and (self.want is None or self.want < size)
+
     def payload(self, rank: int) -> Payload:
         """Return what goes to *rank*."""
         payloads = self.payloads
@@ -155,7 +161,8 @@ class Call:
         error = failure.revive()
         note = f"raised by rank {rank} in {self.name} (call {self.seq})"
         trace = f"\n{failure.trace.rstrip()}" if failure.trace else ""
-        error.add_note(f"{note}; remote traceback:{trace}" if trace else note)
+        with contextlib.suppress(Exception):  # an exception type may refuse further attributes
+            error.add_note(f"{note}; remote traceback:{trace}" if trace else note)
         return error
 
     def timed_out(self) -> CallTimeout:
@@ -200,8 +207,9 @@ def terms_of(
     Raises:
         SpecError: a negative timeout or number of retries, or an unknown policy.
     """
-    if timeout is not None and not timeout >= 0:
-        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
+    _check_timeout(timeout)
+    if timeout == math.inf:
+        timeout = None
     if on_death not in ("fail", "retry"):
         raise SpecError("on_death", on_death, 'give "fail" or "retry"')
     if on_timeout not in ("leave", "restart"):
@@ -215,6 +223,12 @@ def terms_of(
         on_timeout=on_timeout,
         tell=tell,
     )
+
+
+def _check_timeout(timeout: object) -> None:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (number and timeout >= 0):  # type: ignore[operator]  # a number
+        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
 
 
 def _check_retries(retries: object) -> None:

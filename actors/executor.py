@@ -13,6 +13,7 @@ import itertools
 import math
 import time
 import weakref
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
@@ -45,7 +46,7 @@ from .streams import Incoming, InlineStream, ReplyStream
 from .worker import Methods, WorkerActor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from phalanx.runtime import CrashReport, Runtime
@@ -264,12 +265,14 @@ class Executor(Generic[W]):
         """
         if unique_reply_rank is not None:
             self._check_rank("unique_reply_rank", unique_reply_rank)
+        if aggregate is not None:
+            _check_callable("aggregate", aggregate)
         want = None if aggregate is not None else unique_reply_rank
         lead = unique_reply_rank if unique_reply_rank is not None else self._layout.output_rank
         return self._call(
             Shape.COLLECTIVE,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             timeout=timeout,
             on_death=on_death,
             retries=retries,
@@ -315,7 +318,7 @@ class Executor(Generic[W]):
         outcome: list[Outcome] | CallFuture = self._call(
             Shape.GATHER,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             timeout=timeout,
             on_death="fail",
             non_block=non_block,
@@ -380,7 +383,7 @@ class Executor(Generic[W]):
         return self._call(
             Shape.SINGLE,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             timeout=timeout,
             on_death=on_death,
             retries=retries,
@@ -406,7 +409,7 @@ class Executor(Generic[W]):
         future: CallFuture = self._call(
             Shape.POOL,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             timeout=timeout,
             on_death=on_death,
             retries=retries,
@@ -428,7 +431,7 @@ class Executor(Generic[W]):
         future = self._call(
             Shape.COLLECTIVE if rank is None else Shape.SINGLE,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             rank=rank,
             on_death="fail",
             non_block=True,
@@ -467,7 +470,7 @@ class Executor(Generic[W]):
         stream: ReplyStream = self._call(
             Shape.COLLECTIVE if rank is None else Shape.SINGLE,
             method,
-            [(tuple(args), kwargs or {})],
+            [_arguments(args, kwargs)],
             timeout=timeout,
             on_death="fail",
             rank=rank,
@@ -583,6 +586,7 @@ class Executor(Generic[W]):
 
         After the fact it runs at once. Not for the first start: the constructor raises there.
         """
+        _check_callable("callback", callback)
         if self._inline is not None:
             return
         shared = self._core.shared
@@ -598,6 +602,7 @@ class Executor(Generic[W]):
         Returns what unsubscribes. Callbacks run one after the other on a thread of their own, where
         a blocking call raises.
         """
+        _check_callable("callback", callback)
         key = next(self._listeners)
         if self._inline is not None:
             self._inline_listeners[key] = callback
@@ -924,3 +929,17 @@ def _restart_late(core: Core, call: Call) -> None:
 
 def _ping(_worker: object) -> None:
     """Answer, from the main loop."""
+
+
+def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    """Return the arguments of one call if that is what they are."""
+    if not isinstance(args, list | tuple):
+        raise SpecError("args", args, "give the positional arguments as a tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SpecError("kwargs", kwargs, "give the keyword arguments as a mapping")
+    return tuple(cast("Sequence[Any]", args)), cast("Mapping[str, Any]", kwargs or {})
+
+
+def _check_callable(field: str, value: object) -> None:
+    if not callable(value):
+        raise SpecError(field, value, "give something that can be called")

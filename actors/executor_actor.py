@@ -762,7 +762,8 @@ def _start_error(member: Member, reason: ExitReason, report: CrashReport) -> Bas
     if failure is not None and failure.type_name != "SystemExit":
         error = failure.revive()
         if isinstance(error, Exception):
-            error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
+            with suppress(Exception):  # an exception type may refuse further attributes
+                error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
             return error
     detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
     tail = (report.last_words or report.stderr).strip()

@@ -8,6 +8,7 @@ supervision: an exception of the start is raised as it is.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -79,7 +80,8 @@ class InlineRank:
             if isinstance(value, AsyncOutput):
                 value = value.get_output()
         except Exception as error:
-            error.add_note(f"raised by rank 0 in {name} (inline)")
+            with suppress(Exception):  # an exception type may refuse further attributes
+                error.add_note(f"raised by rank 0 in {name} (inline)")
             raise
         return _travel(value, f"the reply of {name}")
 
@@ -98,7 +100,8 @@ class InlineRank:
                 travelled = _travel(item, f"an item of {name}")
                 yield (0, travelled) if rank is None else travelled
         except Exception as error:
-            error.add_note(f"raised by rank 0 in {name} (inline)")
+            with suppress(Exception):  # an exception type may refuse further attributes
+                error.add_note(f"raised by rank 0 in {name} (inline)")
             raise
 
     def view(self) -> GroupView:

@@ -40,7 +40,7 @@ from phalanx.runtime import (
     send,
     withdraw,
 )
-from phalanx.supervision import ExecutorClosed
+from phalanx.supervision import ExecutorClosed, SpecError
 
 from .calls import Call, CancelledError, Shape
 from .outcomes import Outcome, OutcomeKind
@@ -183,6 +183,10 @@ class Plane:
             for alone in self._alone[size:]:
                 for call in alone:
                     self._settle(call, error=ExecutorClosed(f"rank {call.rank} was taken away"))
+            for call in [each for each in self._turns if not each.fits(size)]:
+                self._turns.remove(call)
+                msg = f"{call.name}: the group has {size} ranks now; it was made for another size"
+                self._settle(call, error=SpecError("world_size", size, msg))
             self._seats = (self._seats + [None] * size)[:size]
             self._alone = (self._alone + [deque[Call]() for _ in range(size)])[:size]
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Hub
 
 _BATCH = 64  # events taken from the kernel at once
+_LONGEST_POLL = 86400.0  # seconds; the kernel counts milliseconds in an int
 _LAST_READER = 5.0  # seconds for a reader that was woken to let go
 
 
@@ -170,7 +171,7 @@ class Reading:
         timeout = None
         while not what.done and self._closing is None:
             if deadline is not None:
-                timeout = deadline - time.monotonic()
+                timeout = min(deadline - time.monotonic(), _LONGEST_POLL)
                 if timeout <= 0:
                     return
             for fd, events in poll(timeout, _BATCH):

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.supervision import MessageTooLarge
+from phalanx.supervision import MessageTooLarge, RuntimeFault
 
 from .codec import Encoded, decode
 from .memory import writable_bytes
@@ -77,6 +77,7 @@ class Flag:
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
     JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
     ARENA: Final[int] = 16  # the body lies in the sender's arena
+    LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
     STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
 
 
@@ -108,8 +109,12 @@ class Frame:
 
         Raises:
             ValueError: a large message does not lie where the frame says.
+            RuntimeFault: its descriptor could not be received.
             Exception: whatever decoding raises.
         """
+        if self.flags & Flag.LOST:
+            msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
+            raise RuntimeFault(msg)
         try:
             if not self.flags & _LARGE:
                 return decode(self.body) if self.body else None
@@ -204,15 +209,27 @@ class Payload:
 
 
 def unpack(
-    packet: bytes | memoryview, fds: list[int], lender: ArenaReader | None = None
+    packet: bytes | memoryview,
+    fds: list[int],
+    lender: ArenaReader | None = None,
+    *,
+    lost: bool = False,
 ) -> Frame | None:
-    """Return the frame in *packet*, or None (its descriptors closed) where it is not one."""
+    """Return the frame in *packet*, or None (its descriptors closed) where it is not one.
+
+    Where descriptors were *lost* on the way, the frame has the flag `Flag.LOST`.
+    """
     if len(packet) >= HEADER.size:
         magic, kind, flags, epoch, call_id, incarnation, extra = HEADER.unpack_from(packet)
         body = packet[HEADER.size :]
         match flags & _LARGE:
             case 0:
                 whole = not fds
+                lender = None
+            case Flag.FILE if lost and not fds:
+                # Its call must still be answered: to drop the frame would leave it waiting.
+                whole = len(body) == _IN_FILE.size
+                flags |= Flag.LOST
                 lender = None
             case Flag.FILE:
                 whole = len(fds) == 1 and len(body) == _IN_FILE.size
@@ -245,9 +262,9 @@ def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | b
             fds.extend(struct.unpack(f"<{count}i", data[: count * 4]))
     if not packet and not fds:
         return b""
-    if cut & _TRUNCATED:
+    if cut & socket.MSG_TRUNC:
         packet = b""
-    return unpack(packet, fds, lender)
+    return unpack(packet, fds, lender, lost=bool(cut & socket.MSG_CTRUNC))
 
 
 def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
@@ -260,7 +277,6 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
 
 
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
-_TRUNCATED = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _LARGE = Flag.FILE | Flag.ARENA
 _IN_FILE = struct.Struct("<Q")
 """size"""
