@@ -1,0 +1,275 @@
+"""The decoder against whatever may arrive."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import socket
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from phalanx.runtime.arena import SLOTS, Arena, Borrower
+from phalanx.runtime.arena_reader import ArenaReader
+from phalanx.runtime.codec import encode
+from phalanx.runtime.frames import (
+    HEADER,
+    INLINE_LIMIT,
+    MAGIC,
+    PACKET_LIMIT,
+    Flag,
+    Frame,
+    Kind,
+    Payload,
+    receive,
+    send,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EASY = settings(
+    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+ARENA_SIZE = 1 << 22
+# Words that mean something to the decoder, so that chance does not have to find them.
+WORDS = st.sampled_from([0, 1, 2, 255, 256, 4096, 1 << 22, 1 << 31, 1 << 62, (1 << 64) - 1])
+
+
+class Wire:
+    """Two ends of a socket with an arena behind the one and its reader behind the other."""
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.theirs.setblocking(False)
+        self.arena = Arena.create(ARENA_SIZE)
+        counters = memoryview(bytearray(8 * SLOTS)).cast("Q")
+        self.borrower = Borrower(counters)
+        self.reader = ArenaReader(os.dup(self.arena.fd), counters)
+
+    def send(self, value: Any, *, use_arena: bool = True) -> int:
+        """Send *value*; return the flags it was sent with."""
+        payload = Payload.of(encode(value, "it"), self.arena if use_arena else None)
+        try:
+            payload.lend(self.borrower)
+            send(self.ours, payload.packet(Kind.CALL, epoch=1, call_id=7), payload.file)
+            return payload.flags
+        finally:
+            payload.close()
+
+    def receive(self) -> Frame:
+        frame = receive(self.theirs, self.reader)
+        assert isinstance(frame, Frame)
+        return frame
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+        self.arena.close()
+        self.reader.close()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    wire = Wire()
+    yield wire
+    wire.close()
+
+
+def descriptors() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def header(flags: int, kind: int = Kind.CALL, magic: int = MAGIC) -> bytes:
+    return HEADER.pack(magic, kind, flags, 1, 7, 1, 0)
+
+
+@pytest.mark.parametrize("use_arena", [True, False])
+@pytest.mark.parametrize("size", [0, 1, 20_000, INLINE_LIMIT + 1, 200_000, 1 << 20])
+def test_what_is_sent_arrives(wire: Wire, size: int, use_arena: bool) -> None:
+    value: dict[str, Any] = {
+        "bytes": b"x" * size,
+        "array": np.arange(size, dtype=np.uint8),
+        "text": "y" * size,
+    }
+
+    flags = wire.send(value, use_arena=use_arena)
+    arrived = wire.receive().value()
+
+    assert arrived["bytes"] == value["bytes"]
+    assert arrived["text"] == value["text"]
+    assert np.array_equal(arrived["array"], value["array"])
+    assert flags == (0 if size < 20_000 else Flag.ARENA if use_arena else Flag.FILE)
+
+
+def test_thousands_of_buffers_are_one_message(wire: Wire) -> None:
+    value = [np.full(16 * 1024, number % 251, dtype=np.uint8) for number in range(5000)]
+
+    wire.send(value)
+    arrived = wire.receive().value()
+
+    assert all(int(each[0]) == number % 251 for number, each in enumerate(arrived))
+
+
+def test_a_message_is_read_once(wire: Wire) -> None:
+    wire.send(b"x" * 100_000)
+    frame = wire.receive()
+
+    assert frame.value() == b"x" * 100_000
+    with pytest.raises(ValueError, match="before"):
+        frame.value()
+
+
+@pytest.mark.parametrize("drop", [True, False])
+def test_an_unread_message_is_given_back(wire: Wire, drop: bool) -> None:
+    wire.send(b"x" * 100_000)
+    frame = wire.receive()
+
+    assert any(wire.borrower.holds(slot) for slot in range(SLOTS))
+    if drop:
+        frame.drop()
+    del frame
+
+    assert not any(wire.borrower.holds(slot) for slot in range(SLOTS))
+
+
+def test_a_packet_that_was_cut_is_no_frame(wire: Wire) -> None:
+    wire.ours.send(header(0) + b"x" * (PACKET_LIMIT + 1))
+    wire.send("next")
+
+    assert receive(wire.theirs, wire.reader) is None
+    assert wire.receive().value() == "next"
+
+
+def test_too_many_descriptors_are_closed(wire: Wire) -> None:
+    before = descriptors()
+    files = [os.memfd_create("x") for _ in range(40)]
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack(f"<{len(files)}i", *files))
+    wire.ours.sendmsg([header(Flag.FILE) + struct.pack("<Q", 10)], [rights])
+    for file in files:
+        os.close(file)
+
+    assert receive(wire.theirs, wire.reader) is None
+    assert descriptors() == before
+
+
+def test_a_file_that_could_shrink_is_not_mapped(wire: Wire) -> None:
+    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_GROW)
+    send(wire.ours, header(Flag.FILE) + struct.pack("<Q", 4096), file)
+    os.close(file)
+
+    with pytest.raises(ValueError, match="not sealed"):
+        wire.receive().value()
+
+
+def test_a_file_smaller_than_it_says_is_not_mapped(wire: Wire) -> None:
+    file = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, 4096)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    send(wire.ours, header(Flag.FILE) + struct.pack("<Q", 4097), file)
+    os.close(file)
+
+    with pytest.raises(ValueError, match="smaller"):
+        wire.receive().value()
+
+
+@EASY
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.builds(
+            lambda flags, kind, body: header(flags, kind) + body,
+            st.integers(0, 255),
+            st.integers(0, 255),
+            st.binary(max_size=64),
+        ),
+    ),
+    st.integers(0, 3),
+    st.booleans(),
+)
+def test_no_packet_makes_the_decoder_raise_or_leak(
+    wire: Wire, packet: bytes, files: int, readable: bool
+) -> None:
+    before = descriptors()
+    fds = [os.memfd_create("x") for _ in range(files)]
+
+    frame = unpack(packet, fds, wire.reader if readable else None)
+
+    if frame is not None:
+        assert packet[:2] == struct.pack("<H", MAGIC)
+        frame.drop()
+    assert descriptors() == before
+
+
+@EASY
+@given(
+    slot=st.one_of(WORDS.filter(lambda w: w < 1 << 32), st.integers(0, (1 << 32) - 1)),
+    start=WORDS,
+    size=WORDS,
+)
+def test_a_place_that_chance_made_up_is_an_error_at_worst(
+    wire: Wire, slot: int, start: int, size: int
+) -> None:
+    packet = header(Flag.ARENA) + struct.pack("<IQQ", slot, start, size)
+    frame = unpack(packet, [], wire.reader)
+    assert frame is not None
+
+    # Nothing but zeros lies there, so there is no message to be found.
+    with pytest.raises(ValueError, match=r"no place|parts"):
+        frame.value()
+
+
+@EASY
+@given(
+    count=st.one_of(WORDS, st.integers(0, 8)),
+    entries=st.lists(st.tuples(WORDS, WORDS), max_size=4),
+    rest=st.binary(max_size=64),
+)
+def test_a_table_that_chance_made_up_is_an_error_at_worst(
+    wire: Wire, count: int, entries: list[tuple[int, int]], rest: bytes
+) -> None:
+    content = struct.pack("<Q", count) + b"".join(struct.pack("<QQ", *e) for e in entries)
+    # A pickle is code, and random bytes may be one: here only what must fail is allowed to follow.
+    content += b"\xff" + rest
+    extent = wire.arena.place(len(content))
+    assert extent is not None
+    extent.write([memoryview(content)], [0])
+    extent.lend(wire.borrower)
+    extent.let_go()
+    packet = header(Flag.ARENA) + struct.pack("<IQQ", extent.slot, extent.start, len(content))
+    frame = unpack(packet, [], wire.reader)
+    assert frame is not None
+
+    with pytest.raises((ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError)):
+        frame.value()
+
+    assert not wire.borrower.holds(extent.slot)
+
+
+def test_a_worker_drops_what_is_no_frame_and_serves_on() -> None:
+    from phalanx.runtime.streams import Inbox
+
+    wire = Wire()
+    told: list[bool] = []
+    wire.theirs.setblocking(True)
+    inbox = Inbox(wire.theirs, wire.reader, lambda: told.append(True))
+
+    wire.ours.send(b"junk")
+    wire.ours.send(header(0, magic=1) + b"more junk")
+    wire.ours.send(header(255) + b"junk")
+    wire.send("call")
+    frame = inbox.take()
+
+    assert frame is not None
+    assert frame.value() == "call"
+    assert told == [True]
+    wire.close()
