@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
-    from .spec import Launch
+    from .spec import Launch, Survivors
 
 W = TypeVar("W", bound=WorkerActor)
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
@@ -128,6 +128,11 @@ class Executor(Generic[W]):
         stopped_after: Seconds a rank that owes an answer may be stopped (SIGSTOP); None for ever.
         standby: How many spare processes are kept warm: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
+        survivors: What becomes of the other ranks of a process group, under `ONE_FOR_ALL`, when one
+            has died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
+            and has the others leave the old process group and run `on_reform`. Made for gloo.
+        leave_within: Seconds a rank that is kept has to end its call and leave the old process
+            group; then it is replaced as well.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -166,6 +171,8 @@ class Executor(Generic[W]):
         hang_after: float | None = None,
         stopped_after: float | None = 10.0,
         standby: int = 0,
+        survivors: Survivors = "restart",
+        leave_within: float = 10.0,
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
     ) -> None:
@@ -197,6 +204,8 @@ class Executor(Generic[W]):
             hang_after=hang_after,
             stopped_after=stopped_after,
             standby=standby,
+            survivors=survivors,
+            leave_within=leave_within,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()

@@ -58,6 +58,9 @@ from phalanx.supervision import (
     RankEvent,
     RankExited,
     RankReady,
+    RankReformed,
+    RankState,
+    ReformRanks,
     ResizeAsked,
     RestartAsked,
     Serve,
@@ -85,6 +88,7 @@ from .notices import (
     ProcessGone,
     RankSaid,
     Refill,
+    ReformOverdue,
     Started,
     StopOverdue,
     StreamEnded,
@@ -113,7 +117,7 @@ class RankInfo:
 
     Attributes:
         pid: Its process, or None where it has none just now.
-        state: ``"starting"``, ``"up"``, ``"stopping"`` or ``"down"``.
+        state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
     """
 
     rank: int
@@ -200,6 +204,7 @@ class ExecutorActor(pykka.ThreadingActor):
             spec.world_size,
             restart=spec.restart,
             backoff=spec.backoff,
+            keep=spec.survivors == "keep",
         )
         self._devices = DevicePool.of(spec.devices, spec.world_size)
         self._members = Members(spec, runtime, self._devices, self._tell, shared.plane.arena)
@@ -262,11 +267,8 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
-            case Refill():
-                if self._state.phase is Phase.SERVING:
-                    self._standby.fill()
-            case Look():
-                self._look(notice)
+            case Refill() | ReformOverdue() | Look():
+                self._on_time(notice)
             case StopOverdue():
                 member = self._members.find(notice.rank, notice.incarnation)
                 if member is not None:
@@ -289,6 +291,16 @@ class ExecutorActor(pykka.ThreadingActor):
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
+    def _on_time(self, notice: Refill | ReformOverdue | Look) -> None:
+        match notice:
+            case Refill():
+                if self._state.phase is Phase.SERVING:
+                    self._standby.fill()
+            case ReformOverdue():
+                self._not_reformed(notice)
+            case Look():
+                self._look(notice)
+
     def _said(self, notice: RankSaid) -> None:
         spare = self._standby.find(notice.rank)
         member = self._members.find(notice.rank, notice.incarnation) if spare is None else spare
@@ -296,8 +308,18 @@ class ExecutorActor(pykka.ThreadingActor):
         if member is None or frame.incarnation != member.incarnation:
             frame.drop()
             return
-        if frame.kind == Kind.READY:
+        if frame.kind == Kind.READY and member.seated:
+            now = time.monotonic()
+            self._act(RankReformed(member.rank, member.incarnation, frame.epoch, now))
+        elif frame.kind == Kind.READY:
             self._ready(member)
+        elif frame.kind == Kind.LEFT:
+            member.left = frame.epoch
+        elif frame.kind == Kind.NOT_REFORMED:
+            failure = frame.value()
+            if frame.epoch == member.epoch:
+                member.failure = failure
+                self._members.doubt_reform(member)
         elif frame.kind == Kind.STANDBY:
             self._standby.warm(member)
             self._show()
@@ -356,6 +378,27 @@ class ExecutorActor(pykka.ThreadingActor):
             case "call":
                 why = notice.detail
         self._members.examine(member, why)
+
+    def _not_reformed(self, notice: ReformOverdue) -> None:
+        """End a rank that could not be kept; what follows is decided by its exit."""
+        member = self._members.find(notice.rank, notice.incarnation)
+        if member is None or member.epoch != notice.epoch or member.asked:
+            return
+        if self._state.ranks[member.rank].state is not RankState.REFORMING:
+            return
+        match notice.what:
+            case "leave":
+                if member.left < notice.epoch:
+                    limit = self._spec.leave_within
+                    why = f"it had not left the old process group within leave_within={limit:g} s"
+                    self._members.examine(member, why)
+            case "join":
+                limit = self._spec.start_timeout
+                why = f"on_reform took longer than start_timeout={limit:g} s"
+                self._members.examine(member, why)
+            case "failed":
+                if not self._state.mending:  # else a further epoch is on its way, for all
+                    self._members.kill(member)
 
     def _look(self, look: Look) -> None:
         """See whether a rank hangs, and end those that do."""
@@ -530,6 +573,8 @@ class ExecutorActor(pykka.ThreadingActor):
             match action:
                 case StartRanks():
                     self._start(action)
+                case ReformRanks(epoch, ranks):
+                    self._reform(epoch, ranks)
                 case StopRanks(ranks, hurry):
                     self._stop_ranks(ranks, hurry=hurry)
                 case Hold():
@@ -555,11 +600,7 @@ class ExecutorActor(pykka.ThreadingActor):
     def _start(self, action: StartRanks) -> None:
         self._plane.resize(action.size)
         try:
-            if self._rendezvous is None or self._rendezvous.epoch != action.epoch:
-                self._rendezvous = self._store.open(action.epoch)
-            formation = Formation(
-                action.epoch, self._layout, not self._spec.is_plain, self._rendezvous
-            )
+            formation = self._formation(action.epoch)
             members = self._members.start(formation, action.ranks, self._standby.take)
         except Exception as error:  # a start that fails is an exit of those ranks
             if self.shared.start_error is None and self._state.served_at is None:
@@ -574,13 +615,29 @@ class ExecutorActor(pykka.ThreadingActor):
             device, at = member.labels.device, member.started_at
             self._publish(WorkerStarted(**_who(member), device=device, at=at))
 
+    def _formation(self, epoch: int) -> Formation:
+        if self._rendezvous is None or self._rendezvous.epoch != epoch:
+            self._rendezvous = self._store.open(epoch)
+        return Formation(epoch, self._layout, not self._spec.is_plain, self._rendezvous)
+
+    def _reform(self, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
+        try:
+            formation = self._formation(epoch)
+        except Exception:  # noqa: BLE001  # the start that follows meets the same, and tells it
+            return
+        for rank, incarnation in ranks:
+            member = self._members.find(rank, incarnation)
+            if member is not None:
+                order = self._members.reform(member, formation)
+                self._plane.post(rank, incarnation, order)
+
     def _stop_ranks(self, ranks: tuple[int, ...], *, hurry: bool) -> None:
         for member in self._members.current():
             if member.rank not in ranks:
                 continue
             if not hurry and member.seated:
                 stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
-                self._plane.stop_rank(member.rank, member.incarnation, stop)
+                self._plane.post(member.rank, member.incarnation, stop)
                 self._members.ask_to_stop(member, hurry=False)
             else:
                 # It is still in its start, where it hears no message, or its group is broken.

@@ -7,12 +7,13 @@ left when it stops; its hooks' own exceptions are reported and do not hide the r
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import WorkerLabels, await_assignment, worker_logger
+from phalanx.runtime import Kind, WorkerLabels, await_assignment, worker_logger
 from phalanx.supervision import UnknownMethod
 
 from .context import WorkerContext
@@ -49,6 +50,19 @@ class Seed:
     rendezvous: Rendezvous | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reform:
+    """What a rank that is kept is told of the next epoch; pickled by name.
+
+    Attributes:
+        env: The variables that have changed.
+    """
+
+    epoch: int
+    rendezvous: Rendezvous | None
+    env: Mapping[str, str]
+
+
 class Recipe:
     """How the user's object is built: unpickled once, which imports what it needs."""
 
@@ -75,8 +89,15 @@ class Recipe:
 class WorkerHost:
     """Builds, starts, calls and stops one `WorkerActor`."""
 
-    def __init__(self, seed: Seed, context: WorkerContext, recipe: Recipe | None = None) -> None:
+    def __init__(
+        self,
+        seed: Seed,
+        context: WorkerContext,
+        recipe: Recipe | None = None,
+        link: Link | None = None,
+    ) -> None:
         self._seed = seed
+        self._link = link
         self._context = context
         self._recipe = recipe
         self._actor: WorkerActor | None = None
@@ -106,6 +127,19 @@ class WorkerHost:
     def adopt(self, epoch: int) -> None:
         """Note that the group around this worker has a new epoch."""
         self._context.epoch = epoch
+
+    def reform(self, order: Reform) -> None:
+        """Leave the old process group, then run `on_reform`."""
+        context = self._context
+        context.epoch = order.epoch
+        context.rendezvous = order.rendezvous
+        context.log = context.log.bind(epoch=order.epoch)
+        os.environ.update(order.env)
+        _leave_process_group()
+        assert self._actor is not None
+        if self._link is not None:
+            self._link.tell(Kind.LEFT)
+        self._actor.on_reform(context)
 
     def stop(self, reason: ExitReason) -> None:
         """Run `on_stop`, then leave the process group."""
@@ -153,11 +187,18 @@ def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> Worker
         log=worker_logger(link.fds["log"], seed.labels),
         _link=link,
     )
-    return WorkerHost(seed, context, recipe)
+    return WorkerHost(seed, context, recipe, link)
 
 
 def _leave_process_group() -> None:
     dist = sys.modules.get("torch.distributed")
-    if dist is not None and dist.is_available() and dist.is_initialized():
+    if dist is None or not dist.is_available():
+        return
+    if dist.is_initialized():
         with contextlib.suppress(Exception):  # a broken group cannot be left in good order
             dist.destroy_process_group()
+    # Torch counts the groups of a process, and the count is in the names of the keys under which
+    # ranks meet. A group that could not be formed stays counted: in the next epoch this rank would
+    # wait for the others under keys that none of them writes.
+    with contextlib.suppress(AttributeError):
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001  # there is no other way

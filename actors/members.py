@@ -42,8 +42,8 @@ from phalanx.runtime import (
     size_of,
 )
 
-from .hosting import Seed, host_spare, host_worker
-from .notices import Overdue, ProcessGone, RankSaid, StopOverdue
+from .hosting import Reform, Seed, host_spare, host_worker
+from .notices import Overdue, ProcessGone, RankSaid, ReformOverdue, StopOverdue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .spec import ExecutorSpec
 
 _BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
 _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
 
@@ -79,6 +80,7 @@ class Member:
             rank until it takes one.
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
+        left: The last epoch for which it has left the process group of the one before.
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once it has told.
@@ -102,6 +104,7 @@ class Member:
     ready: bool = False
     asked: bool = False
     hung: str = ""
+    left: int = 0
     threads: str = ""
     words_end: int | None = None
     failure: RemoteFailure | None = None
@@ -272,6 +275,29 @@ class Members:
         finally:
             payload.close()
         self._after(spare, self._spec.start_timeout, Overdue(rank, incarnation, "start"))
+
+    def reform(self, member: Member, formation: Formation) -> bytes:
+        """Return the order for *member*, which is kept, to join *formation*; sees to deadlines."""
+        epoch = formation.epoch
+        member.failure = None  # of an epoch that is void
+        member.epoch = epoch
+        member.labels = replace(member.labels, epoch=epoch)
+        member.output.label(member.labels)
+        env: dict[str, str] = {}
+        if formation.rendezvous is not None:
+            size, rank = formation.layout.world_size, member.rank
+            env = rendezvous_environment(formation.rendezvous, rank, rank, size)
+        order = Reform(epoch=epoch, rendezvous=formation.rendezvous, env=env)
+        late = partial(ReformOverdue, member.rank, member.incarnation, epoch)
+        self._after(member, self._spec.leave_within, late("leave"))
+        self._after(member, self._spec.start_timeout, late("join"))
+        payload = Payload.of(encode(order, "the order"))
+        return payload.packet(Kind.REFORM, epoch=epoch, call_id=0)
+
+    def doubt_reform(self, member: Member) -> None:
+        """Have it told soon that *member* could not join, unless another epoch explains that."""
+        failed = ReformOverdue(member.rank, member.incarnation, member.epoch, "failed")
+        self._after(member, _DOUBT, failed)
 
     def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
         """Begin to stop *member*; what follows comes as notices."""

@@ -81,6 +81,19 @@ class BackOffOver:
 
 
 @dataclass(frozen=True, slots=True)
+class ReformOverdue:
+    """A rank that is kept has had its time: to leave the old group, or to join the new one.
+
+    Or it failed to join, and no news of another death has come that would explain it.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    what: Literal["leave", "join", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
 class Refill:
     """It is time to replace the spares that are missing."""
 
@@ -144,6 +157,7 @@ Notice = (
     | NotStarted
     | BackOffOver
     | Refill
+    | ReformOverdue
     | Started
     | Planned
     | Close

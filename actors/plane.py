@@ -577,7 +577,7 @@ class Plane:
             self._holding = False
             self._pump()
 
-    def stop_rank(self, rank: int, incarnation: int, packet: bytes) -> None:
+    def post(self, rank: int, incarnation: int, packet: bytes) -> None:
         """Queue *packet* behind the calls that *rank* has been sent."""
         with self._lock:
             seat = self._seat(rank, incarnation)

@@ -21,6 +21,7 @@ from .layout import Layout
 from .worker import WorkerActor
 
 Launch = Literal["zygote", "exec", "inline"]
+Survivors = Literal["restart", "keep"]
 _names = itertools.count(1)
 
 
@@ -72,6 +73,8 @@ class ExecutorSpec:
     hang_after: float | None
     stopped_after: float | None
     standby: int
+    survivors: Survivors
+    leave_within: float
 
 
 def factory_of(
@@ -172,6 +175,8 @@ def spec_of(
     hang_after: float | None,
     stopped_after: float | None,
     standby: int,
+    survivors: Survivors,
+    leave_within: float,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -224,6 +229,8 @@ def spec_of(
         hang_after=_check_limit("hang_after", hang_after),
         stopped_after=_check_limit("stopped_after", stopped_after),
         standby=_check_standby(standby, worker, rank_kwargs),
+        survivors=_check_survivors(survivors, worker, strategy),
+        leave_within=check_seconds("leave_within", leave_within, positive=True),
     )
 
 
@@ -236,6 +243,18 @@ def _check_standby(standby: object, worker: type[WorkerActor], rank_kwargs: obje
             "a spare builds its object for on_standby before it has a rank; read ctx.rank instead",
         )
     return count
+
+
+def _check_survivors(
+    survivors: Survivors, worker: type[WorkerActor], strategy: Strategy
+) -> Survivors:
+    _check_choice("survivors", survivors, ("restart", "keep"))
+    if survivors == "keep":
+        if strategy is not Strategy.ONE_FOR_ALL:
+            raise SpecError("survivors", survivors, f"needs one_for_all, not {strategy}")
+        if worker.on_reform is WorkerActor.on_reform:
+            raise SpecError("survivors", survivors, f"needs {worker.__name__}.on_reform")
+    return survivors
 
 
 def _check_limit(field: str, value: object) -> float | None:

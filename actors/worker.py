@@ -49,6 +49,14 @@ class WorkerActor:
         hook a spare builds its object before it, so its ranks cannot have arguments of their own.
         """
 
+    def on_reform(self, ctx: WorkerContext) -> None:
+        """Run on a rank that is kept when another has died: join the epoch in *ctx*.
+
+        The old process group has been left for you; call ``ctx.init_process_group`` as `on_start`
+        did, and keep the rest. An exception ends this rank, and a new one takes its place. Needed
+        for ``survivors="keep"``.
+        """
+
     def on_stop(self, reason: ExitReason) -> None:
         """Run when the worker ends in good order, also by SIGTERM or `sys.exit`."""
 

@@ -40,6 +40,9 @@ class Reducer(WorkerActor):
     def on_start(self, ctx: WorkerContext) -> None:
         ctx.init_process_group("gloo", timeout=60)
 
+    def on_reform(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
     def ping(self) -> float:
         # In the ranks only; by name, for torch's types are partly unknown.
         one: Any = import_module("torch").ones(1)
@@ -121,6 +124,8 @@ def main() -> None:
         ("no process group", {**alone}),
         ("no process group, a spare", {**alone, "standby": 1}),
         ("gloo, restart all", {**group}),
+        ("gloo, survivors kept", {**group, "survivors": "keep"}),
+        ("gloo, survivors kept, a spare", {**group, "survivors": "keep", "standby": 1}),
         ("gloo, restart all, spares", {**group, "standby": size}),
     ]
     print(f"{size} ranks, {options.kills} kills each, {os.cpu_count()} x {platform.machine()}\n")

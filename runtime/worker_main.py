@@ -52,6 +52,10 @@ class Hosted(Protocol):
         """Note that the group around this worker has a new epoch."""
         ...
 
+    def reform(self, order: Any) -> None:
+        """Leave the process group of the last epoch and join that of the new one."""
+        ...
+
     def stop(self, reason: ExitReason) -> None:
         """Run the user's stop hook."""
         ...
@@ -199,6 +203,8 @@ class _Worker:
                 return  # without a frame the driver is gone, or has only closed the group
             if frame.kind == Kind.CALL:
                 self._call(frame)
+            elif frame.kind == Kind.REFORM:
+                self._reform(frame)
 
     def _trim_when_idle(self) -> None:
         """Give idle memory back while no message comes; return when one is there."""
@@ -206,6 +212,16 @@ class _Worker:
         while self._arena.is_warm and self._inbox.is_quiet(wait):
             self._arena.trim()
             wait = min(2 * wait, ARENA_LONGEST)  # the driver keeps what is left: look less often
+
+    def _reform(self, frame: Frame) -> None:
+        link = self._link
+        link.epoch = frame.epoch
+        try:
+            self._hosted.reform(frame.value())
+        except Exception as error:  # noqa: BLE001  # maybe another rank died; the driver knows
+            link.tell(Kind.NOT_REFORMED, RemoteFailure.of(error))
+        else:
+            link.tell(Kind.READY)
 
     def _call(self, frame: Frame) -> None:
         call_id = frame.call_id
@@ -218,7 +234,7 @@ class _Worker:
             self._inbox.forget(call_id)
             self._replies.skip(frame)
             return
-        if frame.epoch != self._link.epoch:
+        if frame.epoch > self._link.epoch:  # a call for this rank alone may be from before
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
         try:

@@ -5,6 +5,12 @@ restarted together with those its strategy names; deaths of ranks that are being
 absorbed, not counted; past its intensity, or when its first start fails, the group stops every
 rank and ends once. The epoch rises whenever ranks that meet are formed anew.
 
+Where survivors are kept (`GroupState.keep`), only the rank that died is started; the others leave
+their group, form the next epoch with it, and keep what they hold. Whoever dies, or was still in its
+start, while that goes on is started anew too, in a further epoch. A death of a rank that is being
+re-formed belongs to the death before and is not counted again: survivors only become fewer, so that
+comes to an end.
+
 Left to others: everything that happens. `decide_ranks` returns actions as values; time and
 randomness come in the event.
 
@@ -33,6 +39,7 @@ class RankState(StrEnum):
     DOWN = "down"
     STARTING = "starting"
     UP = "up"
+    REFORMING = "reforming"  # kept; it leaves its group and joins the next epoch
     STOPPING = "stopping"
 
 
@@ -67,6 +74,7 @@ class GroupState:
         served_at: When the group last became whole, or None.
         ending: Why the group ends, once it does.
         size: The ranks the group has, or is to have after the next start.
+        keep: Whether the survivors of a death are kept.
     """
 
     strategy: Strategy
@@ -78,6 +86,7 @@ class GroupState:
     epoch: int = 0
     mending: frozenset[int] = frozenset()
     size: int = 0
+    keep: bool = False
     failures: int = 0
     served_at: float | None = None
     ending: ExitReason | None = None
@@ -99,6 +108,16 @@ class RankReady:
 
     rank: int
     incarnation: int
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankReformed:
+    """A rank that was kept has joined *epoch*."""
+
+    rank: int
+    incarnation: int
+    epoch: int
     at: float
 
 
@@ -144,7 +163,16 @@ class CloseAsked:
     at: float
 
 
-RankEvent = Begin | RankReady | RankExited | RestartAsked | ResizeAsked | WaitOver | CloseAsked
+RankEvent = (
+    Begin
+    | RankReady
+    | RankReformed
+    | RankExited
+    | RestartAsked
+    | ResizeAsked
+    | WaitOver
+    | CloseAsked
+)
 
 
 # --- what to do ---------------------------------------------------------------------------
@@ -156,6 +184,14 @@ class StartRanks:
 
     epoch: int
     size: int
+    ranks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReformRanks:
+    """Have these (rank, incarnation) leave their group and join *epoch*."""
+
+    epoch: int
     ranks: tuple[tuple[int, int], ...]
 
 
@@ -200,7 +236,7 @@ class End:
     reason: ExitReason
 
 
-RankAction = StartRanks | StopRanks | Hold | Serve | WaitUntil | Decided | End
+RankAction = StartRanks | ReformRanks | StopRanks | Hold | Serve | WaitUntil | Decided | End
 
 
 def new_group(
@@ -210,10 +246,13 @@ def new_group(
     *,
     restart: Restart = Restart.PERMANENT,
     backoff: BackOff | None = None,
+    keep: bool = False,
 ) -> GroupState:
     """Return a group of *size* ranks, none of them started."""
     ranks = tuple(Rank(number) for number in range(size))
-    return GroupState(strategy, window, ranks, restart=restart, backoff=backoff, size=size)
+    return GroupState(
+        strategy, window, ranks, restart=restart, backoff=backoff, size=size, keep=keep
+    )
 
 
 def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple[RankAction, ...]]:
@@ -225,7 +264,11 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
             everyone = frozenset(range(state.size))
             return _start(replace(state, mending=everyone))
         case RankReady():
-            return _ready(state, event)
+            return _ready(state, event.rank, event.incarnation, RankState.STARTING, event.at)
+        case RankReformed(rank=rank, incarnation=incarnation):
+            if event.epoch != state.epoch:
+                return state, ()
+            return _ready(state, rank, incarnation, RankState.REFORMING, event.at)
         case RankExited():
             return _exited(state, event)
         case RestartAsked(ranks=ranks):
@@ -247,16 +290,16 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
             assert_never(event)
 
 
-def _ready(state: GroupState, event: RankReady) -> tuple[GroupState, tuple[RankAction, ...]]:
-    rank = state.ranks[event.rank] if event.rank < len(state.ranks) else None
-    if rank is None or rank.incarnation != event.incarnation:
+def _ready(
+    state: GroupState, number: int, incarnation: int, was: RankState, at: float
+) -> tuple[GroupState, tuple[RankAction, ...]]:
+    rank = state.ranks[number] if number < len(state.ranks) else None
+    if rank is None or rank.incarnation != incarnation or rank.state is not was:
         return state, ()
-    if rank.state is not RankState.STARTING:
-        return state, ()
-    state = _mark(state, {event.rank}, RankState.UP)
+    state = _mark(state, {number}, RankState.UP)
     if any(other.state is not RankState.UP for other in state.ranks):
         return state, ()
-    state = replace(state, phase=Phase.SERVING, served_at=event.at)
+    state = replace(state, phase=Phase.SERVING, served_at=at)
     return state, (Serve(state.epoch),)
 
 
@@ -279,6 +322,10 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         text = f"{name} is {state.restart} and ended {event.reason.kind}: stop the group"
         state, actions = _close(state, event.reason, hurry=False)
         return state, (Decided(text), *actions)
+    affected = _affected(state, event.rank)
+    if was is RankState.REFORMING:
+        text = f"replace {_names(affected)}, within the same restart"
+        return _mend(state, affected, text, event)
     window = state.window.admit(event.at)
     limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
     if window is None:
@@ -292,10 +339,27 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         and state.served_at is not None
         and event.at - state.served_at >= state.backoff.reset_after
     )
-    affected = _tied(state, frozenset((event.rank,)))
-    spent = len(window.spent)
-    text = f"restart {_names(affected)} ({state.strategy}), number {spent} of at most {limit}"
+    how = f"restart {_names(affected)} ({state.strategy}"
+    if state.keep and len(affected) < len(state.ranks):
+        how += ", the others are kept"
+    text = f"{how}), number {len(window.spent)} of at most {limit}"
     state = replace(state, window=window, failures=1 if rested else state.failures + 1)
+    return _mend(state, affected, text, event)
+
+
+def _affected(state: GroupState, dead: int) -> frozenset[int]:
+    """Return who is started anew after *dead* has died."""
+    if not state.keep:
+        return _tied(state, frozenset((dead,)))
+    # In its start a rank hears nothing of a further epoch.
+    starting = (rank.number for rank in state.ranks if rank.state is RankState.STARTING)
+    return frozenset((dead, *starting))
+
+
+def _mend(
+    state: GroupState, affected: frozenset[int], text: str, event: RankExited
+) -> tuple[GroupState, tuple[RankAction, ...]]:
+    """Stop those of *affected* who live, and start all of them once they are down."""
     live = _live(state, affected)
     state = _mark(state, live, RankState.STOPPING)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
@@ -328,16 +392,22 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
     # Under one_for_one the ranks never meet: the survivors' calls go on in their epoch.
     alone = state.strategy is Strategy.ONE_FOR_ONE and len(chosen) < state.size
     epoch = state.epoch if alone else state.epoch + 1
+    kept = frozenset(rank.number for rank in ranks if state.keep and rank.number not in chosen)
     ranks = tuple(
         Rank(rank.number, rank.incarnation + 1, RankState.STARTING)
         if rank.number in chosen
+        else replace(rank, state=RankState.REFORMING)
+        if rank.number in kept
         else rank
         for rank in ranks
     )
     phase = Phase.STARTING if state.served_at is None else Phase.MENDING
     state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset())
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
-    return state, (StartRanks(epoch, state.size, started),)
+    start = StartRanks(epoch, state.size, started)
+    reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)
+    # First of all the survivors leave: each that lingers in the old group holds up others in it.
+    return state, (ReformRanks(epoch, reform), start) if reform else (start,)
 
 
 def _renew(
@@ -420,7 +490,9 @@ __all__ = [
     "RankEvent",
     "RankExited",
     "RankReady",
+    "RankReformed",
     "RankState",
+    "ReformRanks",
     "ResizeAsked",
     "RestartAsked",
     "Serve",

@@ -23,7 +23,9 @@ from phalanx.supervision import (
     RankEvent,
     RankExited,
     RankReady,
+    RankReformed,
     RankState,
+    ReformRanks,
     ResizeAsked,
     Restart,
     RestartAsked,
@@ -49,9 +51,11 @@ def serving(
     intensity: Intensity | None = None,
     restart: Restart = Restart.PERMANENT,
     backoff: BackOff | None = None,
+    *,
+    keep: bool = False,
 ) -> GroupState:
     window = (intensity or Intensity(3, 60.0)).window()
-    state = new_group(strategy, window, size, restart=restart, backoff=backoff)
+    state = new_group(strategy, window, size, restart=restart, backoff=backoff, keep=keep)
     state, actions = decide_ranks(state, Begin(0.0))
     for rank in range(size):
         state, actions = decide_ranks(state, RankReady(rank, 1, 0.0))
@@ -217,6 +221,62 @@ def test_close_stops_every_rank_in_good_order_and_ends_once() -> None:
     assert taken == [(Hold(), StopRanks((0, 1), hurry=False)), (), (), (End(SHUTDOWN),)]
 
 
+def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_new_epoch() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RankExited(1, 1, KILLED, 1.0),
+        RankReformed(0, 1, 2, 1.1),
+        RankReady(1, 2, 1.2),
+        RankReformed(2, 1, 2, 1.3),
+    )
+
+    assert taken == [
+        (Hold(), ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),))),
+        (),
+        (),
+        (Serve(2),),
+    ]
+    assert len(state.window.spent) == 1
+
+
+def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RankExited(1, 1, KILLED, 1.0),
+        RankExited(2, 1, KILLED, 1.1),
+        RankExited(1, 2, SHUTDOWN, 1.2),
+    )
+
+    # The new rank 1 hears nothing in its start, so it goes into the further epoch as another one.
+    assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
+    assert taken[2] == (ReformRanks(3, ((0, 1),)), StartRanks(3, 3, ((1, 3), (2, 2))))
+    assert len(state.window.spent) == 1
+
+
+def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
+    state, _ = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RankExited(1, 1, KILLED, 1.0),
+        RankReformed(0, 1, 2, 1.1),
+        RankExited(1, 2, KILLED, 1.2),
+    )
+
+    after, taken = run(state, RankReformed(0, 1, 2, 1.3), RankReady(1, 3, 1.4))
+
+    assert taken == [(), ()]
+    assert [rank.state for rank in after.ranks] == ["reforming", "up", "reforming"]
+
+
+def test_a_planned_restart_of_a_group_that_keeps_survivors_starts_everyone_anew() -> None:
+    _, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RestartAsked(frozenset({1}), 1.0),
+        *(RankExited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
+    )
+
+    assert taken[3] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),)
+
+
 @pytest.mark.parametrize(
     ("restart", "reason", "restarted"),
     [
@@ -239,14 +299,16 @@ def test_restart_types_are_otps(restart: Restart, reason: object, restarted: boo
 
 @given(
     strategy=st.sampled_from([Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE]),
+    keep=st.booleans(),
     size=st.integers(1, 4),
     picks=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["die", "ready"])), max_size=60),
 )
 def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
-    strategy: Strategy, size: int, picks: list[tuple[int, str]]
+    strategy: Strategy, keep: bool, size: int, picks: list[tuple[int, str]]
 ) -> None:
     """Every rank has at most one live incarnation; the group quiesces whole, or ended."""
-    state = new_group(strategy, Intensity(4, 1e9).window(), size)
+    keep = keep and strategy is Strategy.ONE_FOR_ALL
+    state = new_group(strategy, Intensity(4, 1e9).window(), size, keep=keep)
     live: dict[int, int] = {}
     at = 0.0
     ended = 0
@@ -259,6 +321,8 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
                 for rank, incarnation in action.ranks:
                     assert rank not in live, "started while an incarnation of it lives"
                     live[rank] = incarnation
+            if isinstance(action, ReformRanks):
+                assert all(live.get(rank) == incarnation for rank, incarnation in action.ranks)
             ended += isinstance(action, End)
 
     apply(Begin(at))
@@ -268,15 +332,21 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
             continue
         if what == "ready" and state.ranks[rank].state is RankState.STARTING:
             apply(RankReady(rank, live[rank], at))
+        elif what == "ready" and state.ranks[rank].state is RankState.REFORMING:
+            apply(RankReformed(rank, live[rank], state.epoch, at))
         elif what == "die":
             apply(RankExited(rank, live.pop(rank), KILLED, at))
     for _ in range(200):
         stopping = [r for r in state.ranks if r.state is RankState.STOPPING]
+        reforming = [r for r in state.ranks if r.state is RankState.REFORMING]
         starting = [r for r in state.ranks if r.state is RankState.STARTING]
         if stopping:
             apply(RankExited(stopping[0].number, live.pop(stopping[0].number), SHUTDOWN, at))
         elif starting:
             apply(RankReady(starting[0].number, starting[0].incarnation, at))
+        elif reforming:
+            number = reforming[0].number
+            apply(RankReformed(number, live[number], state.epoch, at))
         else:
             break
 

@@ -1,0 +1,65 @@
+"""Workers that are kept when another rank dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from tests.actors.workers import Echo, wait_for
+
+from phalanx.actors import WorkerContext
+
+
+class Keeper(Echo):
+    """Meets the others in a gloo group, holds something, and goes wrong where it is told."""
+
+    def __init__(self, wrong: dict[int, str] | None = None) -> None:
+        super().__init__()
+        self.wrong = wrong or {}
+        self.loads = 0
+        self.reforms: list[int] = []
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        self.loads += 1
+        self.join(ctx)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        import torch.distributed as dist
+
+        assert not dist.is_initialized()
+        self.reforms.append(ctx.epoch)
+        match self.wrong.get(ctx.rank):
+            case "raise":
+                raise ValueError("cannot go on")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(600)
+            case _:
+                self.join(ctx)
+
+    def join(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+    def kept(self) -> tuple[int, list[int], int, int]:
+        return self.loads, self.reforms, os.getpid(), self.ctx.epoch
+
+    def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    def reduce_for_ever(self) -> None:
+        while True:
+            self.total()
+
+    def busy(self, gate: str) -> Any:
+        wait_for(gate, 600)
+
+    def meet_by_env(self) -> tuple[str | None, str | None]:
+        return os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT")

@@ -1,0 +1,221 @@
+"""One rank dies, the others are kept: they leave the old process group and join the next epoch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo
+from tests.chaos.keepers import Keeper
+
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime
+from phalanx.supervision import ExitKind, Intensity, SpecError, Strategy, WorkerDied
+
+Make = Callable[..., Executor[Any]]
+LONG = 60.0
+
+
+@pytest.fixture
+def make(make: Make, torch_runtime: Runtime) -> Make:
+    def build(world_size: int = 3, **options: Any) -> Executor[Any]:
+        options = {"survivors": "keep", "preload": ("torch",), "runtime": torch_runtime, **options}
+        return make(Keeper, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+
+    return build
+
+
+def kill(ex: Executor[Any], rank: int) -> None:
+    pid = ex.ranks[rank].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_view(ex: Executor[Any], holds: Callable[[Any], bool]) -> None:
+    shared = ex._core.shared
+    with shared.changed:
+        assert shared.changed.wait_for(lambda: holds(shared.view), LONG), shared.view
+
+
+def heal(ex: Executor[Any], restarts: int) -> None:
+    wait_for_view(ex, lambda v: v.restarts >= restarts and str(v.phase) == "serving")
+
+
+def pids(ex: Executor[Any]) -> list[int | None]:
+    return [info.pid for info in ex.ranks]
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
+    make: Make, dead: int
+) -> None:
+    ex = make()
+    before = pids(ex)
+
+    kill(ex, dead)
+    heal(ex, 1)
+
+    assert ex.collective_rpc("total", LONG) == [3.0, 3.0, 3.0]
+    for rank, (loads, reforms, pid, epoch) in enumerate(ex.collective_rpc("kept", LONG)):
+        assert (loads, epoch) == (1, 2)
+        assert reforms == ([] if rank == dead else [2])
+        assert (pid == before[rank]) == (rank != dead)
+    assert [info.incarnation for info in ex.ranks] == [1 + (rank == dead) for rank in range(3)]
+    assert {info.epoch for info in ex.ranks} == {2}
+    assert "the others are kept" in ex.status().reports[-1].decision
+
+
+def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) -> None:
+    ex = make(world_size=4)
+    before = pids(ex)
+    future = ex.collective_rpc("reduce_for_ever", non_block=True)
+    seats = ex._plane._seats
+    while not all(seat is not None and seat.board.begun > 0 for seat in seats):
+        pass
+
+    kill(ex, 2)
+
+    with pytest.raises(WorkerDied, match="rank 2"):
+        future.result(LONG)
+    assert ex.collective_rpc("total", LONG) == [4.0] * 4
+    after = pids(ex)
+    told = "\n".join(report.render() for report in ex.status().reports)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True], told
+
+
+def test_a_call_that_is_retried_runs_as_a_whole_in_the_new_epoch(make: Make) -> None:
+    ex = make()
+
+    kill(ex, 1)
+
+    assert ex.collective_rpc("total", LONG, on_death="retry", retries=3) == [3.0] * 3
+
+
+def test_the_environment_of_survivors_is_that_of_the_new_epoch(make: Make) -> None:
+    ex = make(world_size=2)
+    (old, _), _ = ex.collective_rpc("meet_by_env", LONG)
+
+    kill(ex, 1)
+    heal(ex, 1)
+
+    first, second = ex.collective_rpc("meet_by_env", LONG)
+    assert first == second
+    assert first[0] != old
+    assert first[1] == "2"
+
+
+def test_deaths_one_after_the_other_keep_the_rest_each_time(make: Make) -> None:
+    ex = make()
+    first = ex.ranks[0].pid
+
+    for round_ in range(1, 6):
+        kill(ex, 1 + round_ % 2)
+        heal(ex, round_)
+        assert ex.collective_rpc("total", LONG) == [3.0] * 3
+
+    assert ex.ranks[0].pid == first
+    assert ex.status().epoch == 6
+
+
+@pytest.mark.parametrize("dead", [(0, 1), (1, 2), (0, 1, 2, 3)])
+def test_several_at_once_are_one_failure_each_or_fewer(make: Make, dead: tuple[int, ...]) -> None:
+    ex = make(world_size=4)
+    before = pids(ex)
+
+    for rank in dead:
+        kill(ex, rank)
+    heal(ex, len(dead))
+
+    assert ex.collective_rpc("total", LONG, on_death="retry", retries=5) == [4.0] * 4
+    after = pids(ex)
+    told = "\n".join(report.render() for report in ex.status().reports)
+    assert {rank for rank in range(4) if before[rank] != after[rank]} == set(dead), told
+    assert ex.status().restarts_in_window <= len(dead)
+
+
+@pytest.mark.parametrize("wrong", ["raise", "die"])
+def test_a_survivor_that_cannot_go_on_is_replaced_within_the_same_restart(
+    make: Make, wrong: str
+) -> None:
+    ex = make(kwargs={"wrong": {0: wrong}}, intensity=Intensity(1, 60.0))
+    before = pids(ex)
+
+    kill(ex, 1)
+
+    assert ex.collective_rpc("total", LONG, on_death="retry", retries=5) == [3.0] * 3
+    after = pids(ex)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, False, True]
+    status = ex.status()
+    assert status.restarts_in_window == 1
+    assert "same restart" in status.reports[-1].decision
+    if wrong == "raise":
+        assert "cannot go on" in str(status.reports[-1].reason)
+
+
+def test_a_survivor_that_does_not_leave_in_time_is_replaced_too(make: Make, tmp_path: Path) -> None:
+    ex = make(leave_within=1.0)
+    before = pids(ex)
+    busy = ex.call(0, "busy", args=(str(tmp_path / "never"),), non_block=True)
+
+    kill(ex, 1)
+
+    with pytest.raises(WorkerDied, match="leave_within=1 s") as caught:
+        busy.result(LONG)
+    assert caught.value.report.reason.kind is ExitKind.UNRESPONSIVE
+    assert "wait_for" in caught.value.report.stacks
+    assert ex.collective_rpc("total", LONG) == [3.0] * 3
+    assert pids(ex)[2] == before[2]
+
+
+def test_a_survivor_that_hangs_in_its_hook_is_replaced_too(make: Make) -> None:
+    """So may be those that wait for it in theirs: their time is over in the same moment."""
+    ex = make(kwargs={"wrong": {2: "hang"}}, start_timeout=5.0)
+    before = pids(ex)
+
+    kill(ex, 1)
+
+    assert ex.collective_rpc("total", LONG, on_death="retry", retries=5) == [3.0] * 3
+    assert pids(ex)[2] != before[2]
+    assert any("in on_reform" in report.stacks for report in ex.status().reports)
+    assert ex.status().restarts_in_window < 3
+
+
+def test_a_spare_takes_the_place_of_the_dead_among_the_kept(make: Make) -> None:
+    ex = make(standby=1)
+    wait_for_view(ex, lambda view: view.standby == 1)
+    before = pids(ex)
+
+    kill(ex, 1)
+    heal(ex, 1)
+
+    assert ex.collective_rpc("total", LONG) == [3.0] * 3
+    assert pids(ex)[0::2] == before[0::2]
+
+
+def test_closing_in_the_middle_of_it_ends_everyone(make: Make) -> None:
+    ex = make(kwargs={"wrong": {2: "hang"}})
+    kill(ex, 1)
+    wait_for_view(ex, lambda view: any(info.state == "reforming" for info in view.ranks))
+
+    closer = threading.Thread(target=ex.close)
+    closer.start()
+    closer.join(LONG)
+
+    assert not closer.is_alive()
+    assert ex.status().state == "ended"
+
+
+def test_survivors_are_kept_only_where_that_means_something(make: Make) -> None:
+    with pytest.raises(SpecError, match="on_reform"):
+        Executor(Echo, 2, survivors="keep")
+    with pytest.raises(SpecError, match="one_for_all"):
+        make(strategy=Strategy.ONE_FOR_ONE)
+    with pytest.raises(SpecError, match="survivors"):
+        make(survivors="some")
+    with pytest.raises(SpecError, match="leave_within"):
+        make(leave_within=0)
