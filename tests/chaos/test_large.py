@@ -45,6 +45,9 @@ def test_no_kill_spoils_a_large_message_or_its_answer(make: Callable[..., Execut
             except WorkerDied:
                 died += 1
                 continue
+            except BaseException as error:
+                wrong.append(error)
+                raise
             answered += 1
             kept = [*kept[-5:], *((value, reply) for reply in replies)]
             wrong.extend(value for value, reply in kept if not (reply == value).all())
@@ -68,7 +71,7 @@ def test_no_kill_spoils_a_large_message_or_its_answer(make: Callable[..., Execut
     for caller in callers:
         caller.join(WAIT)
 
-    assert len(outcomes) == 3
     assert not wrong
+    assert len(outcomes) == 3
     assert sum(answered for answered, _ in outcomes) > 0
     assert executor.collective_rpc("total", WAIT, args=(np.ones(SIZE, np.uint8),)) == [SIZE] * 3
