@@ -48,26 +48,23 @@ class Core:
     ) -> None:
         self.spec = spec
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self.runtime = acquire_shared() if runtime is None else runtime
+        release = partial(release_shared, self.runtime) if runtime is None else _keep
+        try:
+            # Boots while the rest is being made.
+            self.runtime.launcher(spec.preload).warm()
+            self.shared = self._share()
+            self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
+                spec, self.runtime, self.shared, self._ended(release), on_end
+            )
+        except BaseException:
+            release()
+            raise
+        # Only now: from here on anybody may end it, and there is something to end.
         before = living.add(self, named)
         if before is not None:
             before.end(grace=0.0)  # a notebook cell that is run again
-        self._lock = threading.Lock()
-        try:
-            self.runtime = acquire_shared() if runtime is None else runtime
-            release = partial(release_shared, self.runtime) if runtime is None else _keep
-            try:
-                # Boots while the rest is being made.
-                self.runtime.launcher(spec.preload).warm()
-                self.shared = self._share()
-                self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
-                    spec, self.runtime, self.shared, self._ended(release), on_end
-                )
-            except BaseException:
-                release()
-                raise
-        except BaseException:
-            living.remove(self)
-            raise
         self.tell(Started())
 
     def tell(self, notice: object) -> None:

@@ -43,6 +43,7 @@ from .outcomes import Outcome, OutcomeKind
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
 from .steps import Steps, step_function
 from .streams import Incoming, InlineStream, ReplyStream
+from .termination import living
 from .worker import Methods, WorkerActor
 
 if TYPE_CHECKING:
@@ -209,6 +210,9 @@ class Executor(Generic[W]):
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()
+        for each in self._steps:
+            if hasattr(type(self), each):
+                raise SpecError("worker", worker, f"{each!r} is a method of every executor: rename")
         self._seq = itertools.count(1)
         self._listeners = itertools.count(1)
         self._inline: InlineRank | None = None
@@ -805,9 +809,13 @@ class Executor(Generic[W]):
             plane.submit(call, waits=True)
             if not plane.wait(call, terms.deadline) and plane.expire(call):
                 self._timed_out(call)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, ExecutorClosed):
+                living.stay_until_the_end()
             plane.cancel(call)  # Ctrl-C: nobody waits for the answer any more
             raise
+        if isinstance(call.error, ExecutorClosed):
+            living.stay_until_the_end()
         return decode(call)
 
     def _call_inline(

@@ -327,6 +327,8 @@ class ExecutorActor(pykka.ThreadingActor):
             self._emitted(member, frame)
         elif frame.kind in (Kind.START_FAILED, Kind.LAST_WORDS):
             member.failure = frame.value()
+            # A thread of the user's may keep the process from ending by itself.
+            self._members.expect_exit(member, _LAST_BREATH)
         else:
             frame.drop()
 

@@ -13,7 +13,9 @@ import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
 
-from phalanx.supervision import WouldDeadlock
+from phalanx.supervision import ExecutorClosed, WouldDeadlock
+
+from .termination import living
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -106,6 +108,8 @@ class CallFuture(Future[Any]):
             if not self._plane.wait(call, deadline):
                 msg = f"{call.name} is not done after {timeout:.3g} s; the call goes on"
                 raise TimeoutError(msg)
+        if isinstance(call.error, ExecutorClosed):
+            living.stay_until_the_end()
         with self._condition:
             if self._decoded:
                 return

@@ -18,6 +18,7 @@ means (`calls`).
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import threading
@@ -35,12 +36,13 @@ from phalanx.runtime import (
     Frame,
     Kind,
     Payload,
+    call_id_of,
     ledger,
     receive,
     send,
     withdraw,
 )
-from phalanx.supervision import ExecutorClosed, SpecError
+from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
 
 from .calls import Call, CancelledError, Shape
 from .outcomes import Outcome, OutcomeKind
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
 
 _NOTHING = Payload.of(None)
 _DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
+_PEER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 
 
 @dataclass(slots=True)
@@ -415,17 +418,24 @@ class Plane:
         deadline = call.terms.deadline
         while True:
             with self._lock:
-                if self._closed is not None:
-                    call.drop()
-                    raise self._closed()
-                if waits or self._waiting() < self._depth:
-                    self._enqueue(call)
-                    self._pump()
-                    if not waits:
-                        self._reading.see_to_it()
-                    return
-                room = Ticket()
-                self._room.append(room)
+                closed = self._closed
+                size = len(self._seats)
+                fits = call.fits(size)
+                if closed is None and fits:
+                    if waits or self._waiting() < self._depth:
+                        self._enqueue(call)
+                        self._pump()
+                        if not waits:
+                            self._reading.see_to_it()
+                        return
+                    room = Ticket()
+                    self._room.append(room)
+            if closed is not None:
+                call.drop()
+                raise closed()
+            if not fits:
+                call.drop()
+                raise SpecError("world_size", size, f"{call.name} was made for another size")
             if not self._reading.wait(room, deadline):
                 with self._lock, contextlib.suppress(ValueError):
                     self._room.remove(room)
@@ -708,9 +718,19 @@ class Plane:
         except BlockingIOError:
             seat.outbox.append((packet, None if file is None else os.dup(file)))
             self._reading.want_to_write(seat.sock.fileno(), on=True)
-        except OSError:
-            # The peer is gone: its end is on the way to us and settles what it was sent.
-            pass
+        except OSError as error:
+            self._not_sent(seat, packet, error)
+
+    def _not_sent(self, seat: Seat, packet: bytes, error: OSError) -> None:
+        """End the call in *packet*, unless *seat*'s rank is gone: its death settles everything."""
+        if error.errno in _PEER_GONE:
+            return
+        call = seat.sent.pop(call_id_of(packet), None)
+        if call is not None:
+            self._unanswered -= 1
+            msg = f"{call.name} could not be sent to rank {seat.rank}: {error}"
+            self._settle(call, error=RuntimeFault(msg))
+            self._forget(call)
 
     def _flush(self, seat: Seat) -> None:
         while seat.outbox:
@@ -719,8 +739,8 @@ class Plane:
                 send(seat.sock, packet, file)
             except BlockingIOError:
                 return
-            except OSError:
-                pass
+            except OSError as error:
+                self._not_sent(seat, packet, error)
             seat.outbox.popleft()
             if file is not None:
                 os.close(file)

@@ -101,28 +101,37 @@ class Reading:
 
     def wait(self, what: Waitable, deadline: float | None) -> bool:
         """Return True once *what* is done, False at *deadline*; reads if nobody else does."""
+        me = threading.get_ident()
         while not what.done:
-            with self._lock:
-                if what.done:
-                    return True
-                turn: threading.Lock | None = None
-                if not self._reader:
-                    self._reader = threading.get_ident()
-                    self._reads_for = what
-                    self._disarm()
-                else:
-                    turn = threading.Lock()
-                    turn.acquire()
-                    what.waiters.append(turn)
-                    self._next.append(turn)
-            if turn is None:
-                try:
+            turn: threading.Lock | None = None
+            leaves = True
+            # One block around all of it: Ctrl-C may come between any two lines, and a role that
+            # nobody plays would leave every other caller waiting.
+            try:
+                with self._lock:
+                    if what.done:
+                        return True
+                    if not self._reader:
+                        self._reader = me
+                        self._reads_for = what
+                        self._disarm()
+                    else:
+                        turn = threading.Lock()
+                        turn.acquire()
+                        what.waiters.append(turn)
+                        self._next.append(turn)
+                if turn is None:
                     self._read_until(what, deadline)
-                finally:
-                    with self._lock:
+                else:
+                    limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
+                    turn.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
+                leaves = what.done or (deadline is not None and time.monotonic() >= deadline)
+            finally:
+                with self._lock:
+                    if turn is not None:
+                        self._unfollow(turn, what, leaves=leaves)
+                    elif self._reader == me:
                         self._step_down()
-            else:
-                self._follow(turn, what, deadline)
             if deadline is not None and not what.done and time.monotonic() >= deadline:
                 return False
         return True
@@ -185,18 +194,16 @@ class Reading:
         else:
             self._on_ready(fd, events)
 
-    def _follow(self, turn: threading.Lock, what: Waitable, deadline: float | None) -> None:
-        limit = -1 if deadline is None else max(0.0, deadline - time.monotonic())
-        turn.acquire(timeout=limit)
-        with self._lock:
-            with contextlib.suppress(ValueError):
-                what.waiters.remove(turn)
-            try:
-                self._next.remove(turn)
-            except ValueError:
-                # It was made the reader, perhaps, just as it was served or gave up: pass it on.
-                if what.done or (deadline is not None and time.monotonic() >= deadline):
-                    self._pass_on()
+    def _unfollow(self, turn: threading.Lock, what: Waitable, *, leaves: bool) -> None:
+        """Take a follower off the lists, however its wait ended. Under the lock."""
+        with contextlib.suppress(ValueError):
+            what.waiters.remove(turn)
+        try:
+            self._next.remove(turn)
+        except ValueError:
+            # It was made the reader, perhaps, just as it was served or gave up: pass it on.
+            if leaves:
+                self._pass_on()
 
     def _on_hub(self, _events: int) -> None:
         with self._lock:

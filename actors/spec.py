@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from phalanx.runtime import DevicePool, encode_by_value
-from phalanx.supervision import BackOff, Intensity, Restart, SpecError, Strategy
+from phalanx.supervision import BackOff, BadArguments, Intensity, Restart, SpecError, Strategy
 
 from .layout import Layout
 from .worker import WorkerActor
@@ -203,6 +204,8 @@ def spec_of(
     keywords = check_per_rank("rank_kwargs", _each(rank_kwargs, size), size)
     rank_envs = check_per_rank("rank_env", _each(rank_env, size), size)
     _check_arguments(args, kwargs)
+    for index, own in enumerate(keywords):
+        _check_constructor(worker, args, kwargs or {}, own, index)
     DevicePool.of(devices, size).close()  # more leases than devices is told here
     return ExecutorSpec(
         worker=worker,
@@ -225,7 +228,7 @@ def spec_of(
         stop=stop,
         queue_depth=check_count("queue_depth", queue_depth),
         async_output=bool(async_output),
-        report_dir=None if report_dir is None else Path(report_dir),
+        report_dir=_check_folder("report_dir", report_dir),
         hang_after=_check_limit("hang_after", hang_after),
         stopped_after=_check_limit("stopped_after", stopped_after),
         standby=_check_standby(standby, worker, rank_kwargs),
@@ -289,6 +292,8 @@ def _pickle_keywords(rank: int, keywords: object) -> bytes:
     if not isinstance(keywords, Mapping):
         raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
     named = dict(cast("Mapping[str, Any]", keywords))
+    if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
+        raise SpecError(f"rank_kwargs[{rank}]", keywords, "name the arguments by text")
     return encode_by_value(named, f"rank_kwargs[{rank}]={keywords!r}")
 
 
@@ -323,3 +328,41 @@ def _check_arguments(args: object, kwargs: object) -> None:
         raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
+
+
+def _check_constructor(
+    worker: type[WorkerActor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    own: object,
+    rank: int,
+) -> None:
+    """Raise `BadArguments` unless the worker can be built so on *rank*."""
+    if not isinstance(own, Mapping):
+        raise SpecError(f"rank_kwargs[{rank}]", own, "give a mapping of keyword arguments")
+    named = {**kwargs, **cast("Mapping[str, Any]", own)}
+    if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
+        raise SpecError(f"rank_kwargs[{rank}]", own, "name the arguments by text")
+    try:
+        signature = inspect.signature(worker)
+    except (TypeError, ValueError):  # built in C, or by a metaclass: the worker will tell
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        msg = f"{worker.__qualname__}{signature} on rank {rank}: {error}"
+        raise BadArguments(msg) from None
+
+
+def _check_folder(field: str, value: object) -> Path | None:
+    """Return the folder, made if it was missing; None for None."""
+    if value is None:
+        return None
+    if not isinstance(value, str | os.PathLike):
+        raise SpecError(field, value, "give a folder")
+    folder = Path(cast("str", value))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(field, value, f"give a folder that can be written: {error}") from None
+    return folder

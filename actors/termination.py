@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from types import FrameType
 
+_TERMINATION = 60.0  # seconds in which SIGTERM has ended the program, or something is very wrong
 GRACE = 10.0
 """Seconds that calls in flight get on SIGTERM."""
 
@@ -35,7 +36,11 @@ class Endable(Protocol):
 
 
 class _Living:
-    """The executors of this process that are not closed."""
+    """The executors of this process that are not closed.
+
+    Attributes:
+        terminates: Whether the program is about to end by SIGTERM.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,6 +48,16 @@ class _Living:
         self._all: dict[int, Endable] = {}
         self._named: weakref.WeakValueDictionary[str, Endable] = weakref.WeakValueDictionary()
         self._handling = False
+        self.terminates = False
+
+    def stay_until_the_end(self) -> None:
+        """Return at once, except while SIGTERM is being carried out: then the program ends here.
+
+        A caller that went on with `ExecutorClosed` would print a traceback, and its exit status
+        could come before the signal's.
+        """
+        if self.terminates and threading.current_thread() is threading.main_thread():
+            time.sleep(GRACE + _TERMINATION)
 
     def add(self, one: Endable, name: str | None) -> Endable | None:
         """Note that *one* lives; return the one that had its *name* before, if it still lives."""
@@ -106,6 +121,7 @@ living = _Living()
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
+    living.terminates = True
     threading.Thread(target=_terminate, name="phalanx-sigterm", daemon=True).start()
 
 

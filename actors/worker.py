@@ -119,6 +119,8 @@ def step(
     """
     if isinstance(reply, bool) or not (isinstance(reply, int) or reply in _REPLIES):
         raise SpecError("reply", reply, f"give a rank or one of {', '.join(_REPLIES)}")
+    if timeout is not None and not timeout >= 0:
+        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
 
     def mark(target: _F) -> _F:
         _declare(target, reply=reply, timeout=timeout)
@@ -217,6 +219,9 @@ class Methods:
                 and callable(getattr(self._worker, known, None))
             ]
             msg = f"{self._worker.__qualname__} has no method {name!r}; it has {', '.join(names)}"
+            raise UnknownMethod(msg)
+        if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+            msg = f"{self._worker.__qualname__}.{name} is async; a worker's methods are plain ones"
             raise UnknownMethod(msg)
         declared = getattr(function, _MARK, Declared())
         try:

@@ -20,7 +20,7 @@ from .events import (
     WorkerStarted,
     fields,
 )
-from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, receive, send
+from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
 from .gpus import Gpu, GpuInventory, find_gpus
 from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
@@ -94,6 +94,7 @@ __all__ = [
     "WorkerStarted",
     "acquire_shared",
     "await_assignment",
+    "call_id_of",
     "decode",
     "describe_threads",
     "encode",

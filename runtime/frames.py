@@ -208,6 +208,12 @@ class Payload:
             self.extent = None
 
 
+def call_id_of(packet: bytes) -> int:
+    """Return which call one of our own packets belongs to."""
+    call_id: int = HEADER.unpack_from(packet)[4]
+    return call_id
+
+
 def unpack(
     packet: bytes | memoryview,
     fds: list[int],

@@ -79,9 +79,11 @@ class RemoteFailure:
         if self.pickled is not None:
             try:
                 error = pickle.loads(self.pickled)
-            except Exception:  # noqa: BLE001  # a type whose __init__ wants more than it kept
+            except (Exception, SystemExit):  # noqa: BLE001  # a type that cannot be rebuilt
                 error = None
-            if isinstance(error, BaseException):
+            # What is no Exception (SystemExit, CancelledError, ...) means something to whoever
+            # catches it, and not this: a stand-in tells of it.
+            if isinstance(error, Exception):
                 return error
         return RemoteError(self.type_name, self.message, self.trace)
 

@@ -55,6 +55,7 @@ class Runtime:
         name: str = "",
     ) -> None:
         self.owner = os.getpid()
+        _open_standard_descriptors()
         self._options: dict[str, Any] = {
             "console": console,
             "level": level,
@@ -149,6 +150,19 @@ def _launch_scribe(
         method="exec",
     )
     return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+
+
+def _open_standard_descriptors() -> None:
+    """Have 0, 1 and 2 open, as a daemon may not: ours would get those numbers, and children."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != fd:  # somebody else's thread was quicker
+                os.close(null)
+            else:
+                os.set_inheritable(fd, True)  # the call's own signature
 
 
 _shared: Runtime | None = None

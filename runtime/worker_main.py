@@ -245,7 +245,9 @@ class _Worker:
             if frame.flags & Flag.STREAM:
                 send_items(frame, result, self._inbox, self._replies)
                 result = None
-        except Exception as error:  # noqa: BLE001  # the caller's to judge
+        except (Terminated, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
             self._replies.refuse(frame, error)
         else:
             self._replies.answer(frame, result)

@@ -807,3 +807,152 @@ def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
 
     assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0 #1")
     assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1 #1")
+
+
+# --- what a review found ----------------------------------------------------------------------
+
+
+class Frozen(Exception):
+    """Refuses further attributes, notes included."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Odd(Echo):
+    def cancelled(self) -> None:
+        raise asyncio.CancelledError
+
+    def interrupted(self) -> None:
+        raise KeyboardInterrupt
+
+    def frozen(self) -> None:
+        raise Frozen("as it is")
+
+    async def later(self) -> None:
+        """Cannot be called: nothing would run it."""
+
+    def many(self, count: int) -> list[bytearray]:
+        return [bytearray(20_000) for _ in range(count)]
+
+
+@pytest.mark.parametrize("method", ["cancelled", "interrupted"])
+def test_what_is_no_exception_is_that_calls_error_and_a_stand_in(make: Make, method: str) -> None:
+    ex = make(Odd, 1)
+
+    with pytest.raises(RemoteError):
+        ex.collective_rpc(method)
+    assert ex.ranks[0].incarnation == 1
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_exception_that_refuses_notes_arrives_as_it_is(make: Make) -> None:
+    with pytest.raises(Frozen, match="as it is"):
+        make(Odd, 1).collective_rpc("frozen")
+
+
+def test_an_async_method_is_refused_in_the_driver(make: Make) -> None:
+    with pytest.raises(UnknownMethod, match="async"):
+        make(Odd, 1).collective_rpc("later")
+
+
+def test_thousands_of_large_buffers_travel_in_one_message(make: Make) -> None:
+    ex = make(Odd, 1)
+
+    assert len(ex.call(0, "many", args=(3000,))) == 3000
+    assert ex.call(0, lambda _, x: len(x), args=([bytearray(20_000) for _ in range(3000)],)) == 3000
+
+
+def test_answers_nobody_asked_for_yet_hold_no_descriptors(make: Make) -> None:
+    ex = make(Odd, 2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    futures = [ex.submit("echo", args=(bytearray(40_000),)) for _ in range(60)]
+    concurrent.futures.wait(futures, timeout=30)
+
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 30
+    assert all(len(future.result(30)) == 40_000 for future in futures)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e7, 1e10])
+def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    ex = make(world_size=1)
+
+    assert ex.collective_rpc("rank", timeout) == [0]
+    assert ex.collective_rpc("rank", timeout, non_block=True).result(timeout) == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout": "5"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"args": "abc"}, "args"),
+        ({"args": 5}, "args"),
+        ({"kwargs": [1]}, "kwargs"),
+        ({"aggregate": 5}, "aggregate"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_name_the_field(
+    make: Make, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(world_size=1).collective_rpc("rank", **options)
+
+    assert caught.value.field == field
+
+
+def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
+    with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
+        Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, preload=())
+    with pytest.raises(SpecError, match=r"rank_kwargs\[0\]"):
+        Executor(Echo, 1, rank_kwargs=[{5: 1}], preload=())  # type: ignore[dict-item]
+    with pytest.raises(SpecError, match="report_dir"):
+        Executor(Echo, 1, report_dir="/dev/null/x", preload=())
+
+
+def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2)
+    gate = tmp_path / "gate"
+    held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    thread = threading.Thread(target=ex.resize, args=(3,))
+    thread.start()
+    scattered: Any = None
+    while scattered is None or not ex._plane._holding:
+        scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
+        time.sleep(0.001)
+    gate.touch()
+    thread.join(30)
+
+    assert held.result(30) == [None, None]
+    try:
+        assert scattered.result(30) == ["a", "b"]  # it was sent before the resize began
+    except SpecError as error:
+        assert error.field == "world_size"
+    assert ex.collective_rpc("rank", 30) == [0, 1, 2]
+
+
+def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
+    made: list[Any] = []
+
+    def build() -> None:
+        try:
+            made.append(Executor(Echo, 1, preload=(), runtime=runtime, name="twin"))
+        except ExecutorClosed as error:
+            made.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    alive = [x for x in made if isinstance(x, Executor) and x.status().state == "serving"]
+    assert len(made) == 2
+    assert len(alive) == 1
+    assert alive[0].collective_rpc("rank", 30) == [0]
+    for one in made:
+        if isinstance(one, Executor):
+            one.close()
