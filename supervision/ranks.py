@@ -336,7 +336,6 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
-        and state.served_at is not None
         and event.at - state.served_at >= state.backoff.reset_after
     )
     how = f"restart {_names(affected)} ({state.strategy}"
