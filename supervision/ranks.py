@@ -314,7 +314,8 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     if was is RankState.STOPPING:
         return _resume(state, event.at, event.jitter)
     name = f"rank {event.rank}"
-    if state.served_at is None:
+    served_at = state.served_at
+    if served_at is None:
         text = f"{name} failed in the group's first start: stop the group"
         state, actions = _close(state, event.reason, hurry=True)
         return state, (Decided(text), *actions)
@@ -336,7 +337,7 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
-        and event.at - state.served_at >= state.backoff.reset_after
+        and event.at - served_at >= state.backoff.reset_after
     )
     how = f"restart {_names(affected)} ({state.strategy}"
     if state.keep and len(affected) < len(state.ranks):
