@@ -37,6 +37,7 @@ from .core import Core
 from .futures import CallFuture
 from .health import diagnose
 from .inline import InlineRank
+from .interrupts import interrupts
 from .layout import Layout
 from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
@@ -814,6 +815,8 @@ class Executor(Generic[W]):
                 living.stay_until_the_end()
             plane.cancel(call)  # Ctrl-C: nobody waits for the answer any more
             raise
+        if interrupts.pending:
+            interrupts.strike()
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         return decode(call)

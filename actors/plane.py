@@ -45,6 +45,7 @@ from phalanx.runtime import (
 from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
 
 from .calls import Call, CancelledError, Shape
+from .interrupts import uninterrupted
 from .outcomes import Outcome, OutcomeKind
 from .reading import Reading, Ticket
 
@@ -394,12 +395,14 @@ class Plane:
 
     # --- calls --------------------------------------------------------------------------
 
+    @uninterrupted
     def check_open(self) -> None:
         """Raise what new calls are refused with, if they are."""
         with self._lock:
             if self._closed is not None:
                 raise self._closed()
 
+    @uninterrupted
     def has_room(self) -> bool:
         """Whether `submit` would take a call without blocking."""
         with self._lock:
@@ -416,36 +419,40 @@ class Plane:
             CallTimeout: no place became free; nothing was sent.
         """
         deadline = call.terms.deadline
-        while True:
-            with self._lock:
-                closed = self._closed
-                size = len(self._seats)
-                fits = call.fits(size)
-                if closed is None and fits:
-                    if waits or self._waiting() < self._depth:
-                        self._enqueue(call)
-                        self._pump()
-                        if not waits:
-                            self._reading.see_to_it()
-                        return
-                    room = Ticket()
-                    self._room.append(room)
-            if closed is not None:
-                call.drop()
-                raise closed()
-            if not fits:
-                call.drop()
-                raise SpecError("world_size", size, f"{call.name} was made for another size")
+        while (room := self._accept(call, waits=waits)) is not None:
             if not self._reading.wait(room, deadline):
                 with self._lock, contextlib.suppress(ValueError):
                     self._room.remove(room)
                 call.drop()
                 raise call.timed_out()
 
+    @uninterrupted
+    def _accept(self, call: Call, *, waits: bool) -> Ticket | None:
+        """Send *call* or queue it, and return None; or return a ticket for a place in the queue."""
+        with self._lock:
+            closed = self._closed
+            size = len(self._seats)
+            fits = call.fits(size)
+            if closed is None and fits:
+                if waits or self._waiting() < self._depth:
+                    self._enqueue(call)
+                    self._pump()
+                    if not waits:
+                        self._reading.see_to_it()
+                    return None
+                room = Ticket()
+                self._room.append(room)
+                return room
+        call.drop()
+        if closed is not None:
+            raise closed()
+        raise SpecError("world_size", size, f"{call.name} was made for another size")
+
     def wait(self, call: Call, deadline: float | None) -> bool:
         """Return True once *call* is done, False at *deadline*."""
         return self._reading.wait(call, deadline)
 
+    @uninterrupted
     def expire(self, call: Call) -> bool:
         """Settle *call* as timed out, unless it is done; return whether this did it."""
         with self._lock:
@@ -464,6 +471,7 @@ class Plane:
             self._pump()
             return True
 
+    @uninterrupted
     def cancel(self, call: Call) -> bool:
         """Withdraw *call*, or void its answers if it has been sent; False if it is done."""
         with self._lock:
@@ -476,6 +484,7 @@ class Plane:
 
     # --- streams ------------------------------------------------------------------------
 
+    @uninterrupted
     def take(
         self, call: Call, wake: Callable[[], None] | None = None
     ) -> tuple[int, Frame] | Ticket | None:
@@ -505,6 +514,7 @@ class Plane:
         """Return once *ticket* is done; a call's deadline sees to that."""
         self._reading.wait(ticket, None)
 
+    @uninterrupted
     def abandon(self, call: Call) -> None:
         """Nobody takes *call*'s items any more."""
         self.cancel(call)
@@ -517,6 +527,7 @@ class Plane:
         self._abandoned.append(call)
         self._reading.nudge()
 
+    @uninterrupted
     def _on_nudge(self) -> None:
         if self._abandoned:
             with self._lock:
@@ -559,6 +570,7 @@ class Plane:
         packet = _NOTHING.packet(kind, epoch=self._epoch, call_id=wire, extra=extra)
         self._transmit(seat, packet, None)
 
+    @uninterrupted
     def when_settled(self, call: Call, then: Callable[[Call], None]) -> None:
         """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
         with self._lock:
@@ -581,6 +593,7 @@ class Plane:
             self.resume()
         return ok
 
+    @uninterrupted
     def resume(self) -> None:
         """Let calls go again after `wait_idle`."""
         with self._lock:
@@ -594,6 +607,7 @@ class Plane:
             if seat is not None and not seat.ended:
                 self._transmit(seat, packet, None)
 
+    @uninterrupted
     def counts(self) -> dict[str, int]:
         """Return how many calls are sent, wait for their turn, and how many answers were void."""
         with self._lock:
@@ -776,6 +790,7 @@ class Plane:
 
     # --- reading ------------------------------------------------------------------------
 
+    @uninterrupted
     def _on_ready(self, fd: int, events: int) -> None:
         ended: Seat | None = None
         with self._lock:

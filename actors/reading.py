@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime import ledger
 
+from .interrupts import interrupts, uninterrupted
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -101,25 +103,13 @@ class Reading:
 
     def wait(self, what: Waitable, deadline: float | None) -> bool:
         """Return True once *what* is done, False at *deadline*; reads if nobody else does."""
-        me = threading.get_ident()
         while not what.done:
             turn: threading.Lock | None = None
             leaves = True
-            # One block around all of it: Ctrl-C may come between any two lines, and a role that
-            # nobody plays would leave every other caller waiting.
+            # One block around all of it: whatever strikes, a role that nobody plays would leave
+            # every other caller waiting.
             try:
-                with self._lock:
-                    if what.done:
-                        return True
-                    if not self._reader:
-                        self._reader = me
-                        self._reads_for = what
-                        self._disarm()
-                    else:
-                        turn = threading.Lock()
-                        turn.acquire()
-                        what.waiters.append(turn)
-                        self._next.append(turn)
+                turn = self._enter(what)
                 if turn is None:
                     self._read_until(what, deadline)
                 else:
@@ -127,14 +117,36 @@ class Reading:
                     turn.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
                 leaves = what.done or (deadline is not None and time.monotonic() >= deadline)
             finally:
-                with self._lock:
-                    if turn is not None:
-                        self._unfollow(turn, what, leaves=leaves)
-                    elif self._reader == me:
-                        self._step_down()
+                self._exit(turn, what, leaves=leaves)
+            if interrupts.pending:
+                interrupts.strike()
             if deadline is not None and not what.done and time.monotonic() >= deadline:
                 return False
         return True
+
+    @uninterrupted
+    def _enter(self, what: Waitable) -> threading.Lock | None:
+        """Make this thread the reader and return None, or a lock that others release for it."""
+        with self._lock:
+            if not self._reader:
+                self._reader = threading.get_ident()
+                self._reads_for = what
+                self._disarm()
+                return None
+            turn = threading.Lock()
+            if not what.done:
+                turn.acquire()
+                what.waiters.append(turn)
+                self._next.append(turn)
+            return turn
+
+    @uninterrupted
+    def _exit(self, turn: threading.Lock | None, what: Waitable, *, leaves: bool) -> None:
+        with self._lock:
+            if turn is not None:
+                self._unfollow(turn, what, leaves=leaves)
+            elif self._reader == threading.get_ident():
+                self._step_down()
 
     def wake(self, what: Waitable) -> None:
         """Wake who waits for *what*, which is done. Under the lock."""
@@ -185,6 +197,8 @@ class Reading:
                     return
             for fd, events in poll(timeout, _BATCH):
                 self._take(fd, events)
+            if interrupts.pending:
+                return
 
     def _take(self, fd: int, events: int) -> None:
         if fd == self._kick:

@@ -19,6 +19,8 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Protocol
 
+from .interrupts import interrupts
+
 if TYPE_CHECKING:
     from types import FrameType
 
@@ -74,6 +76,7 @@ class _Living:
             if name is not None:
                 self._named[name] = one
             self._take_signal()
+            interrupts.install()
             return before
 
     def remove(self, one: Endable) -> None:
@@ -82,6 +85,7 @@ class _Living:
             self._all.pop(id(one), None)
             if not self._all:
                 self._give_signal_back()
+                interrupts.uninstall()
 
     def end_all(self, *, grace: float) -> None:
         """End every one, all at the same time."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -241,6 +242,52 @@ def names() -> None:
     alive = [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     say(first=first.status().state, alive=alive, ranks=second.collective_rpc("rank", 20))
     second.close()
+
+
+def loops() -> None:
+    """Call for as long as the program lives."""
+    with build() as ex:
+        say(calling=True)
+        while True:
+            ex.collective_rpc("rank")
+
+
+def bare(result: str) -> None:
+    """Work without standard descriptors, as a daemon does."""
+    os.closerange(0, 3)
+    ex = Executor(Main, 2, preload=(), intensity=Intensity(3, 60.0))
+    answer = ex.collective_rpc("rank", 30)
+    ex.close()
+    Path(result).write_text(json.dumps(answer))
+
+
+def alarmed() -> None:
+    """Be interrupted at every point of a call, a thousand times; then work on."""
+    with build() as ex:
+        caught = 0
+        go = threading.Event()
+
+        def interrupt() -> None:
+            while caught < 1000:
+                go.wait(20)
+                go.clear()
+                time.sleep(random.uniform(0.0, 0.0005))
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        while caught < 1000:
+            try:
+                go.set()
+                while True:
+                    ex.collective_rpc("rank", 20)
+            except KeyboardInterrupt:
+                caught += 1
+        go.set()
+        with contextlib.suppress(KeyboardInterrupt):
+            thread.join(20)
+            time.sleep(0.1)
+        say(caught=caught, ranks=ex.collective_rpc("rank", 20), alone=ex.call(1, "rank", 20))
 
 
 def warm() -> None:

@@ -169,6 +169,34 @@ def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
     driver.assert_gone()
 
 
+def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: Any) -> None:
+    driver = drive("loops")
+    driver.expect("calling")
+
+    driver.send(signal.SIGTERM)
+
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+    driver.assert_gone()
+
+
+def test_a_program_without_standard_descriptors_works(drive: Any, tmp_path: Path) -> None:
+    driver = drive("bare", str(tmp_path / "result"))
+
+    assert driver.wait() == 0
+    assert json.loads((tmp_path / "result").read_text()) == [0, 1]
+    driver.assert_gone()
+
+
+def test_a_thousand_ctrl_cs_leave_the_group_usable(drive: Any) -> None:
+    driver = drive("alarmed")
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.said[-1]["alone"] == 1
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
 def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_path: Path) -> None:
     driver = drive("interrupted", str(tmp_path / "gate"))
     driver.expect("calling")
