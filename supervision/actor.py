@@ -87,6 +87,7 @@ class SupervisorActor(pykka.ThreadingActor):
         self._lock = threading.Lock()
         self._incarnations: dict[str, Incarnation] = {}
         self._nested: dict[str, SupervisorActor] = {}
+        self._unanswered: dict[int, Any] = {}  # callers, wherever their requests wait
         self._alarm: Cancel | None = None
         self._is_killed = False
         self._is_closed = False  # nothing is accepted any more
@@ -153,10 +154,10 @@ class SupervisorActor(pykka.ThreadingActor):
             self._crashed(error)
 
     def _handle(self, message: Event) -> None:
+        if isinstance(message, Request):
+            self._unanswered[id(message.caller)] = message.caller
         if self._is_killed:
             self.stop()
-            if isinstance(message, Request):
-                message.caller.set(Refused(Refusal.NOPROC))
             return
         # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
         event = replace(message, at=self._tree.clock())
@@ -198,6 +199,7 @@ class SupervisorActor(pykka.ThreadingActor):
             case SetAlarm(alarm, delay):
                 self._set_alarm(alarm, delay)
             case Reply(caller, answer):
+                del self._unanswered[id(caller)]
                 caller.set(answer)
             case BecomeReady():
                 self._on_start(None)
@@ -313,13 +315,17 @@ class SupervisorActor(pykka.ThreadingActor):
 
     def _actor_loop_teardown(self) -> None:
         # Requests are told, not asked, because their answers may come later; so Pykka does not
-        # answer those that are left.
+        # answer those that are left. After a kill or a failure they lie anywhere: in the inbox, in
+        # the state's mailbox, in its task, in actions that were not performed.
         with self._lock:
             self._is_closed = True
         while not self.actor_inbox.empty():
             message = self.actor_inbox.get().message
             if isinstance(message, Request):
-                message.caller.set(Refused(Refusal.NOPROC))
+                self._unanswered[id(message.caller)] = message.caller
+        for caller in self._unanswered.values():
+            caller.set(Refused(Refusal.NOPROC))
+        self._unanswered.clear()
 
 
 class NestedSupervisor:

@@ -1,3 +1,5 @@
+# pyright: reportPrivateUsage=false
+# Some tests wait for what lies in a supervisor; users need not.
 """The supervisor as an actor, over threads, Pykka actors, processes and other supervisors."""
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any
@@ -450,6 +453,65 @@ def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None
         adding.join(LIMIT)
 
         assert len(top.which_children(timeout=LIMIT)) == 1
+
+
+def ask_in_thread(ask: Callable[[], object]) -> SimpleQueue[object]:
+    answers: SimpleQueue[object] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:  # whatever it is, it is the answer
+            answers.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answers
+
+
+def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not is_there(top._top.state):
+        assert time.monotonic() < deadline, top._top.state
+        top._top.actor_ref.proxy().thread.get(timeout=LIMIT)  # one more turn of its loop
+
+
+def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Any:
+        going.set()
+        go_on.wait(LIMIT)
+        return IGNORE
+
+    top = Supervisor(tree())
+    in_task = ask_in_thread(lambda: top.start_child(ChildSpec("slow", slow)))
+    assert going.wait(LIMIT)
+    in_mailbox = ask_in_thread(top.count_children)
+    wait_request(top, lambda state: bool(state.mailbox))
+
+    top.kill()
+
+    assert isinstance(in_task.get(timeout=LIMIT), SupervisorDown)
+    assert isinstance(in_mailbox.get(timeout=LIMIT), SupervisorDown)
+    go_on.set()
+
+
+def test_callers_are_answered_when_the_supervisor_fails(
+    notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = Supervisor(tree(), subscriber=notices)
+
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr("phalanx.supervision.actor.decide", broken)
+    answer = ask_in_thread(top.count_children)
+
+    assert isinstance(answer.get(timeout=LIMIT), SupervisorDown)
+    reason = top.wait_ended(LIMIT)
+    assert reason is not None
+    assert "a bug of ours" in reason.detail
+    top.stop()
 
 
 def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() -> None:
