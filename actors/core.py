@@ -76,6 +76,8 @@ class Core:
         """Return once the group has served for the first time; raise why it did not."""
         # No deadline of its own: each start has one, and so has the stop that follows a failed one.
         self.shared.ready.wait()
+        if self.shared.closing:
+            living.stay_until_the_end()
         view = self.shared.view
         if view.phase in (Phase.CLOSING, Phase.ENDED) and self.shared.start_error is not None:
             self.shared.gone.wait(_TEARDOWN)
