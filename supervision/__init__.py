@@ -66,6 +66,7 @@ from .lifeline import (
     link,
 )
 from .notices import (
+    CallbackFailed,
     ChildExited,
     ChildLost,
     ChildStarted,
@@ -152,6 +153,7 @@ __all__ = [
     "Begin",
     "BrutalKill",
     "CallTimeout",
+    "CallbackFailed",
     "CallerError",
     "Cause",
     "ChildExited",

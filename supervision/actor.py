@@ -34,6 +34,7 @@ from .actions import (
 from .answers import Refusal, Refused
 from .child import actor_class
 from .decide import decide
+from .errors import error_text
 from .events import (
     AlarmRang,
     Booted,
@@ -49,7 +50,7 @@ from .events import (
 from .exits import KILLED, SHUTDOWN, ExitKind, ExitReason
 from .incarnation import Incarnation
 from .inprocess import pykka_child
-from .notices import HandleFailed, SupervisorExited
+from .notices import SupervisorExited
 from .spec import SupervisorSpec
 from .state import initial_state
 
@@ -189,11 +190,9 @@ class SupervisorActor(pykka.ThreadingActor):
             case AbandonStart(key):
                 self._dropped(key).abandon()
             case TerminateChild(key, _, reason):
-                told = self._incarnations[key]
-                self._guarded(told, lambda: told.terminate(reason))
+                self._incarnations[key].terminate(reason)
             case KillChild(key):
-                told = self._incarnations[key]
-                self._guarded(told, told.kill)
+                self._incarnations[key].kill()
             case RetryLater():
                 self._retry(action)
             case SetAlarm(alarm, delay):
@@ -229,6 +228,7 @@ class SupervisorActor(pykka.ThreadingActor):
             spec=spec,
             decider=self.state.spec.decider,
             post=self.post,
+            tree=self._tree,
         )
         with self._lock:
             if self._is_killed:
@@ -274,13 +274,6 @@ class SupervisorActor(pykka.ThreadingActor):
         delay = backoff.delay(action.attempt, self._tree.chance())
         self._tree.call_at(self._tree.clock() + delay, lambda: self.post(due))
 
-    def _guarded(self, told: Incarnation, tell: Callable[[], None]) -> None:
-        """Call a handle, which is the user's code: if it fails, the alarm that is set goes on."""
-        try:
-            tell()
-        except Exception as error:  # noqa: BLE001 # one bad handle must not cost its siblings their supervisor
-            self._tree.announce(HandleFailed(told.path, repr(error), self._tree.clock()))
-
     def _set_alarm(self, alarm: int, delay: float) -> None:
         if self._alarm is not None:
             self._alarm()
@@ -301,7 +294,7 @@ class SupervisorActor(pykka.ThreadingActor):
             self._on_exit(reason)
 
     def _crashed(self, error: BaseException) -> None:
-        reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error!r}")
+        reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error_text(error)}")
         with self._lock:
             self._is_killed = True
             orphans = list(self._incarnations.values())

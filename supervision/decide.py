@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 from .actions import Action, Announce, BecomeReady, Exit, FailStart, Reply, RetryLater
 from .answers import Done, Refusal, Refused
 from .decider import Directive
+from .errors import error_text
 from .events import (
     AlarmRang,
     Booted,
@@ -36,6 +37,7 @@ from .events import (
 )
 from .exits import ExitKind, ExitReason
 from .notices import (
+    CallbackFailed,
     SupervisorBegan,
     SupervisorExited,
     SupervisorReady,
@@ -189,7 +191,14 @@ def _exited(state: SupervisorState, event: Exited, now: float, do: Do) -> Superv
         return state  # an earlier incarnation, or absorbed when the child was stopped
     directive = event.directive
     if directive is None and state.spec.decider is not None:
-        directive = state.spec.decider.directive(event.reason, child.spec.id)
+        path = f"{state.path}/{child.key}"
+        directive = state.spec.decider.directive(
+            event.reason,
+            child.spec.id,
+            failed=lambda error: do.append(
+                Announce(CallbackFailed(path, "decider", error_text(error), now))
+            ),
+        )
     useless = child.incarnation > 1 and not child.has_progressed
     child = replace(
         child, last_exit=event.reason, is_gone=False, fruitless=child.fruitless + useless
@@ -316,7 +325,7 @@ def _halted(state: SupervisorState, task: Halt | HaltAll, now: float, do: Do) ->
 
 def _gone(state: SupervisorState, leave: Leave, now: float, do: Do) -> SupervisorState:
     if leave.error is not None:
-        error = repr(leave.error)
+        error = error_text(leave.error)
         do.append(Announce(SupervisorStartFailed(state.path, leave.failed, error, now)))
         do.append(FailStart(leave.failed, leave.error))
     else:

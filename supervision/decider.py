@@ -1,8 +1,8 @@
 """What an exception or an exit of a child means, where a user knows better than the table.
 
 Guarantees: the first rule that applies decides; where none does, `Decider.directive` is None and
-the caller's own default holds (for an exit: OTP's table). A decider never touches the child; it
-is asked.
+the caller's own default holds (for an exit: OTP's table). A rule whose predicate raises does not
+apply. A decider never touches the child; it is asked.
 
 Left to others: carrying the directive out. *resume*: the worker goes on. *restart*: an abnormal
 exit, which counts. *stop*: the child ends for good, as a transient one does that ended normally.
@@ -102,10 +102,25 @@ class Decider:
     def __post_init__(self) -> None:
         object.__setattr__(self, "rules", tuple(self.rules))
 
-    def directive(self, cause: Cause, child: str | None = None) -> Directive | None:
-        """Return what to do about *cause*, or None where no rule says so."""
+    def directive(
+        self,
+        cause: Cause,
+        child: str | None = None,
+        *,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> Directive | None:
+        """Return what to do about *cause*, or None where no rule says so.
+
+        *failed* is told of what predicates raise.
+        """
         for rule in self.rules:
-            if rule.applies(cause, child):
+            try:
+                applies = rule.applies(cause, child)
+            except BaseException as error:  # noqa: BLE001 # an exit must not be lost to a mistake in a predicate
+                applies = False
+                if failed is not None:
+                    failed(error)
+            if applies:
                 return rule.directive
         return self.default
 

@@ -234,3 +234,11 @@ class Unhealthy(CallTimeout):
 
 class RuntimeFault(PhalanxError):
     """A process, descriptor or socket of phalanx itself failed; the message says which."""
+
+
+def error_text(error: BaseException) -> str:
+    """Return *error* as text, also where it is of a class that cannot show itself."""
+    try:
+        return repr(error)
+    except BaseException:  # noqa: BLE001 # a user's ``__repr__`` must not cost the report of its error
+        return f"{type(error).__name__} (its text cannot be made)"

@@ -1,7 +1,8 @@
 """One start of one child, from the call of its start function to its end.
 
 Guarantees: exactly one outcome of the start is posted, and at most one exit, always after the
-outcome. What a start brings after it was abandoned is killed as soon as it is there.
+outcome. What a start brings after it was abandoned is killed as soon as it is there. Nothing that a
+handle, a watcher or a predicate raises gets out of here: it is announced.
 
 Left to others: what the posted events lead to.
 """
@@ -12,9 +13,11 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from .child import IGNORE, ChildHandle
+from .errors import error_text
 from .events import Event, Exited, NotStarted, Progressed, Started, StartIgnored
 from .exits import SHUTDOWN, ExitReason
 from .lifeline import Lifeline
+from .notices import CallbackFailed, HandleFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
     from .child import StartFunction
     from .decider import Cause, Decider, Directive
     from .spec import ChildSpec
+    from .tree import Tree
 
 
 class BadStart(TypeError):  # names what happened, as the others do
@@ -50,6 +54,7 @@ class Incarnation:
         spec: ChildSpec,
         decider: Decider | None,
         post: Callable[[Event], object],
+        tree: Tree,
     ) -> None:
         self.path = path
         self.incarnation = incarnation
@@ -58,9 +63,10 @@ class Incarnation:
         self.serial = serial
         self.spec = spec
         self.handle: ChildHandle | None = None
-        self.lifeline = Lifeline(path, self.terminate)
+        self.lifeline = Lifeline(path, self.terminate, failed=tree.watcher_failed)
         self._decider = decider
         self._post = post
+        self._tree = tree
         self._lock = threading.Lock()
         self._is_settled = False  # the outcome of the start is posted
         self._abandoned: ExitReason | None = None
@@ -75,9 +81,9 @@ class Incarnation:
                 return
             self._end = (reason, directive)
             settled = self._is_settled and self._abandoned is None
-        self.lifeline.end(reason)
         if settled:
             self._post(Exited(self.key, self.serial, reason, 0.0, directive))
+        self.lifeline.end(reason)
 
     def progressed(self) -> None:
         """Tell the supervisor that this incarnation has been of use."""
@@ -85,7 +91,13 @@ class Incarnation:
 
     def directive(self, cause: Cause) -> Directive | None:
         """Return what the supervisor's decider says about *cause*."""
-        return None if self._decider is None else self._decider.directive(cause, self.spec.id)
+        if self._decider is None:
+            return None
+        return self._decider.directive(cause, self.spec.id, failed=self._decider_failed)
+
+    def _decider_failed(self, error: BaseException) -> None:
+        now = self._tree.clock()
+        self._tree.announce(CallbackFailed(self.path, "decider", error_text(error), now))
 
     # --- what the supervisor does ---------------------------------------------------------
 
@@ -148,18 +160,26 @@ class Incarnation:
 
     def terminate(self, reason: ExitReason) -> None:
         """Ask the child to end."""
-        if self.handle is not None:
-            self.handle.terminate(reason)
+        if (handle := self.handle) is not None:
+            self._told(lambda: handle.terminate(reason))
 
     def kill(self) -> None:
         """End the child by force."""
         if self.handle is not None:
-            self.handle.kill()
+            self._told(self.handle.kill)
 
     def _drop(self, handle: ChildHandle | None, reason: ExitReason) -> None:
         if handle is None or self.has_ended:
             return
         if self.spec.killable and not self.spec.is_supervisor:
-            handle.kill()
+            self._told(handle.kill)
         else:
-            handle.terminate(reason)
+            self._told(lambda: handle.terminate(reason))
+
+    def _told(self, tell: Callable[[], None]) -> None:
+        """Call a handle, which is the user's code; where it fails, the limits of a stop go on."""
+        try:
+            tell()
+        except BaseException as error:  # noqa: BLE001 # one bad handle must not cost its siblings their supervisor
+            now = self._tree.clock()
+            self._tree.announce(HandleFailed(self.path, error_text(error), now))

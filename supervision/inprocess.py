@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pykka
 
 from .decider import Directive
+from .errors import error_text
 from .exits import NORMAL, SHUTDOWN, ExitKind, ExitReason
 
 if TYPE_CHECKING:
@@ -33,9 +34,14 @@ def exit_reason(error: BaseException | None, *, was_asked: bool = False) -> Exit
     if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
         return SHUTDOWN if was_asked else NORMAL
     code = error.code if isinstance(error, SystemExit) else None
-    return ExitReason(
-        ExitKind.CRASH, f"{type(error).__name__}: {error}", code if isinstance(code, int) else None
-    )
+    return ExitReason(ExitKind.CRASH, _text(error), code if isinstance(code, int) else None)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 # a user's ``__str__`` must not cost the report of the exit
+        return error_text(error)
 
 
 # --- Pykka actors -------------------------------------------------------------------------
@@ -98,8 +104,8 @@ class Watch:
 
     def reason(self) -> ExitReason:
         """Return why the actor ended."""
-        if self.error is None and self.asked is not None and self.asked.is_failure:
-            return self.asked  # a link brought the failure of another
+        if self.error is None and self.asked is not None:
+            return self.asked
         return exit_reason(self.error, was_asked=self.asked is not None)
 
 
@@ -153,8 +159,8 @@ class _Watched(pykka.ThreadingActor):
         self._ended()
         try:
             self.on_failure(type(error), error, error.__traceback__)
-        except Exception as second:  # noqa: BLE001 # the first error is the reason; this one is kept beside it
-            error.add_note(f"on_failure raised too: {second!r}")
+        except BaseException as second:  # noqa: BLE001 # the first error is the reason; this one is kept beside it
+            error.add_note(f"on_failure raised too: {error_text(second)}")
 
     def _ended(self) -> None:
         pykka.ActorRegistry.unregister(self.actor_ref)
@@ -227,7 +233,7 @@ class ThreadChild:
 
     def reason(self, error: BaseException | None) -> ExitReason:
         """Return why the thread ended."""
-        if error is None and self.ref.is_set() and self.ref.reason.is_failure:
+        if error is None and self.ref.is_set():
             return self.ref.reason
         return exit_reason(error, was_asked=self.ref.is_set())
 

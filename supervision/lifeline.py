@@ -2,8 +2,9 @@
 
 Guarantees: everything that ends has one `Lifeline`, which ends once, with a reason. A monitor is
 called exactly once, also where what it watches had ended before it was set, and never after it
-was cancelled. A link carries a failure to the other side as a stop with that reason; as in Erlang,
-a normal end crosses no link, and a side that traps is told instead of stopped.
+was cancelled; one that raises is reported and keeps nobody else from being told. A link carries
+every reason but ``normal`` to the other side, unchanged, as in Erlang: that side is asked to end
+with it. A side that traps is told instead, of every end.
 
 Left to others: calling `Lifeline.end` (supervisors do it for their children; an executor does it
 for itself and its ranks). Callbacks run on the thread that reports the end and must not block.
@@ -16,9 +17,11 @@ from collections.abc import Callable
 from itertools import count
 from typing import TypeAlias
 
+from .errors import error_text
 from .exits import ExitKind, ExitReason
 
 Watcher: TypeAlias = Callable[["Down"], None]
+Failed: TypeAlias = Callable[[str, BaseException], None]
 Cancel: TypeAlias = Callable[[], None]
 
 
@@ -43,9 +46,23 @@ class Lifeline:
         path: What it is, for those who are told of its end.
     """
 
-    def __init__(self, path: str, terminate: Callable[[ExitReason], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: str,
+        terminate: Callable[[ExitReason], None] | None = None,
+        *,
+        failed: Failed | None = None,
+    ) -> None:
+        """Begin the lifeline of *path*.
+
+        Args:
+            path: See above.
+            terminate: What asks it to end, for links.
+            failed: Told of the path and of what a watcher raised; None for the log.
+        """
         self.path = path
         self._terminate = terminate
+        self._failed = failed or _logged
         self._lock = threading.Lock()
         self._watchers: dict[int, Watcher] = {}
         self._numbers = count()
@@ -63,7 +80,7 @@ class Lifeline:
             if (reason := self._reason) is None:
                 self._watchers[number] = watcher
         if reason is not None:
-            watcher(Down(self.path, reason))
+            self._tell(watcher, reason)
             return _nothing
 
         def cancel() -> None:
@@ -80,8 +97,14 @@ class Lifeline:
             self._reason = reason
             watchers, self._watchers = list(self._watchers.values()), {}
         for watcher in watchers:
-            watcher(Down(self.path, reason))
+            self._tell(watcher, reason)
         return True
+
+    def _tell(self, watcher: Watcher, reason: ExitReason) -> None:
+        try:
+            watcher(Down(self.path, reason))
+        except BaseException as error:  # noqa: BLE001 # the other watchers, and whoever reports the end, go on
+            self._failed(self.path, error)
 
     def terminate(self, reason: ExitReason) -> None:
         """Ask what this belongs to to end, if it still lives and can be asked."""
@@ -90,7 +113,7 @@ class Lifeline:
 
 
 def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> Cancel:
-    """Tie *one* and *other* together: the failure of either stops the other.
+    """Tie *one* and *other* together: either ends with the other, but for a normal end.
 
     Args:
         one: One side.
@@ -113,11 +136,18 @@ def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> C
 
 def _stopper(linked: Lifeline) -> Watcher:
     def stop(down: Down) -> None:
-        if down.reason.is_failure:
-            linked.terminate(ExitReason(ExitKind.CRASH, f"linked {down.path}: {down.reason}"))
+        if down.reason.kind is not ExitKind.NORMAL:
+            linked.terminate(down.reason)
 
     return stop
 
 
 def _nothing() -> None:
     pass
+
+
+def _logged(path: str, error: BaseException) -> None:
+    import structlog  # noqa: PLC0415 # `import phalanx` stays quick
+
+    log = structlog.get_logger("phalanx")
+    log.warning("phalanx.callback_failed", path=path, callback="monitor", error=error_text(error))

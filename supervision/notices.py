@@ -67,6 +67,17 @@ class HandleFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallbackFailed:
+    """A user's callback raised, and was passed over: *callback* is ``decider`` or ``monitor``."""
+
+    name: ClassVar[str] = "phalanx.callback_failed"
+    path: str
+    callback: str
+    error: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorBegan:
     """A supervisor runs and begins to start its children."""
 
@@ -122,6 +133,7 @@ Notice: TypeAlias = (
     | ChildExited
     | ChildLost
     | HandleFailed
+    | CallbackFailed
     | SupervisorBegan
     | SupervisorStartFailed
     | SupervisorReady

@@ -23,6 +23,7 @@ from .actions import (
     StartChild,
     TerminateChild,
 )
+from .errors import error_text
 from .events import Exited, NotStarted, Outcome, Started, StartIgnored
 from .exits import SHUTDOWN
 from .notices import ChildExited, ChildLost, ChildStarted, ChildStartFailed
@@ -158,9 +159,8 @@ def with_outcome(state: SupervisorState, event: Outcome, do: Do) -> SupervisorSt
                 return replace(state.without_child(child.key), task=past)
             return replace(state.with_child(replace(child, status=Status.UNDEFINED)), task=past)
         case NotStarted():
-            do.append(
-                Announce(ChildStartFailed(path, child.incarnation, repr(event.error), event.at))
-            )
+            text = error_text(event.error)
+            do.append(Announce(ChildStartFailed(path, child.incarnation, text, event.at)))
             failed = replace(task, serial=0, error=event.error)
             return replace(state.with_child(replace(child, status=Status.UNDEFINED)), task=failed)
         case _:

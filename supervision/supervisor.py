@@ -209,8 +209,8 @@ class Supervisor(SupervisorView):
             StartFailed: A child did not start; what had started is stopped again.
         """
         self.spec = spec
-        self.exits = Lifeline(spec.id, self._asked_to_stop)
         self._tree = Tree(clock=clock, timers=timers, log=log)
+        self.exits = Lifeline(spec.id, self._asked_to_stop, failed=self._tree.watcher_failed)
         if subscriber is not None:
             self._tree.subscribe(subscriber)
         self._started: pykka.ThreadingFuture[None] = pykka.ThreadingFuture()

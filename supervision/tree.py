@@ -1,8 +1,8 @@
 """What the supervisors of one tree share: clock, timers, chance, and those who watch.
 
-Guarantees: a subscriber that raises harms nobody but itself. Notices of one supervisor arrive in
-order; they are also log events, by structlog, which is imported with the first one. Without a
-logger of its own, a tree logs only what goes wrong.
+Guarantees: a subscriber that raises, SystemExit included, harms nobody but itself. Notices of one
+supervisor arrive in order; they are also log events, by structlog, which is imported with the
+first one. Without a logger of its own, a tree logs only what goes wrong.
 """
 
 from __future__ import annotations
@@ -11,13 +11,17 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from typing import Any, TypeAlias
 
+from .errors import error_text
 from .notices import (
+    CallbackFailed,
     ChildExited,
     ChildLost,
     ChildStartFailed,
+    HandleFailed,
     Notice,
     SupervisorGaveUp,
     notice_fields,
@@ -77,14 +81,20 @@ class Tree:
 
     def announce(self, notice: Notice) -> None:
         """Log *notice* and pass it to the subscribers."""
-        self._logged(notice)
+        with suppress(BaseException):  # a logger that raises leaves nowhere to say so
+            self._logged(notice)
         with self._lock:
             subscribers = list(self._subscribers.values())
         for subscriber in subscribers:
             try:
                 subscriber(notice)
-            except Exception:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
-                self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
+            except BaseException:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
+                with suppress(BaseException):
+                    self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
+
+    def watcher_failed(self, path: str, error: BaseException) -> None:
+        """Announce that a monitor of *path* raised."""
+        self.announce(CallbackFailed(path, "monitor", error_text(error), self.clock()))
 
     def close(self) -> None:
         """End the timers."""
@@ -96,7 +106,7 @@ class Tree:
         match notice:
             case SupervisorGaveUp() | ChildLost():
                 log.error(notice.name, **notice_fields(notice))
-            case ChildStartFailed():
+            case ChildStartFailed() | HandleFailed() | CallbackFailed():
                 log.warning(notice.name, **notice_fields(notice))
             case ChildExited(reason=reason) if reason.is_failure:
                 log.warning(notice.name, **notice_fields(notice))

@@ -24,6 +24,7 @@ from phalanx.supervision import (
     KILLED,
     NORMAL,
     BackOff,
+    CallbackFailed,
     ChildExited,
     ChildLost,
     ChildRefused,
@@ -34,6 +35,7 @@ from phalanx.supervision import (
     Down,
     ExitKind,
     ExitReason,
+    HandleFailed,
     Intensity,
     Notice,
     Restart,
@@ -323,16 +325,21 @@ def test_brutal_kill_of_what_nothing_can_kill_is_refused() -> None:
         assert caught.value.field == "shutdown"
 
 
-def test_a_handle_that_raises_costs_its_siblings_nothing(notices: Notices) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("bad handle"), SystemExit(3)], ids=repr)
+def test_a_handle_that_raises_costs_its_siblings_nothing(
+    error: BaseException, notices: Notices
+) -> None:
     class Bad(Puppet):
         def terminate(self, reason: ExitReason) -> None:
-            raise RuntimeError("bad handle")
+            raise error
 
     good, bad = Puppet(), Bad()
-    top = Supervisor(tree(ChildSpec("good", good), ChildSpec("bad", bad, shutdown=0.05)))
+    spec = tree(ChildSpec("good", good), ChildSpec("bad", bad, shutdown=0.05))
+    top = Supervisor(spec, subscriber=notices)
 
     top.stop(timeout=LIMIT)
 
+    assert [n.error for n in notices.seen if isinstance(n, HandleFailed)] == [repr(error)]
     assert bad.told.get(timeout=LIMIT) == "kill"
     assert good.told.get(timeout=LIMIT) == "terminate"
 
@@ -340,16 +347,19 @@ def test_a_handle_that_raises_costs_its_siblings_nothing(notices: Notices) -> No
 def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
     notices: Notices,
 ) -> None:
-    def explode(cause: object) -> bool:
-        raise MemoryError("in the decider")
+    armed = threading.Event()
+
+    class Clockwork:
+        def call_at(self, at: float, callback: Callable[[], None]) -> Callable[[], None]:
+            if armed.is_set():
+                armed.clear()
+                raise MemoryError("in the timers")
+            return lambda: None
 
     puppet, bystander = Puppet(), Puppet()
-    sub = SupervisorSpec(
-        "sub",
-        children=[ChildSpec("a", puppet), ChildSpec("b", bystander)],
-        decider=Decider((Rule(explode, Directive.STOP),)),
-    )
-    with Supervisor(tree(sub), subscriber=notices):
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", bystander)])
+    with Supervisor(tree(sub), subscriber=notices, timers=Clockwork()):
+        armed.set()
         puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
         notices.wait_started("top/sub", 2)
@@ -652,20 +662,29 @@ def test_a_monitor_is_told_once_with_the_reason_also_afterwards() -> None:
     assert told.empty()
 
 
-def test_a_link_stops_the_other_side_after_a_failure_only(notices: Notices) -> None:
-    a, b = Puppet(), Puppet()
-    spec = tree(ChildSpec("a", a), ChildSpec("b", b))
+@pytest.mark.parametrize(
+    "reason",
+    [CRASH, KILLED, ExitReason(ExitKind.SHUTDOWN), ExitReason(ExitKind.SHUTDOWN, "term")],
+    ids=str,
+)
+def test_every_reason_but_normal_crosses_a_link_unchanged(
+    reason: ExitReason, notices: Notices
+) -> None:
+    a = Puppet()
+    spec = tree(ChildSpec("a", a), ChildSpec("b", thread_child(wait_stop)))
     with Supervisor(spec, subscriber=notices) as top:
+        b = top.child("b")
         link(top.lifeline("a"), top.lifeline("b"))
         a.contexts.get(timeout=LIMIT).exited(NORMAL)
         notices.wait_started("top/a", 2)
-        assert b.told.empty()
+        assert not b.is_set()
 
         link(top.lifeline("a"), top.lifeline("b"))
-        a.contexts.get(timeout=LIMIT).exited(CRASH)
+        a.contexts.get(timeout=LIMIT).exited(reason)
 
-        assert b.told.get(timeout=LIMIT) == "terminate"
         notices.wait_started("top/b", 2)
+        exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/b"]
+        assert exits[0].reason == reason
 
 
 def test_a_linked_actor_ends_with_the_failure_of_the_other(notices: Notices) -> None:
@@ -677,7 +696,73 @@ def test_a_linked_actor_ends_with_the_failure_of_the_other(notices: Notices) -> 
 
         notices.wait_started("top/b", 2)
         exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/b"]
-        assert exits[0].reason.detail == "linked top/a: crash (ValueError: boom)"
+        assert exits[0].reason == ExitReason(ExitKind.CRASH, "ValueError: boom")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad watcher"), SystemExit(5)], ids=repr)
+def test_a_watcher_that_raises_costs_nobody_the_news(
+    error: BaseException, notices: Notices
+) -> None:
+    def bad(_: Down) -> None:
+        raise error
+
+    puppet = Puppet()
+    told: SimpleQueue[Down] = SimpleQueue()
+    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=notices) as top:
+        top.monitor("a", bad)
+        top.monitor("a", told.put)
+
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        notices.wait_started("top/a", 2)
+        assert told.get(timeout=LIMIT).reason == CRASH
+        failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
+        assert isinstance(failed, CallbackFailed)
+        assert (failed.path, failed.callback, failed.error) == ("top/a", "monitor", repr(error))
+
+
+@pytest.mark.parametrize("child", ["thread", "actor", "puppet"])
+def test_a_predicate_that_raises_says_nothing_and_costs_no_exit(
+    child: str, notices: Notices
+) -> None:
+    go = threading.Event()
+
+    def bad(_: object) -> bool:
+        raise KeyError("bad predicate")
+
+    def work(stop: threading.Event) -> None:
+        if not go.is_set():
+            go.set()
+            raise RuntimeError("boom")
+        stop.wait()
+
+    puppet = Puppet()
+    start: Any = {"thread": thread_child(work), "actor": Echo.start, "puppet": puppet}[child]
+    spec = tree(ChildSpec("a", start), decider=Decider((Rule(bad, Directive.ESCALATE),)))
+    with Supervisor(spec, subscriber=notices) as top:
+        if child == "actor":
+            top.child("a").tell(ValueError("boom"))
+        elif child == "puppet":
+            puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        notices.wait_started("top/a", 2)
+        failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
+        assert isinstance(failed, CallbackFailed)
+        assert (failed.path, failed.callback) == ("top/a", "decider")
+
+
+def test_an_exception_that_cannot_be_shown_costs_no_exit(notices: Notices) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+        __repr__ = __str__
+
+    def work(_: threading.Event) -> None:
+        raise Mute
+
+    with Supervisor(tree(ChildSpec("a", thread_child(work))), subscriber=notices):
+        notices.wait_started("top/a", 2)
 
 
 def test_a_trapping_side_is_told_and_not_stopped() -> None:
@@ -709,11 +794,12 @@ def test_the_tree_is_shown_as_text_with_what_happened(notices: Notices) -> None:
     ]
 
 
-def test_a_subscriber_that_raises_harms_nobody(notices: Notices) -> None:
+@pytest.mark.parametrize("error", [RuntimeError("bad"), SystemExit(4)], ids=repr)
+def test_a_subscriber_that_raises_harms_nobody(error: BaseException, notices: Notices) -> None:
     with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
 
         def bad(notice: Notice) -> None:
-            raise RuntimeError("bad subscriber")
+            raise error
 
         top.subscribe(bad)
         top.subscribe(notices)
