@@ -46,6 +46,7 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # every rank of a big group may connect before the store's process runs
 _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
+_KNOCK = 10.0  # seconds for a connection over loopback that somebody listens for
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +318,7 @@ def init_process_group(
         if rendezvous is None:
             store = dist.HashStore()  # launch="inline": alone, it meets nobody
         else:
+            _knock(rendezvous)
             server = dist.TCPStore(
                 rendezvous.address,
                 rendezvous.port,
@@ -336,6 +338,19 @@ def init_process_group(
     except Exception as error:
         error.add_note(f"while rank {rank} of {world_size} joined {rendezvous}")
         raise
+
+
+def _knock(rendezvous: Rendezvous) -> None:
+    """Raise where nobody listens any more: torch's client would try again until its timeout.
+
+    So a rank that comes too late for an epoch hears of it at once, and can join the next.
+    """
+    where = (rendezvous.address, rendezvous.port)
+    try:
+        socket.create_connection(where, _KNOCK).close()
+    except OSError as error:
+        msg = f"epoch {rendezvous.epoch} of {rendezvous.group} is over: {where} does not answer"
+        raise RuntimeFault(msg) from error
 
 
 def _listen() -> socket.socket:
