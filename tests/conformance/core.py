@@ -168,7 +168,9 @@ class CoreWorld:
             return "not_running"
         reason = REASONS[op["reason"]]
         if isinstance(process, Sup):
+            # At once, also in a batch for its parent: what then lies there is the news of its end.
             process.inbox.append(StopRequested(reason, self.now))
+            self._pump(process)
         else:
             self._ended(process, reason)
             assert process.parent is not None
@@ -230,9 +232,9 @@ class CoreWorld:
             sup.state, actions = decide(state, event)
             self.instances[sup.path] = sup.state.instances
             for action in actions:
-                self._perform(sup, action)
+                self._perform(sup, action, event.at)
 
-    def _perform(self, sup: Sup, action: Action) -> None:
+    def _perform(self, sup: Sup, action: Action, at: float) -> None:
         match action:
             case StartChild(key, serial, _, spec):
                 self._start(sup, key, serial, spec)
@@ -247,7 +249,7 @@ class CoreWorld:
                 sup.inbox.append(RetryDue(key, ticket, self.now))
             case SetAlarm(alarm, delay):
                 # Children that react have done so already; time passes only for those that hang.
-                sup.awaited.append(AlarmRang(alarm, self.now + delay))
+                sup.awaited.append(AlarmRang(alarm, at + delay))
             case Reply(caller, answer):
                 caller.answer = answer
             case Exit(reason):
