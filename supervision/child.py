@@ -99,3 +99,8 @@ def actor_class(start: object) -> type[pykka.ThreadingActor] | None:
         return None
     owner: object = start.__self__
     return owner if isinstance(owner, type) and issubclass(owner, pykka.ThreadingActor) else None
+
+
+def is_bare_actor(start: object) -> bool:
+    """Return whether *start* is a Pykka class, which makes an actor but does not start it."""
+    return isinstance(start, type) and issubclass(start, pykka.Actor)

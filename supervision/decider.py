@@ -14,10 +14,10 @@ Prior art: the supervision directives of Akka.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from .errors import SpecError
 from .exits import ExitKind, ExitReason
@@ -53,7 +53,8 @@ class Rule:
 
     def __post_init__(self) -> None:
         _check_match(self.match)
-        _check_directive(self.directive)
+        _check_directive("directive", self.directive)
+        _check_child(self.child)
 
     def applies(self, cause: Cause, child: str | None) -> bool:
         """Return whether this rule decides about *cause* in *child*."""
@@ -77,9 +78,24 @@ def _check_match(value: object) -> None:
         )
 
 
-def _check_directive(value: object) -> None:
+def _check_child(value: object) -> None:
+    if not (value is None or isinstance(value, str)):
+        raise SpecError("child", value, "must be the id of a child, or None")
+
+
+def _check_directive(name: str, value: object) -> None:
     if not isinstance(value, Directive):
-        raise SpecError("directive", value, f"must be one of {', '.join(Directive)}")
+        raise SpecError(name, value, f"must be one of {', '.join(Directive)}")
+
+
+def _rules(given: object) -> tuple[Rule, ...]:
+    if not isinstance(given, Iterable) or isinstance(given, str):
+        raise SpecError("rules", given, "must be a list of rules")
+    rules = tuple(cast("Iterable[object]", given))
+    for rule in rules:
+        if not isinstance(rule, Rule):
+            raise SpecError("rules", rule, "must be a Rule")
+    return cast("tuple[Rule, ...]", rules)
 
 
 def _names(kind: type[BaseException]) -> set[str]:
@@ -100,7 +116,9 @@ class Decider:
     default: Directive | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", tuple(self.rules))
+        object.__setattr__(self, "rules", _rules(self.rules))
+        if self.default is not None:
+            _check_directive("default", self.default)
 
     def directive(
         self,

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from .backoff import BackOff
-from .errors import SpecError
+from .errors import SpecError, error_text
 from .spec import ChildSpec, SupervisorSpec
 from .window import Intensity
 
@@ -85,15 +85,15 @@ def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None)
     root = document.get("root")
     if not isinstance(root, str) or root not in declared.supervisors:
         raise SpecError("root", root, "must name a supervisor of this document")
-    spec = declared.supervisor(root, ())
+    built = declared.supervisors_from(root)
     for field in _AS_CHILD & set(declared.supervisors[root]):
         raise SpecError(
             f"supervisor.{root}.{field}", declared.supervisors[root][field], "the root is no child"
         )
-    unused = declared.unused(root)
+    unused = declared.unused(built)
     if unused:
-        raise SpecError("children", ", ".join(unused), "declared, but not a child of anything")
-    return spec
+        raise SpecError("children", ", ".join(unused), "declared, but not below the root")
+    return built[root]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +102,42 @@ class _Document:
     workers: Table
     starts: Mapping[str, StartFunction]
 
-    def supervisor(self, name: str, above: tuple[str, ...]) -> SupervisorSpec:
-        """Return the spec of supervisor *name*; *above* are those it stands under."""
+    def supervisors_from(self, root: str) -> dict[str, SupervisorSpec]:
+        """Return the spec of *root* and of every supervisor below it, by name."""
+        built: dict[str, SupervisorSpec] = {}
+        # From the root to where we are, each with its children that are still to come: no
+        # recursion, which a deep document would end.
+        way = {root: iter(self._children(root))}
+        while way:
+            name = next(reversed(way))
+            child = next(way[name], None)
+            if child is None:
+                built[name] = self._supervisor(name, built)
+                del way[name]
+            elif isinstance(child, str) and child in way:
+                names = list(way)
+                circle = " -> ".join((*names[names.index(child) :], child))
+                raise SpecError(
+                    f"supervisor.{child}.children", circle, "a supervisor cannot contain itself"
+                )
+            elif isinstance(child, str) and child in self.supervisors and child not in built:
+                way[child] = iter(self._children(child))
+        return built
+
+    def _children(self, name: str) -> list[object]:
         place = f"supervisor.{name}"
-        if name in above:
-            way = " -> ".join((*above[above.index(name) :], name))
-            raise SpecError(f"{place}.children", way, "a supervisor cannot contain itself")
+        children: object = _table(place, self.supervisors[name]).get("children", [])
+        if not isinstance(children, list):
+            raise SpecError(f"{place}.children", children, "must be a list of names")
+        found = cast("list[object]", children)
+        for child in found:
+            if not isinstance(child, str):
+                raise SpecError(f"{place}.children", child, "names nothing that is declared")
+        return found
+
+    def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
+        """Return the spec of supervisor *name*; those below it are *built*."""
+        place = f"supervisor.{name}"
         table = _table(place, self.supervisors[name])
         _known(place, table, _SUPERVISOR)
         fields = {key: value for key, value in table.items() if key not in _AS_CHILD}
@@ -119,18 +149,15 @@ class _Document:
                 part = _table(f"{place}.{key}", fields[key])
                 _known(f"{place}.{key}", part, known)
                 fields[key] = _placed(f"{place}.{key}", kind, part)
-        children: object = fields.pop("children", [])
-        if not isinstance(children, list):
-            raise SpecError(f"{place}.children", children, "must be a list of names")
-        names = cast("list[object]", children)
-        below = [self.child(place, child, (*above, name)) for child in names]
+        fields.pop("children", None)
+        below = [self._child(place, child, built) for child in self._children(name)]
         return _placed(place, SupervisorSpec, {"id": name, "children": below, **fields})
 
-    def child(self, place: str, name: object, above: tuple[str, ...]) -> ChildSpec:
+    def _child(self, place: str, name: object, built: Mapping[str, SupervisorSpec]) -> ChildSpec:
         """Return the spec of the child *name*, which the supervisor at *place* lists."""
         if isinstance(name, str) and name in self.supervisors:
             table = _table(f"supervisor.{name}", self.supervisors[name])
-            start: StartFunction | SupervisorSpec = self.supervisor(name, above)
+            start: StartFunction | SupervisorSpec = built[name]
             where = f"supervisor.{name}"
         elif isinstance(name, str) and name in self.workers:
             where = f"worker.{name}"
@@ -147,22 +174,21 @@ class _Document:
         if isinstance(name, str) and name in self.starts:
             return self.starts[name]
         module, _, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
-        if not module or not attribute:
+        if not module or not attribute or module.startswith("."):
             raise SpecError(f"{place}.start", name, "must be module:attribute, or be passed in")
         try:
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
-        except (ImportError, AttributeError) as error:
-            raise SpecError(f"{place}.start", name, f"cannot be imported: {error}") from error
+        except (Exception, SystemExit) as error:  # a module may raise anything
+            why = f"cannot be imported: {error_text(error)}"
+            raise SpecError(f"{place}.start", name, why) from error
         return cast("StartFunction", found)
 
-    def unused(self, root: str) -> list[str]:
-        """Return what is declared but is nobody's child."""
-        used = {root}
-        for name in self.supervisors:
-            used.update(_table(f"supervisor.{name}", self.supervisors[name]).get("children", ()))
-        return sorted({*self.supervisors, *self.workers} - used)
+    def unused(self, built: Mapping[str, SupervisorSpec]) -> list[str]:
+        """Return what is declared but does not stand in the tree that was *built*."""
+        used = {child.id for spec in built.values() for child in spec.children}
+        return sorted({*self.supervisors, *self.workers} - used - set(built))
 
 
 def _table(place: str, value: object) -> Table:

@@ -98,17 +98,24 @@ def _child(state: SupervisorState, child: Child, below: Below) -> ChildSnapshot:
 def render(snapshot: SupervisorSnapshot) -> str:
     """Return the tree as text, one line per child."""
     name = snapshot.path.rpartition("/")[2]
-    return "\n".join([f"{name}  {_supervisor(snapshot)}", *_lines(snapshot, "")])
+    return "\n".join([f"{name}  {_supervisor(snapshot)}", *_lines(snapshot)])
 
 
-def _lines(snapshot: SupervisorSnapshot, indent: str) -> Iterator[str]:
-    last = len(snapshot.children) - 1
-    for index, child in enumerate(snapshot.children):
-        branch, bar = ("└─ ", "   ") if index == last else ("├─ ", "│  ")
+def _lines(snapshot: SupervisorSnapshot) -> Iterator[str]:
+    pending = _below(snapshot, "")  # the next line last; no recursion, which a deep tree would end
+    while pending:
+        child, indent, is_last = pending.pop()
+        branch, bar = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
         name = child.path.rpartition("/")[2]
         yield f"{indent}{branch}{name}  {_described(child)}"
         if child.supervisor is not None:
-            yield from _lines(child.supervisor, indent + bar)
+            pending += _below(child.supervisor, indent + bar)
+
+
+def _below(snapshot: SupervisorSnapshot, indent: str) -> list[tuple[ChildSnapshot, str, bool]]:
+    last = len(snapshot.children) - 1
+    rows = [(child, indent, index == last) for index, child in enumerate(snapshot.children)]
+    return rows[::-1]
 
 
 def _described(child: ChildSnapshot) -> str:

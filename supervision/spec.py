@@ -10,19 +10,17 @@ trees written in TOML (`declared`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from .backoff import BackOff
-from .child import StartFunction, is_killable
+from .child import StartFunction, is_bare_actor, is_killable
 from .decider import Decider
 from .errors import SpecError
 from .strategy import AutoShutdown, ChildType, Restart, Strategy
 from .window import Intensity
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class BrutalKill(Enum):
@@ -77,7 +75,12 @@ class ChildSpec:
         nested = isinstance(start, SupervisorSpec)
         if not (nested or callable(start)):
             raise SpecError("start", start, "must be a start function or a SupervisorSpec")
-        self._set("args", tuple(self.args))
+        if is_bare_actor(start):
+            raise SpecError(
+                "start", start, "a Pykka class by itself is no start function; give its .start, "
+                "or pykka_child(the class, its arguments)"
+            )  # fmt: skip
+        self._set("args", _args(self.args))
         self._set("restart", _word(Restart, "restart", self.restart))
         kind = ChildType.SUPERVISOR if nested else ChildType.WORKER
         self._set("type", kind if self.type is None else _word(ChildType, "type", self.type))
@@ -87,7 +90,9 @@ class ChildSpec:
                 "significant", self.significant, "a permanent child never ends for good; "
                 "make it transient or temporary"
             )  # fmt: skip
-        if self.killable is None:
+        if self.killable is not None:
+            _check_flag("killable", self.killable)
+        else:
             self._set("killable", nested or is_killable(start))
         unlimited = self.type is ChildType.SUPERVISOR
         default = math.inf if unlimited else 5.0
@@ -212,14 +217,22 @@ class SupervisorSpec:
         return ""
 
 
-def _children(given: Iterable[ChildSpec | SupervisorSpec]) -> tuple[ChildSpec, ...]:
+def _args(given: object) -> tuple[Any, ...]:
+    if not isinstance(given, list | tuple):
+        raise SpecError("args", given, "must be a tuple or a list")
+    return tuple(cast("list[Any]", given))
+
+
+def _children(given: object) -> tuple[ChildSpec, ...]:
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise SpecError("children", given, "must be a list of specs")
     children: list[ChildSpec] = []
-    for child in given:
+    for child in cast("Iterable[object]", given):
         if isinstance(child, SupervisorSpec):
             children.append(ChildSpec(child.id, child))
         else:
             _check_type("children", child, ChildSpec)
-            children.append(child)
+            children.append(cast("ChildSpec", child))
     return tuple(children)
 
 

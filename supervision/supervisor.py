@@ -13,6 +13,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import pykka
@@ -334,8 +335,16 @@ def _refusal(refused: Refused) -> Exception:
 
 
 def _snapshot(actor: SupervisorActor) -> SupervisorSnapshot:
-    def below(key: str) -> SupervisorSnapshot | None:
-        nested = actor.nested(key)
-        return None if nested is None else _snapshot(nested)
+    # Those above before those below, then back: no recursion, which a deep tree would end.
+    found = [(actor.state.path, actor, actor.state)]
+    for path, above, state in found:
+        below = [(child.key, above.nested(child.key)) for child in state.children.values()]
+        found += [(f"{path}/{key}", one, one.state) for key, one in below if one is not None]
+    taken: dict[str, SupervisorSnapshot] = {}
+    for path, one, state in reversed(found):
+        taken[path] = snapshot_of(state, one.now(), partial(_taken, taken, path))
+    return taken[actor.state.path]
 
-    return snapshot_of(actor.state, actor.now(), below)
+
+def _taken(taken: dict[str, SupervisorSnapshot], path: str, key: str) -> SupervisorSnapshot | None:
+    return taken.get(f"{path}/{key}")

@@ -36,6 +36,7 @@ class Intensity:
     def __post_init__(self) -> None:
         _check_count(self.max_restarts)
         _check_period(self.period)
+        _check_flag(self.whole_seconds)
         if self.whole_seconds and self.period != int(self.period):
             raise SpecError("period", self.period, "must be whole where whole seconds are counted")
 
@@ -82,6 +83,11 @@ class RestartWindow:
             if moment - at <= self.period:
                 return self.spent[index:]
         return ()
+
+
+def _check_flag(value: object) -> None:
+    if not isinstance(value, bool):
+        raise SpecError("whole_seconds", value, "must be True or False")
 
 
 def _check_count(value: object) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import pykka
 import pytest
 
 from phalanx.supervision import (
@@ -12,13 +15,18 @@ from phalanx.supervision import (
     BackOff,
     ChildSpec,
     ChildType,
+    Decider,
+    Directive,
     Intensity,
     Restart,
+    Rule,
     SpecError,
     Strategy,
     SupervisorSpec,
     tree_from_toml,
 )
+from phalanx.supervision.snapshot import render, snapshot_of
+from phalanx.supervision.state import Status, initial_state
 
 
 def start(ctx: Any) -> Any:
@@ -31,6 +39,8 @@ A = ChildSpec("a", start)
 AnyChild: Any = ChildSpec
 AnySupervisor: Any = SupervisorSpec
 AnyIntensity: Any = Intensity
+AnyDecider: Any = Decider
+AnyRule: Any = Rule
 
 
 @pytest.mark.parametrize(
@@ -67,6 +77,17 @@ AnyIntensity: Any = Intensity
             "significant",
             "a",
         ),
+        (lambda: AnyChild("a", start, args=5), "args", 5),
+        (lambda: AnyChild("a", start, args="abc"), "args", "abc"),
+        (lambda: AnyChild("a", start, killable=5), "killable", 5),
+        (lambda: AnyChild("a", pykka.ThreadingActor), "start", pykka.ThreadingActor),
+        (lambda: AnySupervisor("s", children=5), "children", 5),
+        (lambda: AnySupervisor("s", children="ab"), "children", "ab"),
+        (lambda: AnyDecider(5), "rules", 5),
+        (lambda: AnyDecider((5,)), "rules", 5),
+        (lambda: AnyDecider((), "restart"), "default", "restart"),
+        (lambda: AnyRule(ValueError, Directive.STOP, 5), "child", 5),
+        (lambda: AnyIntensity(1, 1, whole_seconds=5), "whole_seconds", 5),
         (lambda: AnyIntensity(-1), "max_restarts", -1),
         (lambda: AnyIntensity(1.5), "max_restarts", 1.5),
         (lambda: AnyIntensity(1, 0), "period", 0),
@@ -176,10 +197,27 @@ def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
         ('root = "app"', "", "root"),
         ('root = "app"', 'root = "app', "toml"),
         ('root = "app"', 'root = "app"\ntop = 1', "top"),
+        ('start = "store"', 'start = ".x:y"', "worker.store.start"),
+        ('start = "store"', "start = 5", "worker.store.start"),
+        ('start = "store"', 'start = "antigravity_that_raises:fly"', "worker.store.start"),
+        ('args = ["/data"]', "args = 5", "worker.store.args"),
+        ('args = ["/data"]', 'args = "abc"', "worker.store.args"),
+        ('"left"]', '["a"]]', "supervisor.pool.children"),
+        ('root = "app"', 'root = "app"\nsupervisor.x.children = ["x"]', "children"),
+        (
+            'root = "app"',
+            'root = "app"\nsupervisor.x.children = ["y"]\nsupervisor.y.children = ["x"]',
+            "children",
+        ),
+        ('root = "app"', 'root = "app"\nsupervisor.x.children = 5', "children"),
         ('strategy = "rest_for_one"', 'restart = "transient"', "supervisor.app.restart"),
     ],
 )
-def test_a_bad_toml_tree_names_the_place(old: str, new: str, field: str) -> None:
+def test_a_bad_toml_tree_names_the_place(
+    old: str, new: str, field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "antigravity_that_raises.py").write_text("raise ValueError('at import')")
+    monkeypatch.syspath_prepend(tmp_path)
     assert old in TREE
 
     with pytest.raises(SpecError) as caught:
@@ -193,3 +231,32 @@ def test_a_cycle_is_shown_with_its_way() -> None:
 
     with pytest.raises(SpecError, match="app -> pool -> app"):
         tree_from_toml(text, {"store": start})
+
+
+def test_a_document_may_be_deeper_than_the_stack() -> None:
+    depth = 1200
+    rows = [f'[supervisor.s{i}]\nchildren = ["s{i + 1}"]' for i in range(depth)]
+
+    spec = tree_from_toml("\n".join(['root = "s0"', *rows, f"[supervisor.s{depth}]"]))
+
+    for i in range(depth):
+        assert spec.id == f"s{i}"
+        below = spec.children[0].start
+        assert isinstance(below, SupervisorSpec)
+        spec = below
+
+
+def test_a_snapshot_deeper_than_the_stack_is_shown() -> None:
+    depth = 1200
+    snapshot = None
+    for i in reversed(range(depth)):
+        path = "/".join(f"s{n}" for n in range(i + 1))
+        state = initial_state(SupervisorSpec(f"s{i}", children=[SupervisorSpec(f"s{i + 1}")]), path)
+        state = state.with_child(replace(state.in_start_order()[0], status=Status.RUNNING))
+        snapshot = snapshot_of(state, 0.0, lambda _, below=snapshot: below)  # type: ignore[misc] # mypy does not infer defaults of lambdas
+    assert snapshot is not None
+
+    lines = render(snapshot).splitlines()
+
+    assert len(lines) == depth + 1
+    assert lines[-1].strip().startswith(f"└─ s{depth}  ")

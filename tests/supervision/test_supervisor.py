@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import subprocess
@@ -792,6 +793,23 @@ def test_the_tree_is_shown_as_text_with_what_happened(notices: Notices) -> None:
         "└─ sub  permanent, running, [rest_for_one, 0 of 1 restarts in 5 s]",
         "   └─ x  permanent, running",
     ]
+
+
+def test_a_deep_tree_is_shown() -> None:
+    depth = 100
+    spec = SupervisorSpec(f"s{depth}")
+    for i in reversed(range(depth)):
+        spec = SupervisorSpec(f"s{i}", children=[spec])
+    with Supervisor(spec) as top:
+        limit = sys.getrecursionlimit()
+        frames = len(inspect.stack(0))
+        sys.setrecursionlimit(frames + 60)
+        try:
+            text = top.render()
+        finally:
+            sys.setrecursionlimit(limit)
+
+    assert len(text.splitlines()) == depth + 1
 
 
 @pytest.mark.parametrize("error", [RuntimeError("bad"), SystemExit(4)], ids=repr)
