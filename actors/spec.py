@@ -97,8 +97,9 @@ def factory_of(
 
 def check_worker(worker: object) -> type[WorkerActor]:
     """Return *worker* if it is a worker class."""
+    given = worker
     if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
-        raise SpecError("worker", worker, "give a class derived from phalanx.WorkerActor")
+        raise SpecError("worker", given, "give a class derived from phalanx.WorkerActor")
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
     return worker
@@ -293,7 +294,7 @@ def _pickle_keywords(rank: int, keywords: object) -> bytes:
         raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
     named = dict(cast("Mapping[str, Any]", keywords))
     if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
-        raise SpecError(f"rank_kwargs[{rank}]", keywords, "name the arguments by text")
+        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
     return encode_by_value(named, f"rank_kwargs[{rank}]={keywords!r}")
 
 
@@ -317,10 +318,11 @@ def _check_name(name: object) -> None:
 
 
 def _check_modules(preload: object) -> None:
+    given = preload
     if not isinstance(preload, list | tuple) or not all(
         isinstance(each, str) for each in cast("Sequence[object]", preload)
     ):
-        raise SpecError("preload", preload, "give a list or tuple of module names")
+        raise SpecError("preload", given, "give a list or tuple of module names")
 
 
 def _check_arguments(args: object, kwargs: object) -> None:
@@ -342,7 +344,7 @@ def _check_constructor(
         raise SpecError(f"rank_kwargs[{rank}]", own, "give a mapping of keyword arguments")
     named = {**kwargs, **cast("Mapping[str, Any]", own)}
     if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
-        raise SpecError(f"rank_kwargs[{rank}]", own, "name the arguments by text")
+        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
     try:
         signature = inspect.signature(worker)
     except (TypeError, ValueError):  # built in C, or by a metaclass: the worker will tell
@@ -364,5 +366,5 @@ def _check_folder(field: str, value: object) -> Path | None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(field, value, f"give a folder that can be written: {error}") from None
+        raise SpecError(field, str(folder), f"cannot be written to: {error}") from None
     return folder

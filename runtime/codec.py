@@ -18,7 +18,7 @@ import pickle
 import sys
 from copyreg import dispatch_table as registered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
@@ -118,12 +118,11 @@ def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) ->
 
 def _holds_large(value: Any) -> bool:
     """Whether large bytes lie on the surface of *value*; deeper ones are copied once more."""
+    whole = value  # keeps its type: what isinstance makes of Any, one checker does not know
     if isinstance(value, tuple):
-        items: tuple[Any, ...] = value
-        return any(_holds_large(each) for each in items)
+        return any(_holds_large(each) for each in whole)
     if isinstance(value, dict):
-        named: dict[Any, Any] = value
-        return any(isinstance(each, _BYTES) and len(each) >= _LARGE for each in named.values())
+        return any(isinstance(each, _BYTES) and len(each) >= _LARGE for each in whole.values())
     return isinstance(value, _BYTES) and len(value) >= _LARGE
 
 
@@ -134,7 +133,8 @@ def _dumps_by_value(
     value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]
 ) -> Sequence[bytes]:
     target = _Chunks()
-    pickler = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
+    # cloudpickle has no types of its own.
+    pickler: Any = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
     torch = sys.modules.get("torch")
     if torch is not None:
         for kind, reduce in _torch_table(torch).items():
@@ -211,7 +211,8 @@ def encode_by_value(value: object, what: str) -> bytes:
         NotPicklable: it cannot travel; *what* names it in the message.
     """
     try:
-        pickled: bytes = cloudpickle.dumps(value)
+        dumps = cast("Any", cloudpickle).dumps  # it has no types
+        pickled: bytes = dumps(value)
     except Exception as error:
         msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
         raise NotPicklable(msg) from error

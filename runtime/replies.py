@@ -15,7 +15,7 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 
@@ -69,7 +69,8 @@ class RemoteFailure:
         except Exception:  # noqa: BLE001  # the same
             trace = ""
         try:
-            pickled: bytes | None = cloudpickle.dumps(error)
+            dumps = cast("Any", cloudpickle).dumps  # it has no types
+            pickled: bytes | None = dumps(error)
         except Exception:  # noqa: BLE001  # the stand-in says what is known
             pickled = None
         return cls(name, message, trace, pickled)
