@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import CrashReport, Runtime
+    from phalanx.runtime import Arena, CrashReport, Runtime
     from phalanx.supervision import BackOff, ExitReason
 
     from .calls import OnDeath, OnTimeout
@@ -784,10 +784,7 @@ class Executor(Generic[W]):
         plane = self._plane
         if not non_block:
             self._check_may_wait(name)
-        payloads = [
-            Payload.of(encode((method, args, kwargs), f"the arguments of {name}"), plane.arena)
-            for args, kwargs in each
-        ]
+        payloads = _payloads(name, method, each, plane.arena)
         call = Call(
             next(self._seq),
             name,
@@ -800,7 +797,11 @@ class Executor(Generic[W]):
             stream=None if window is None else Incoming(window),
         )
         if non_block:
-            plane.submit(call, waits=False)
+            try:
+                plane.submit(call, waits=False)
+            except BaseException:
+                plane.cancel(call)
+                raise
             if terms.deadline is not None:
                 self._expire_later(call, terms.deadline)
             if window is not None:
@@ -809,7 +810,7 @@ class Executor(Generic[W]):
         try:
             plane.submit(call, waits=True)
             if not plane.wait(call, terms.deadline) and plane.expire(call):
-                self._timed_out(call)
+                _restart_late(self._core, call)
         except BaseException as error:
             if isinstance(error, ExecutorClosed):
                 living.stay_until_the_end()
@@ -854,18 +855,15 @@ class Executor(Generic[W]):
         return future if non_block else future.result()
 
     def _expire_later(self, call: Call, deadline: float) -> None:
-        def expire() -> None:
-            if self_plane.expire(call):
-                timed_out(call)
+        core = self._core  # not the executor: a timer must not keep a forgotten one alive
 
-        # The timer must not keep a forgotten executor alive: it holds the plane alone.
-        self_plane, timed_out = self._plane, functools.partial(_restart_late, self._core)
-        call.timer = self._core.runtime.hub.call_at(deadline, expire)
+        def expire() -> None:
+            if core.shared.plane.expire(call):
+                _restart_late(core, call)
+
+        call.timer = core.runtime.hub.call_at(deadline, expire)
         if call.done:
             call.timer.cancel()
-
-    def _timed_out(self, call: Call) -> None:
-        _restart_late(self._core, call)
 
     def _change(self, make: Callable[[], Planned], timeout: float | None) -> None:
         """Have a planned change carried out while nothing is in flight; tries until it is."""
@@ -949,6 +947,25 @@ def _restart_late(core: Core, call: Call) -> None:
 
 def _ping(_worker: object) -> None:
     """Answer, from the main loop."""
+
+
+def _payloads(
+    name: str,
+    method: object,
+    each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    arena: Arena,
+) -> list[Payload]:
+    """Return what is to be sent, one for all ranks or one for each."""
+    payloads: list[Payload] = []
+    try:
+        for args, kwargs in each:
+            encoded = encode((method, args, kwargs), f"the arguments of {name}")
+            payloads.append(Payload.of(encoded, arena))
+    except BaseException:
+        for payload in payloads:  # what one rank was to get cannot travel
+            payload.close()
+        raise
+    return payloads
 
 
 def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:

@@ -472,13 +472,10 @@ class ExecutorActor(pykka.ThreadingActor):
         message = f"rank {member.rank} (pid {report.pid}) died: {reason}; {decided}"
         lost = {member.rank: member.incarnation}
         for action in actions:
-            if isinstance(action, StopRanks):
-                for rank in action.ranks:
-                    other = next((m for m in self._members.current() if m.rank == rank), None)
-                    if other is not None:
-                        lost[rank] = other.incarnation
-        if any(isinstance(action, StopRanks) and not action.hurry for action in actions):
-            lost = {member.rank: member.incarnation}  # the others may finish what they have
+            # Without hurry the others may finish what they have.
+            if isinstance(action, StopRanks) and action.hurry:
+                others = (m for m in self._members.current() if m.rank in action.ranks)
+                lost |= {other.rank: other.incarnation for other in others}
 
         def died(call: Call) -> BaseException:
             return WorkerDied(f"{call.name}: {message}", call.reports or (report,))

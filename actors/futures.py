@@ -9,6 +9,7 @@ for it with a timeout leaves the call alone.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ class CallFuture(Future[Any]):
         self._callbacks = callbacks
         self._decode = decode
         self._decoded = False
+        self._decoding = threading.Lock()
         self.set_running_or_notify_cancel()
         plane.when_settled(call, self._settled)
 
@@ -110,11 +112,11 @@ class CallFuture(Future[Any]):
                 raise TimeoutError(msg)
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
-        with self._condition:
+        # Decoded here, by whoever wants it, and kept for the next one who asks. Not under the
+        # future's own lock: whoever settles calls takes that, and must not wait for this.
+        with self._decoding:
             if self._decoded:
                 return
-            self._decoded = True
-            # Decoded here, by whoever wants it, and kept for the next one who asks.
             try:
                 value = self._decode(call)
             except BaseException as error:  # noqa: BLE001  # it is the call's outcome
@@ -122,6 +124,7 @@ class CallFuture(Future[Any]):
             else:
                 self._result = value
             self._state = "FINISHED"
+            self._decoded = True
 
     def _settled(self, _: Call) -> None:
         """Wake who waits through `concurrent.futures`; runs on the thread that settles the call."""

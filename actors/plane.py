@@ -160,7 +160,7 @@ class Plane:
         self._by_fd: dict[int, Seat] = {}
         self._epoch = 0
         self._whole = False
-        self._holding = False  # a drain is under way: nothing new is sent
+        self._holds = 0  # drains under way: nothing new is sent
         self._closed: Callable[[], BaseException] | None = None
         self._wire = 0
         self._round = 0
@@ -582,22 +582,29 @@ class Plane:
     def wait_idle(self, deadline: float | None) -> bool:
         """Hold new calls back until every call that was sent has been answered."""
         done = threading.Event()
+        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ok = False
+        self._hold_for(done)
+        try:
+            ok = done.wait(limit)
+        finally:
+            if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
+                self.resume()
+        return ok
+
+    @uninterrupted
+    def _hold_for(self, done: threading.Event) -> None:
         with self._lock:
-            self._holding = True
+            self._holds += 1
             self._idle.append(done)
             self._wake_idle()
             self._reading.see_to_it()
-        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ok = done.wait(limit)
-        if not ok:
-            self.resume()
-        return ok
 
     @uninterrupted
     def resume(self) -> None:
         """Let calls go again after `wait_idle`."""
         with self._lock:
-            self._holding = False
+            self._holds -= 1
             self._pump()
 
     def post(self, rank: int, incarnation: int, packet: bytes) -> None:
@@ -656,7 +663,7 @@ class Plane:
         """Send what may be sent, in order."""
         if self._abandoned:
             self._bury_abandoned()
-        if self._holding or not self._seats:
+        if self._holds or not self._seats:
             return
         turns = self._turns
         seats = self._seats

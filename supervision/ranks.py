@@ -71,6 +71,7 @@ class GroupState:
         window: The restarts spent, against the intensity.
         mending: The ranks to start anew as soon as all of them are down.
         failures: Restarts in a row without a healthy time between; what the back-off grows with.
+        waits_until: When the back-off ends, while it waits.
         served_at: When the group last became whole, or None.
         ending: Why the group ends, once it does.
         size: The ranks the group has, or is to have after the next start.
@@ -88,6 +89,7 @@ class GroupState:
     size: int = 0
     keep: bool = False
     failures: int = 0
+    waits_until: float = 0.0
     served_at: float | None = None
     ending: ExitReason | None = None
 
@@ -280,8 +282,10 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
                 return state, ()
             everyone = frozenset(rank.number for rank in state.ranks)
             return _renew(replace(state, size=size), everyone)
-        case WaitOver():
-            return _start(state) if state.phase is Phase.WAITING else (state, ())
+        case WaitOver(at=at):
+            # A wait that was overtaken by a longer one ends too early.
+            due = state.phase is Phase.WAITING and at >= state.waits_until
+            return _start(state) if due else (state, ())
         case CloseAsked(reason=reason):
             if state.phase is Phase.CLOSING:
                 return state, ()
@@ -378,7 +382,8 @@ def _resume(
     if state.backoff is not None and state.failures:
         delay = state.backoff.delay(state.failures, jitter)
     if delay > 0:
-        return replace(state, phase=Phase.WAITING), (WaitUntil(at + delay),)
+        until = at + delay
+        return replace(state, phase=Phase.WAITING, waits_until=until), (WaitUntil(until),)
     return _start(state)
 
 

@@ -920,7 +920,7 @@ def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
     thread = threading.Thread(target=ex.resize, args=(3,))
     thread.start()
     scattered: Any = None
-    while scattered is None or not ex._plane._holding:
+    while scattered is None or not ex._plane._holds:
         scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
         time.sleep(0.001)
     gate.touch()
@@ -956,3 +956,33 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
     assert alive[0].collective_rpc("rank", 30) == [0]
     for one in built:
         one.close()
+
+
+def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(NotPicklable):
+        ex.scatter("echo", [(bytearray(1_000_000),), (threading.Lock(),)])
+
+    assert not any(extent.kept for extent in ex._plane.arena._used)
+
+
+def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+    first = threading.Thread(target=ex.drain)
+    first.start()
+    while not ex._plane._holds:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+
+    assert ex._plane._holds == 1
+    gate.touch()
+    first.join(30)
+    assert busy.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]

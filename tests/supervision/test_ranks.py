@@ -354,3 +354,19 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
     assert ended == (state.phase is Phase.ENDED)
     assert len(state.window.spent) <= 4
     assert len(live) == (size if state.phase is Phase.SERVING else 0)
+
+
+def test_a_wait_that_was_overtaken_by_a_longer_one_starts_nothing() -> None:
+    backoff = BackOff(initial=1.0, factor=4.0, maximum=8.0, jitter=0.0)
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ONE, backoff=backoff),
+        RankExited(1, 1, KILLED, 10.0),
+        RankExited(0, 1, KILLED, 10.5),
+        WaitOver(11.0),
+        WaitOver(14.5),
+    )
+
+    assert taken[1] == (Hold(), WaitUntil(14.5))
+    assert taken[2] == ()
+    assert taken[3] == (StartRanks(1, 3, ((0, 2), (1, 2))),)
+    assert state.phase is Phase.MENDING
