@@ -809,8 +809,8 @@ class Executor(Generic[W]):
             return CallFuture(call, plane, self._core.shared.callbacks, decode)
         try:
             plane.submit(call, waits=True)
-            if not plane.wait(call, terms.deadline) and plane.expire(call):
-                _restart_late(self._core, call)
+            if not plane.wait(call, terms.deadline):
+                _restart_late(self._core, call, plane.expire(call))
         except BaseException as error:
             if isinstance(error, ExecutorClosed):
                 living.stay_until_the_end()
@@ -858,8 +858,7 @@ class Executor(Generic[W]):
         core = self._core  # not the executor: a timer must not keep a forgotten one alive
 
         def expire() -> None:
-            if core.shared.plane.expire(call):
-                _restart_late(core, call)
+            _restart_late(core, call, core.shared.plane.expire(call))
 
         call.timer = core.runtime.hub.call_at(deadline, expire)
         if call.done:
@@ -934,15 +933,13 @@ class Executor(Generic[W]):
             listener(event)
 
 
-def _restart_late(core: Core, call: Call) -> None:
-    """Have the ranks that did not answer *call* restarted, where it asks for that."""
-    if call.terms.on_timeout != "restart" or not call.wire:
+def _restart_late(core: Core, call: Call, late: Mapping[int, int]) -> None:
+    """Have those who owe *call* (rank: incarnation) restarted, where it asks for that."""
+    if call.terms.on_timeout != "restart":
         return
-    infos = {info.rank: info for info in core.shared.view.ranks}
     detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
-    for rank in call.missing:
-        if rank in infos:
-            core.tell(Overdue(rank, infos[rank].incarnation, "call", detail))
+    for rank, incarnation in late.items():
+        core.tell(Overdue(rank, incarnation, "call", detail))
 
 
 def _ping(_worker: object) -> None:

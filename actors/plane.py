@@ -453,11 +453,15 @@ class Plane:
         return self._reading.wait(call, deadline)
 
     @uninterrupted
-    def expire(self, call: Call) -> bool:
-        """Settle *call* as timed out, unless it is done; return whether this did it."""
+    def expire(self, call: Call) -> dict[int, int]:
+        """Settle *call* as timed out, unless it is done; return who owes it (rank: incarnation)."""
         with self._lock:
             if call.done:
-                return False
+                return {}
+            seats = (seat for seat in self._seats if seat is not None)
+            late = {
+                seat.rank: seat.incarnation for seat in seats if seat.sent.get(call.wire) is call
+            }
             if call.shape is Shape.GATHER and call.wire:
                 for rank in sorted(call.missing):
                     error = call.timed_out()
@@ -469,7 +473,7 @@ class Plane:
                 self._settle(call, error=call.timed_out())
             self._forget(call)
             self._pump()
-            return True
+            return late
 
     @uninterrupted
     def cancel(self, call: Call) -> bool:
