@@ -136,6 +136,18 @@ def interrupted(gate: str) -> None:
     say(closed=True)
 
 
+def drains(gate: str) -> None:
+    """Report what Ctrl-C does to a drain."""
+    with build() as ex:
+        ex.collective_rpc("hold", args=(gate,), non_block=True)
+        try:
+            say(draining=True)
+            ex.drain()
+        except KeyboardInterrupt:
+            Path(gate).touch()
+            say(ranks=ex.collective_rpc("rank", 20))
+
+
 def forks() -> None:
     """A forked child touches nothing of its parent's."""
     ex = build()

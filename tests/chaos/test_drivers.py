@@ -188,6 +188,18 @@ def test_a_program_without_standard_descriptors_works(drive: Any, tmp_path: Path
     driver.assert_gone()
 
 
+def test_ctrl_c_in_a_drain_lets_calls_go_on(drive: Any, tmp_path: Path) -> None:
+    driver = drive("drains", str(tmp_path / "gate"))
+    driver.expect("draining")
+    time.sleep(0.2)
+
+    driver.send(signal.SIGINT)
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
 def test_a_thousand_ctrl_cs_leave_the_group_usable(drive: Any) -> None:
     driver = drive("alarmed")
 
