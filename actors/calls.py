@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-from concurrent.futures import CancelledError
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal
@@ -234,6 +233,3 @@ def _check_timeout(timeout: object) -> None:
 def _check_retries(retries: object) -> None:
     if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
         raise SpecError("retries", retries, "give an integer >= 0")
-
-
-__all__ = ["Call", "CancelledError", "OnDeath", "OnTimeout", "Shape", "Terms", "terms_of"]

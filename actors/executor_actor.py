@@ -74,7 +74,6 @@ from phalanx.supervision import (
     new_group,
 )
 
-from .layout import Layout
 from .members import Formation, Members
 from .notices import (
     BackOffOver,
@@ -824,6 +823,3 @@ def _start_error(member: Member, reason: ExitReason, report: CrashReport) -> Bas
     detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
     tail = (report.last_words or report.stderr).strip()
     return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
-
-
-__all__ = ["ExecutorActor", "GroupView", "Layout", "RankInfo", "Shared"]

@@ -24,6 +24,7 @@ import select
 import threading
 import time
 from collections import deque
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
 
-from .calls import Call, CancelledError, Shape
+from .calls import Call, Shape
 from .interrupts import uninterrupted
 from .outcomes import Outcome, OutcomeKind
 from .reading import Reading, Ticket

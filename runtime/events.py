@@ -206,14 +206,14 @@ class ForkUnsafe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackFailed:
+class HubCallbackFailed:
     """Something that the hub called raised.
 
     Attributes:
         trace: The traceback.
     """
 
-    event: ClassVar[str] = "phalanx.callback_failed"
+    event: ClassVar[str] = "phalanx.hub_callback_failed"
     level: ClassVar[str] = "error"
     callback: str
     trace: str

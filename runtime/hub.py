@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import RuntimeFault
 
 from . import ledger
-from .events import CallbackFailed
+from .events import HubCallbackFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -251,7 +251,7 @@ class Hub:
                 sys.stderr.write(trace)
             else:
                 at = time.monotonic()
-                self._emit(CallbackFailed(callback=repr(callback), trace=trace, at=at))
+                self._emit(HubCallbackFailed(callback=repr(callback), trace=trace, at=at))
 
     def _wake(self) -> None:
         os.eventfd_write(self._wakeup, 1)
