@@ -6,6 +6,7 @@ import gc
 import os
 import select
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -29,6 +30,11 @@ if TYPE_CHECKING:
 # Several ranks on a machine with one GPU would be more leases than devices. Tests that want a GPU
 # say so themselves.
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+# A shell that runs this in the background has it ignore Ctrl-C, and so would every driver under
+# test that is to be ended by one.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STRICT = {"runtime", "actors", "chaos"}
 PATIENCE = 15.0  # seconds for what is on its way out already

@@ -30,7 +30,8 @@ class Driver:
     def __init__(self, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex
         root = str(DRIVER.parents[2])
-        env = {**os.environ, "PHALANX_TEST_MARK": self.mark, "PYTHONPATH": root}
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        env = {**os.environ, "PHALANX_TEST_MARK": self.mark, "PYTHONPATH": path}
         self.process = subprocess.Popen(
             [sys.executable, str(DRIVER), *arguments],
             stdout=subprocess.PIPE,
