@@ -1,0 +1,177 @@
+"""What may not become of calls.
+
+Guarantees: each rule is a pure function of the history, and tells everything it finds; where a
+driver was killed, what it had in flight is excused.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from .records import Began, Issued
+from .violation import found
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .history import CallHistory, History
+    from .records import Sent
+    from .violation import Violation
+
+
+def one_outcome(history: History) -> Iterator[Violation]:
+    """Every call that was made has one outcome, and none has one that was not made."""
+    for number, call in history.calls.items():
+        if len(call.settled) > 1:
+            yield found(
+                "one_outcome",
+                f"call {number} has {len(call.settled)} outcomes",
+                (*call.issued, *call.settled),
+            )
+        if not call.issued:
+            if call.settled or call.sent:
+                yield found("one_outcome", f"call {number} was never made", call.records)
+        elif not call.settled and not history.is_excused(call.issued[0]):
+            yield found("one_outcome", f"call {number} has no outcome", call.records)
+
+
+def at_most_once(history: History) -> Iterator[Violation]:
+    """A call runs once on a rank, or as often as its caller allowed."""
+    for number, call in history.calls.items():
+        if not call.issued:
+            continue
+        issued = call.issued[0]
+        runs: dict[tuple[int, int], list[Began]] = defaultdict(list)
+        for began in call.began:
+            runs[began.rank, began.wire].append(began)
+        for (rank, wire), twice in runs.items():
+            if len(twice) > 1:
+                yield found(
+                    "at_most_once",
+                    f"rank {rank} ran call {number} {len(twice)} times for one sending ({wire})",
+                    (issued, *_sendings(call, {wire}), *twice),
+                )
+        wires = {began.wire for began in call.began}
+        allowed = 1 + (issued.retries if issued.on_death == "retry" else 0)
+        if issued.shape == "gather":
+            allowed = 1
+        if len(wires) > allowed:
+            first = {began.wire: began for began in reversed(call.began)}
+            yield found(
+                "at_most_once",
+                f"call {number} (on_death={issued.on_death!r}, retries={issued.retries}) was begun "
+                f"in {len(wires)} sendings, where {allowed} is the most",
+                (issued, *_sendings(call, wires), *first.values()),
+            )
+
+
+def at_least_once(history: History) -> Iterator[Violation]:
+    """A call whose outcome is a value ran to its end on every rank it was last sent to."""
+    for number, call in history.calls.items():
+        if not call.issued or not call.settled or call.settled[0].outcome != "value":
+            continue
+        if call.issued[0].shape == "gather":
+            needed = {(taken.rank, taken.by_wire) for taken in call.taken}
+        elif call.sent:
+            needed = {(rank, call.sent[-1].wire) for rank, _ in call.sent[-1].ranks}
+        else:
+            needed = set[tuple[int, int]]()
+        ended = {(each.rank, each.wire) for each in call.ended if not each.error}
+        missing = sorted(rank for rank, wire in needed if (rank, wire) not in ended)
+        if missing or not call.sent:
+            where = f"rank {', '.join(map(str, missing))}" if missing else "any rank"
+            yield found(
+                "at_least_once",
+                f"call {number} was answered with a value and never ran to its end on {where}",
+                (call.issued[0], *call.sent[-1:], *call.began, *call.ended, *call.settled),
+            )
+
+
+def one_order(history: History) -> Iterator[Violation]:
+    """All ranks ran the calls to the whole group in one order."""
+    whole = {
+        issued.call for issued in history.every(Issued) if issued.shape in ("collective", "gather")
+    }
+    runs: dict[tuple[str, int], dict[int, list[Began]]] = defaultdict(lambda: defaultdict(list))
+    for began in history.every(Began):
+        if began.call in whole:
+            runs[began.group, began.epoch][began.rank].append(began)
+    for (group, epoch), ranks in runs.items():
+        for one, other in combinations(sorted(ranks), 2):
+            swapped = _swapped(ranks[one], ranks[other])
+            if swapped is not None:
+                first, second = swapped[0], swapped[1]
+                yield found(
+                    "one_order",
+                    f"in epoch {epoch} of {group} rank {one} ran call {first.call} before call "
+                    f"{second.call}, and rank {other} the other way round",
+                    swapped,
+                )
+                break  # of one cause there would be thousands
+
+
+def _swapped(one: Sequence[Began], other: Sequence[Began]) -> tuple[Began, ...] | None:
+    """Return two runs that *one* has in one order and *other* in the other, as each had them."""
+    place = {(began.call, began.wire): index for index, began in enumerate(other)}
+    last: Began | None = None
+    for began in one:
+        at = place.get((began.call, began.wire))
+        if at is None:
+            continue
+        if last is not None and at < place[last.call, last.wire]:
+            return last, began, other[at], other[place[last.call, last.wire]]
+        last = began
+    return None
+
+
+def one_epoch(history: History) -> Iterator[Violation]:
+    """A sending runs in one epoch, and the answers to a call come from one sending."""
+    for number, call in history.calls.items():
+        if not call.issued or call.issued[0].shape != "collective":
+            continue
+        by_wire: dict[int, list[Began]] = defaultdict(list)
+        for began in call.began:
+            by_wire[began.wire].append(began)
+        for wire, runs in by_wire.items():
+            epochs = {began.epoch for began in runs}
+            if len(epochs) > 1:
+                shown = {began.epoch: began for began in runs}
+                yield found(
+                    "one_epoch",
+                    f"call {number} ran in epochs {', '.join(map(str, sorted(epochs)))}",
+                    (*_sendings(call, {wire}), *shown.values()),
+                )
+        wires = {taken.by_wire for taken in call.taken}
+        if len(wires) > 1:
+            yield found(
+                "one_epoch",
+                f"the answers to call {number} come from {len(wires)} sendings of it",
+                (*_sendings(call, wires), *call.taken),
+            )
+
+
+def own_reply(history: History) -> Iterator[Violation]:
+    """What was taken for a rank's answer to a call was that rank's answer to that call."""
+    for number, call in history.calls.items():
+        sent = {each.wire: dict(each.ranks) for each in call.sent}
+        for taken in call.taken:
+            said = (taken.by_call, taken.by_rank)
+            if said != (number, taken.rank):
+                what = f"the answer of rank {taken.by_rank} to call {taken.by_call}"
+            elif sent.get(taken.by_wire, {}).get(taken.rank) != taken.by_incarnation:
+                what = f"that of incarnation {taken.by_incarnation}, which was not sent it"
+            elif taken.by_wire != call.sent[-1].wire:
+                what = f"that to an earlier sending ({taken.by_wire})"
+            else:
+                continue
+            yield found(
+                "own_reply",
+                f"for the answer of rank {taken.rank} to call {number} was taken {what}",
+                (*call.issued, *call.sent, taken),
+            )
+
+
+def _sendings(call: CallHistory, wires: set[int]) -> list[Sent]:
+    return [sent for sent in call.sent if sent.wire in wires]
