@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Kind
+from phalanx.runtime import Kind, LockTable, SharedLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,6 +44,7 @@ class WorkerContext:
     incarnation: int
     rendezvous: Rendezvous | None
     log: Any
+    _locks: LockTable = field(repr=False)
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
 
@@ -63,6 +64,19 @@ class WorkerContext:
             self._link.tell(Kind.EVENT, event)
         elif self._listener is not None:
             self._listener(self.rank, event)
+
+    def lock(self, name: str, timeout: float | None = None) -> SharedLock:
+        """Return the lock *name*, which the workers of this group share.
+
+        ``with ctx.lock("cache", timeout=5.0) as died:`` enters once nobody else is inside; *died*
+        is None, or the `LockHolder` that was killed inside. It is not reentrant.
+
+        Args:
+            name: Any text; whoever gives the same means the same lock.
+            timeout: Seconds that ``with`` waits before it raises `LockTimeout`; None waits without
+                limit.
+        """
+        return SharedLock(self._locks, name, self.rank, self.incarnation, timeout)
 
     def init_process_group(self, backend: str | None = None, **options: Any) -> None:
         """Join this epoch's `torch.distributed` process group; every rank must.

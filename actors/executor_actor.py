@@ -713,6 +713,7 @@ class ExecutorActor(pykka.ThreadingActor):
         for give_back in (
             shared.watch.close,
             self._standby.close,
+            self._members.close,
             self._store.close,
             self._devices.close,
             self._plane.close,

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Kind, WorkerLabels, await_assignment, worker_logger
+from phalanx.runtime import Kind, LockTable, WorkerLabels, await_assignment, worker_logger
 from phalanx.supervision import UnknownMethod
 
 from .context import WorkerContext
@@ -185,6 +185,7 @@ def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> Worker
         incarnation=link.incarnation,
         rendezvous=seed.rendezvous,
         log=worker_logger(link.fds["log"], seed.labels),
+        _locks=LockTable(link.fds["locks"]),
         _link=link,
     )
     return WorkerHost(seed, context, recipe, link)

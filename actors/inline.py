@@ -16,9 +16,11 @@ import structlog
 from phalanx.runtime import (
     AsyncOutput,
     DevicePool,
+    LockTable,
     WorkerLabels,
     decode,
     encode,
+    ledger,
 )
 from phalanx.supervision import SHUTDOWN
 
@@ -41,6 +43,8 @@ class InlineRank:
         )
         pool = DevicePool.of(spec.devices, 1)
         self._pool, self._lease = pool, pool.acquire(0)
+        locks = LockTable.create()
+        self._locks = LockTable(locks)
         context = WorkerContext(
             group=spec.name,
             rank=0,
@@ -54,8 +58,10 @@ class InlineRank:
             rendezvous=None,
             # The driver's own logger: this worker is the driver.
             log=structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1),
+            _locks=self._locks,
             _listener=listener,
         )
+        ledger.close(locks)  # it stays mapped
         seed = Seed(
             factory=spec.factory,
             keywords=spec.keywords[0],
@@ -115,6 +121,7 @@ class InlineRank:
             self._open = False
             self._host.stop(SHUTDOWN)
             self._pool.close()
+            self._locks.close()
 
 
 def _travel(value: Any, what: str) -> Any:

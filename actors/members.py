@@ -30,6 +30,7 @@ from phalanx.runtime import (
     Frame,
     Kind,
     LaunchSpec,
+    LockTable,
     Payload,
     WorkerLabels,
     describe_threads,
@@ -142,6 +143,7 @@ class Members:
         self._tell = tell
         self._arena = arena
         self._members: dict[int, Member] = {}
+        self._locks = LockTable.create()
         self.name = spec.name
 
     def find(self, rank: int, incarnation: int) -> Member | None:
@@ -373,6 +375,10 @@ class Members:
             member.exchange.close()
         member.output.close()
 
+    def close(self) -> None:
+        """Give back what the ranks shared; all of them are buried."""
+        ledger.close(self._locks)
+
     def last_lines(self, member: Member) -> Any:
         """Return what *member* wrote last, once that has been read."""
         with contextlib.suppress(OSError):
@@ -503,6 +509,7 @@ class Members:
                 "data": ends[0].fileno(),
                 "control": ends[1].fileno(),
                 "board": member.board.fd,
+                "locks": self._locks,
                 **member.exchange.fds(),
                 **member.output.child_fds(),
             },

@@ -26,6 +26,7 @@ from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
 from .last_words import install_last_words
 from .launcher import Launcher, LaunchSpec
+from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .process import Process, ProcessStatus
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
@@ -70,6 +71,8 @@ __all__ = [
     "Launcher",
     "Lease",
     "Link",
+    "LockHolder",
+    "LockTable",
     "LogChannel",
     "LoggingBridge",
     "Observer",
@@ -81,6 +84,7 @@ __all__ = [
     "RendezvousStore",
     "Runtime",
     "Scribe",
+    "SharedLock",
     "Timer",
     "TreeReport",
     "Vitals",

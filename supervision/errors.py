@@ -80,6 +80,10 @@ class WouldDeadlock(CallerError, RuntimeError):
     """A blocking call where blocking can never end, such as from a done-callback."""
 
 
+class LockNotHeld(CallerError, RuntimeError):
+    """A shared lock was let go by a thread that does not have it."""
+
+
 class ChildRefused(CallerError):
     """A supervisor refused a request about a child, because of the state that is in.
 
@@ -199,6 +203,26 @@ class CallTimeout(WorkerError, TimeoutError):
 
 def _call_timeout(method: str, ranks: tuple[int, ...], timeout: float, sent: bool) -> CallTimeout:
     return CallTimeout(method, ranks, timeout, sent=sent)
+
+
+class LockTimeout(WorkerError, TimeoutError):
+    """Another worker had a shared lock for as long as this one would wait.
+
+    Attributes:
+        name: The lock's.
+        timeout: Seconds waited.
+        holder: Who has it, in words; empty where that is not known.
+    """
+
+    def __init__(self, name: str, timeout: float, holder: str = "") -> None:
+        by = f" by {holder}" if holder else ""
+        super().__init__(f"lock {name!r} was still held{by} after {timeout:.3g} s")
+        self.name = name
+        self.timeout = timeout
+        self.holder = holder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.timeout, self.holder)
 
 
 class Unhealthy(CallTimeout):

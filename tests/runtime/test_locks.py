@@ -1,0 +1,228 @@
+"""Locks that outlive their holders: told who died, fair, and the same for threads and processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.runtime import LockTable, SharedLock, ledger
+from phalanx.runtime.locks import MOST_LOCKS
+from phalanx.supervision import (
+    LockNotHeld,
+    LockTimeout,
+    RuntimeFault,
+    SpecError,
+    WouldDeadlock,
+)
+
+LONG = 20.0
+
+
+@pytest.fixture
+def table() -> Iterator[LockTable]:
+    fd = LockTable.create()
+    table = LockTable(fd)
+    ledger.close(fd)
+    yield table
+    table.close()
+
+
+def lock_of(table: LockTable, name: str = "it", rank: int = 0) -> SharedLock:
+    return SharedLock(table, name, rank, 1, LONG)
+
+
+def hold_in_child(table: LockTable, rank: int = 7) -> int:
+    """Fork a child that takes the lock and keeps it; return its pid once it has it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        lock_of(table, rank=rank).acquire()
+        os.write(write, b"!")
+        time.sleep(600)
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 1) == b"!"
+    os.close(read)
+    return pid
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def run_lockers(kills: int, seed: int) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "lockers.py"), str(kills), "4", str(seed)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(60, 1), pytest.param(1000, 2, marks=pytest.mark.soak)]
+)
+def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int) -> None:
+    result = run_lockers(kills, seed)
+
+    assert (result["stuck"], result["torn"]) == (0, 0)
+    assert result["told"] > kills // 10
+    assert min(result["turns"]) * 5 > max(result["turns"])
+
+
+def test_the_next_holder_is_told_who_died_and_the_one_after_is_not(table: LockTable) -> None:
+    pid = hold_in_child(table, rank=7)
+    kill(pid)
+
+    with lock_of(table) as died:
+        assert died is not None
+        assert (died.rank, died.incarnation, died.pid) == (7, 1, pid)
+        assert 0 < died.since <= time.monotonic()
+    with lock_of(table) as died:
+        assert died is None
+
+
+def test_a_death_while_repairing_is_told_too(table: LockTable) -> None:
+    kill(hold_in_child(table, rank=1))
+    second = hold_in_child(table, rank=2)
+    kill(second)
+
+    with lock_of(table) as died:
+        assert died is not None
+        assert died.rank == 2
+
+
+def test_a_waiter_gets_it_when_its_holder_is_killed(table: LockTable) -> None:
+    pid = hold_in_child(table)
+    got: list[Any] = []
+    started = threading.Event()
+
+    def wait() -> None:
+        started.set()
+        with lock_of(table) as died:
+            got.append(died)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    started.wait(LONG)
+    kill(pid)
+    thread.join(LONG)
+
+    assert [died.pid for died in got] == [pid]
+
+
+def test_a_timeout_names_the_lock_the_holder_and_the_seconds(table: LockTable) -> None:
+    pid = hold_in_child(table)
+    lock = lock_of(table)
+
+    with pytest.raises(LockTimeout, match=rf"'it'.*rank 7 #1 \(pid {pid}\).*0.05 s") as caught:
+        lock.acquire(timeout=0.05)
+    with pytest.raises(TimeoutError):
+        lock.acquire(timeout=0)
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    assert lock.holder() is not None
+    kill(pid)
+
+
+def test_threads_of_one_process_exclude_each_other(table: LockTable) -> None:
+    inside = 0
+    worst = 0
+
+    def work() -> None:
+        nonlocal inside, worst
+        for _ in range(300):
+            with lock_of(table):
+                inside += 1
+                worst = max(worst, inside)
+                time.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+
+    assert worst == 1
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_thread_that_ends_with_it_is_a_death_too(table: LockTable) -> None:
+    thread = threading.Thread(target=lambda: lock_of(table).acquire())
+    thread.start()
+    thread.join(LONG)
+
+    with lock_of(table) as died:
+        assert died is not None
+        assert died.pid == os.getpid()
+
+
+def test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(table: LockTable) -> None:
+    lock = lock_of(table)
+    with lock, pytest.raises(WouldDeadlock, match="'it'"):
+        lock_of(table).acquire()
+    with pytest.raises(LockNotHeld, match="'it'"):
+        lock.release()
+
+    with lock_of(table) as died:
+        assert died is None
+
+
+def test_names_are_apart_and_the_same_in_every_process(table: LockTable) -> None:
+    pid = hold_in_child(table)
+
+    with lock_of(table, "another"), pytest.raises(LockTimeout):
+        lock_of(table).acquire(timeout=0)
+    kill(pid)
+
+
+def test_a_forked_child_holds_nothing_of_its_parents(table: LockTable) -> None:
+    lock = lock_of(table)
+    with lock:
+        pid = os.fork()
+        if not pid:
+            try:
+                lock.acquire(timeout=0)
+            except LockTimeout:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+    with lock as died:
+        assert died is None
+
+
+def test_one_name_too_many_says_so(table: LockTable) -> None:
+    for number in range(MOST_LOCKS):
+        table.slot(f"lock {number}")
+
+    with pytest.raises(RuntimeFault, match=f"{MOST_LOCKS} other locks"):
+        table.slot("one more")
+    assert table.slot("lock 5") == 6
+
+
+@pytest.mark.parametrize("wrong", ["", None, 5])
+def test_a_lock_needs_a_name(table: LockTable, wrong: Any) -> None:
+    with pytest.raises(SpecError, match="name"):
+        SharedLock(table, wrong, 0, 1, None)
+
+
+@pytest.mark.parametrize("wrong", [-1, "soon", True])
+def test_a_timeout_is_seconds(table: LockTable, wrong: Any) -> None:
+    with pytest.raises(SpecError, match="timeout"):
+        SharedLock(table, "it", 0, 1, wrong)
