@@ -425,6 +425,8 @@ class ExecutorActor(pykka.ThreadingActor):
         detail = ""
         if member.failure is not None:
             detail = f"{member.failure.type_name}: {member.failure.message}"
+        if status.out_of_memory:
+            detail = "out of memory"
         reason = exit_of_process(
             status.code,
             status.signal,

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.runtime import LaunchSpec, Runtime, find_gpus
+from phalanx.runtime import LaunchSpec, Runtime, find_gpus, oom_sources
 
 if TYPE_CHECKING:
     import argparse
@@ -242,15 +242,12 @@ def _ptrace(name: str) -> Finding:
 
 
 def _oom(name: str) -> Finding:
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.startswith("0::"):
-            events = Path("/sys/fs/cgroup" + line.removeprefix("0::")) / "memory.events"
-            if os.access(events, os.R_OK):
-                return Finding(name, "ok", f"counted for this control group in {events}")
-    if "oom_kill " in Path("/proc/vmstat").read_text():
-        remedy = "run in a control group (v2) of your own to tell whose memory it was"
-        return Finding(name, "note", "counted for the whole machine only", remedy)
-    return Finding(name, "note", "not counted", "kills by the kernel look like any other SIGKILL")
+    told = oom_sources()
+    if told:
+        return Finding(name, "ok", " and ".join(told))
+    remedy = "run in a memory control group, or with the right to read /dev/kmsg (CAP_SYSLOG)"
+    found = "none: a kill for want of memory looks like any other SIGKILL"
+    return Finding(name, "note", found, remedy)
 
 
 def _zmq(name: str) -> Finding:

@@ -10,6 +10,7 @@ from .board import Board, withdraw
 from .codec import Encoded, decode, encode, encode_by_value
 from .console import render
 from .devices import DevicePool, Lease
+from .evidence import oom_sources
 from .events import (
     GroupDown,
     GroupEnded,
@@ -110,6 +111,7 @@ __all__ = [
     "init_process_group",
     "install_last_words",
     "ledger",
+    "oom_sources",
     "read_stacks",
     "receive",
     "release_shared",

@@ -26,7 +26,7 @@ from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 from . import ledger, subreaper, tree
 from .events import ForkUnsafe, ZygoteReplaced, unheard
-from .evidence import OutOfMemoryCounter
+from .evidence import OomEvidence
 from .guardian import Guardian
 from .interpreter import start_interpreter
 from .launch_spec import LaunchSpec
@@ -38,6 +38,7 @@ from .zygote import Zygote, ZygoteSaid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from .evidence import OomSample
     from .events import LoggedEvent
     from .hub import Hub
 
@@ -114,7 +115,7 @@ class Launcher:
         self._mark = TreeMark.new(dict(os.environ))
         self._emit = emit
         self._guardian = Guardian(hub, self._mark, emit)
-        self._memory = OutOfMemoryCounter()
+        self._memory = OomEvidence()
         self._numbers = itertools.count(1)
         self._condition = threading.Condition()
         self._boot: _Boot | None = None
@@ -332,7 +333,7 @@ class Launcher:
                 raise RuntimeFault(msg)
 
     def _let_go(
-        self, requests: list[_Request], on_exit: Callable[[Process], None], memory: int
+        self, requests: list[_Request], on_exit: Callable[[Process], None], memory: OomSample
     ) -> list[Process]:
         processes: list[Process] = []
         for request in requests:

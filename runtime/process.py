@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable
 
-    from .evidence import OutOfMemoryCounter
+    from .evidence import OomEvidence, OomSample
     from .hub import Hub
 
 _SOON = 0.01  # seconds until a status is asked for again that should be there
@@ -78,8 +78,8 @@ class Process:
         *,
         label: str,
         quarry: tree.Quarry,
-        memory: OutOfMemoryCounter,
-        memory_before: int,
+        memory: OomEvidence,
+        memory_before: OomSample,
         on_exit: Callable[[Process], None],
         on_close: Callable[[Process], None],
     ) -> None:
@@ -194,9 +194,10 @@ class Process:
         return ProcessStatus(
             signal=number,
             core_dumped=os.WCOREDUMP(status),
-            out_of_memory=(
-                self._memory.take(self._memory_before) if number == signal.SIGKILL else ""
-            ),
+            out_of_memory=self._out_of_memory() if number == signal.SIGKILL else "",
             at=now,
             usage=usage,
         )
+
+    def _out_of_memory(self) -> str:
+        return self._memory.take(self.pid, self.started_at, self._memory_before)

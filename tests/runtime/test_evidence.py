@@ -1,48 +1,245 @@
+"""A kill is called out-of-memory from evidence, else it is a SIGKILL. Real kills where permitted."""
+
 from __future__ import annotations
 
+import json
 import os
-from typing import TYPE_CHECKING
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
 
-from phalanx.runtime.evidence import OutOfMemoryCounter
+import pytest
+from tests.actors.workers import Echo
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from phalanx.actors import Executor
+from phalanx.runtime import evidence, kernel_log
+from phalanx.runtime.evidence import OomEvidence, OomSample
+from phalanx.supervision import WorkerDied
 
-
-def counter_of(path: Path) -> OutOfMemoryCounter:
-    counter = OutOfMemoryCounter()
-    counter._path = path
-    return counter
-
-
-def test_a_rise_of_the_counter_is_evidence_for_one_death_only(tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("oom 3\noom_kill 5\noom_group_kill 9\n")
-    counter = counter_of(events)
-    before = counter.sample()
-    assert counter.take(before) == ""
-
-    events.write_text("oom 4\noom_kill 6\noom_group_kill 9\n")
-
-    assert "rose to 6" in counter.take(before)
-    assert counter.take(before) == ""
+Make = Callable[..., Executor[Any]]
+LONG = 60.0
+LIMIT = 192 << 20  # bytes
 
 
-def test_what_rose_before_a_start_is_no_evidence(tmp_path: Path) -> None:
-    events = tmp_path / "memory.events"
-    events.write_text("oom_kill 5\n")
-    counter = counter_of(events)
-    events.write_text("oom_kill 8\n")
+class Glutton(Echo):
+    """Eats memory, in a control group with little of it."""
 
-    assert counter.take(counter.sample()) == ""
+    def enter(self, group: str) -> None:
+        (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+
+    def eat(self) -> NoReturn:
+        eaten = []
+        while True:
+            eaten.append(bytearray(8 << 20))
+
+    def feed_a_child(self, group: str) -> int:
+        """Have a grandchild killed for want of memory, and live on."""
+        pid = os.fork()
+        if not pid:
+            try:
+                self.enter(group)
+                self.eat()
+            finally:
+                os._exit(3)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def limit_address_space(self) -> None:
+        import resource
+
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), hard))
 
 
-def test_a_counter_that_cannot_be_read_is_no_evidence(tmp_path: Path) -> None:
-    assert counter_of(tmp_path / "gone").take(0) == ""
+def memory_group() -> tuple[Path, str] | None:
+    """Return a folder in which memory can be limited, and the name of the limit."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            return Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
+    for _, controllers, path in lines:
+        folder = Path("/sys/fs/cgroup") / path.lstrip("/")
+        able = folder / "cgroup.subtree_control"
+        if not controllers and able.exists() and "memory" in able.read_text().split():
+            return folder, "memory.max"
+    return None
 
 
-def test_this_machine_has_a_counter() -> None:
-    counter = OutOfMemoryCounter()
+@pytest.fixture
+def tight() -> Iterator[Path]:
+    """A memory control group of its own, with a limit."""
+    found = memory_group()
+    if found is None:
+        pytest.skip("no memory control group that may be divided")
+    above, limit = found
+    group = above / f"phalanx-test-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+        (group / limit).write_text(str(LIMIT))
+    except OSError as error:
+        pytest.skip(f"no control group can be made: {error}")
+    try:
+        yield group
+    finally:
+        group.rmdir()
 
-    assert os.access(counter._path, os.R_OK)
-    assert counter.sample() >= 0
+
+def count_in(path: Path, kills: int) -> None:
+    path.write_text(f"oom 3\noom_kill {kills}\noom_group_kill 9\n")
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The count of a control group, in a place where no kernel log can be had."""
+    monkeypatch.setattr(evidence, "_group_folders", lambda: iter((tmp_path,)))
+    monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "absent")
+    monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
+    count_in(tmp_path / "memory.events", 5)
+    return tmp_path / "memory.events"
+
+
+def test_a_rise_of_the_count_is_evidence_for_one_death_only(counted: Path) -> None:
+    seen = OomEvidence()
+    before = seen.sample()
+    assert seen.take(1, 0.0, before) == ""
+
+    count_in(counted, 6)
+
+    assert "oom_kill rose from 5 to 6" in seen.take(1, 0.0, before)
+    assert seen.take(1, 0.0, before) == ""
+
+
+def test_what_rose_before_a_start_is_no_evidence(counted: Path) -> None:
+    seen = OomEvidence()
+    count_in(counted, 8)
+
+    assert seen.take(1, 0.0, seen.sample()) == ""
+
+
+def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> None:
+    before = OomEvidence().sample()
+    counted.unlink()
+
+    assert OomEvidence().take(1, 0.0, before) == ""
+
+
+def test_the_count_of_the_machine_alone_is_no_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evidence, "_group_folders", lambda: iter(()))
+    monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "vmstat")
+    monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
+    (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 1\n")
+    before = OomEvidence().sample()
+    (tmp_path / "vmstat").write_text("pgfault 9\noom_kill 2\n")
+
+    assert before == OomSample(machine=1)
+    assert OomEvidence().take(1, 0.0, before) == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "told"),
+    [
+        ("4711", "kernel log: Memory cgroup out of memory: Killed process 4711 (python) anon"),
+        ("4712", ""),
+    ],
+)
+def test_a_log_that_can_be_read_decides(
+    counted: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str
+) -> None:
+    text = f"Memory cgroup out of memory: Killed process {named} (python) anon"
+    monkeypatch.setattr(kernel_log, "_records", lambda: iter([(99.0, text)]))
+    monkeypatch.setattr(kernel_log, "_names_our_processes", lambda: True)
+    seen = OomEvidence()
+    before = seen.sample()
+    count_in(counted, 6)
+
+    assert seen.take(4711, 98.0, before) == told
+
+
+def test_a_line_from_before_the_start_is_about_another_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    line = "Out of memory: Killed process 4711 (python)"
+    monkeypatch.setattr(kernel_log, "_records", lambda: iter([(99.0, line)]))
+    monkeypatch.setattr(kernel_log, "_names_our_processes", lambda: True)
+    monkeypatch.setattr(kernel_log, "_drift", lambda: 1.0)
+
+    assert kernel_log.killed_for_memory(4711, 99.5) == line
+    assert kernel_log.killed_for_memory(4711, 200.0) == ""
+
+
+def test_the_kernels_log_is_read_to_its_end_where_it_may_be() -> None:
+    if not os.access("/dev/kmsg", os.R_OK):
+        pytest.skip("the kernel's log may not be read here")
+
+    records = list(kernel_log._records())
+
+    assert records
+    assert all(at >= 0 and isinstance(text, str) for at, text in records)
+
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from tests.runtime.test_evidence import Glutton
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime
+from phalanx.supervision import WorkerDied
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+with Runtime(console=None, stream=False) as runtime:
+    with Executor(Glutton, 1, preload=(), runtime=runtime) as ex:
+        for method, args in (("eat", ()), ("kill_self", (0, 9, 2))):
+            try:
+                ex.call(0, method, 60.0, args)
+            except WorkerDied as error:
+                died = error.report
+                print(json.dumps([str(died.reason), died.pid, died.evidence.oom]))
+"""
+
+
+def test_a_real_kill_for_want_of_memory_is_told_from_a_plain_one(tight: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tight)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (starved, pid, oom), (killed, _, nothing) = map(json.loads, done.stdout.splitlines())
+    assert starved == "killed (SIGKILL; out of memory)"
+    # Where the log cannot be read, or has other numbers, there is the count of the control group.
+    assert f"Killed process {pid} " in oom or "oom_kill rose from 0 to 1" in oom
+    assert (killed, nothing) == ("killed (SIGKILL)", "")
+
+
+def test_the_kill_of_a_grandchild_does_not_explain_a_later_one(make: Make, tight: Path) -> None:
+    if not kernel_log.is_kernel_log_told():
+        pytest.skip("the kernel's log may not be read here, or knows processes by other numbers")
+    ex = make(Glutton, 1)
+    assert ex.call(0, "feed_a_child", LONG, (str(tight),)) == -signal.SIGKILL
+
+    with pytest.raises(WorkerDied) as killed:
+        ex.call(0, "kill_self", LONG, (0,))
+
+    assert str(killed.value.report.reason) == "killed (SIGKILL)"
+
+
+def test_a_limit_on_address_space_is_an_exception_and_no_death(make: Make) -> None:
+    ex = make(Glutton, 1)
+    ex.call(0, "limit_address_space", LONG)
+    pid = ex.ranks[0].pid
+
+    with pytest.raises(MemoryError):
+        ex.call(0, "eat", LONG)
+
+    assert ex.ranks[0].pid == pid
+    assert ex.call(0, "echo", LONG, ("still here",)) == "still here"
+    assert ex.status().reports == ()
