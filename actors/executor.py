@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import Arena, CrashReport, Runtime
+    from phalanx.runtime import Arena, CrashReport, ReportFolder, Runtime
     from phalanx.supervision import BackOff, ExitReason
 
     from .calls import OnDeath, OnTimeout
@@ -123,7 +123,9 @@ class Executor(Generic[W]):
         stop: How ranks are stopped.
         queue_depth: Calls that one rank may have been sent and not answered.
         async_output: Whether the worker's step methods return `AsyncOutput` handles.
-        report_dir: Where crash reports are also written as files; None for nowhere.
+        report_dir: Where crash reports are also written as files: a folder, or a `ReportFolder`,
+            which also says how many are kept. None takes the runtime's, then that which the
+            variable ``PHALANX_REPORT_DIR`` names, and else writes none.
         hang_after: Seconds a call may run on a rank before that rank is taken for hung: its stacks
             are taken, and it is killed. None sets no limit but those that methods declare
             (`limits`).
@@ -169,7 +171,7 @@ class Executor(Generic[W]):
         stop: StopPolicy = StopPolicy(),  # noqa: B008  # frozen
         queue_depth: int = 64,
         async_output: bool = False,
-        report_dir: str | Path | None = None,
+        report_dir: str | Path | ReportFolder | None = None,
         hang_after: float | None = None,
         stopped_after: float | None = 10.0,
         standby: int = 0,

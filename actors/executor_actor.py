@@ -35,6 +35,7 @@ from phalanx.runtime import (
     Kind,
     Payload,
     RendezvousStore,
+    ReportFolder,
     WorkerCrashed,
     WorkerExited,
     WorkerReady,
@@ -74,6 +75,7 @@ from phalanx.supervision import (
     new_group,
 )
 
+from .callbacks import Callbacks
 from .members import Formation, Members
 from .notices import (
     BackOffOver,
@@ -99,7 +101,6 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import RemoteFailure, Runtime
 
-    from .callbacks import Callbacks
     from .calls import Call
     from .members import Member
     from .plane import Plane, Progress, Running
@@ -215,6 +216,8 @@ class ExecutorActor(pykka.ThreadingActor):
         )
         self._rendezvous: Any = None
         self._standby = Standby(spec.standby, self._members, runtime.hub, self._tell, self._publish)
+        self._folder = spec.report_dir or runtime.reports or ReportFolder.from_environment()
+        self._writing = Callbacks(self._complain)
         self._planned: Planned | None = None
         self._down_at = time.monotonic()
         self._restarts = 0
@@ -444,7 +447,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._state, RankExited(member.rank, member.incarnation, reason, now, jitter)
         )
         self._publish(event)
-        decided = next((a.text for a in actions if isinstance(a, Decided)), None)
+        decided = next((a for a in actions if isinstance(a, Decided)), None)
         if decided is None:
             self._plane.lose({member.rank: member.incarnation}, None, self._stopped)
         else:
@@ -458,7 +461,7 @@ class ExecutorActor(pykka.ThreadingActor):
         member: Member,
         reason: ExitReason,
         progress: Progress,
-        decided: str,
+        decided: Decided,
         actions: tuple[RankAction, ...],
     ) -> None:
         """Report an unasked death, and settle or re-send what it cut short."""
@@ -488,9 +491,9 @@ class ExecutorActor(pykka.ThreadingActor):
         self._publish(
             GroupDown(group=self._spec.name, epoch=self._state.epoch, cause=message, at=now)
         )
-        if self._spec.report_dir is not None:
-            # On the callback thread: it waits for the disk.
-            self.shared.callbacks.run(self._write, report)
+        if self._folder is not None:
+            # On a thread of its own: it waits for the disk, and a callback must not delay it.
+            self._writing.run(self._write, self._folder, report)
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""
@@ -500,7 +503,7 @@ class ExecutorActor(pykka.ThreadingActor):
         return WorkerDied(message, call.reports or (self._last_report,))
 
     def _report(
-        self, member: Member, reason: ExitReason, progress: Progress, decided: str, now: float
+        self, member: Member, reason: ExitReason, progress: Progress, decided: Decided, now: float
     ) -> CrashReport:
         assert member.process is not None
         status = member.process.status
@@ -518,11 +521,12 @@ class ExecutorActor(pykka.ThreadingActor):
                 signal=status.signal,
                 core_dumped=status.core_dumped,
                 oom=status.out_of_memory,
+                rusage=_used(status.usage),
             )
         return CrashReport.of(
             member.labels,
             reason,
-            at=dt.datetime.now(dt.UTC).isoformat(),
+            at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
             at_monotonic=now,
             ran_for=now - member.started_at,
             call=call,
@@ -532,12 +536,12 @@ class ExecutorActor(pykka.ThreadingActor):
             last_words=words,
             stacks=self._members.stacks(member),
             evidence=evidence,
-            decision=decided,
+            decision=decided.text,
+            why=decided.why,
         )
 
-    def _write(self, report: CrashReport) -> None:
-        assert self._spec.report_dir is not None
-        self._publish(report.write(self._spec.report_dir))
+    def _write(self, folder: ReportFolder, report: CrashReport) -> None:
+        self._publish(folder.write(report))
 
     # --- planned changes ----------------------------------------------------------------
 
@@ -719,6 +723,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._store.close,
             self._devices.close,
             self._plane.close,
+            partial(self._writing.close, 5.0),
             partial(shared.callbacks.close, 5.0),
             self._release_runtime,
         ):
@@ -800,6 +805,14 @@ class ExecutorActor(pykka.ThreadingActor):
             listeners = list(self.shared.listeners.values())
         for listener in listeners:
             self.shared.callbacks.run(listener, event)
+
+
+def _used(usage: Any) -> dict[str, float]:
+    """Return what a process used, without what Linux does not count."""
+    if usage is None:
+        return {}
+    names = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
+    return {name: getattr(usage, name) for name in names}
 
 
 def _who(member: Member) -> dict[str, Any]:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from phalanx.runtime import DevicePool, encode_by_value
+from phalanx.runtime import DevicePool, ReportFolder, encode_by_value
 from phalanx.supervision import BackOff, BadArguments, Intensity, Restart, SpecError, Strategy
 
 from .layout import Layout
 from .worker import WorkerActor
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 Launch = Literal["zygote", "exec", "inline"]
 Survivors = Literal["restart", "keep"]
@@ -70,7 +71,7 @@ class ExecutorSpec:
     stop: StopPolicy
     queue_depth: int
     async_output: bool
-    report_dir: Path | None
+    report_dir: ReportFolder | None
     hang_after: float | None
     stopped_after: float | None
     standby: int
@@ -173,7 +174,7 @@ def spec_of(
     stop: StopPolicy,
     queue_depth: int,
     async_output: bool,
-    report_dir: str | Path | None,
+    report_dir: str | Path | ReportFolder | None,
     hang_after: float | None,
     stopped_after: float | None,
     standby: int,
@@ -229,7 +230,7 @@ def spec_of(
         stop=stop,
         queue_depth=check_count("queue_depth", queue_depth),
         async_output=bool(async_output),
-        report_dir=_check_folder("report_dir", report_dir),
+        report_dir=_check_reports(report_dir),
         hang_after=_check_limit("hang_after", hang_after),
         stopped_after=_check_limit("stopped_after", stopped_after),
         standby=_check_standby(standby, worker, rank_kwargs),
@@ -356,15 +357,9 @@ def _check_constructor(
         raise BadArguments(msg) from None
 
 
-def _check_folder(field: str, value: object) -> Path | None:
-    """Return the folder, made if it was missing; None for None."""
-    if value is None:
-        return None
-    if not isinstance(value, str | os.PathLike):
-        raise SpecError(field, value, "give a folder")
-    folder = Path(cast("str", value))
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecError(field, str(folder), f"cannot be written to: {error}") from None
-    return folder
+def _check_reports(given: object) -> ReportFolder | None:
+    """Return the folder that was given; None for the one of the surroundings, checked as well."""
+    if given is not None:
+        return ReportFolder.of("report_dir", given)
+    ReportFolder.from_environment()
+    return None

@@ -24,6 +24,8 @@ __all__ = ["main"]
 _SUBCOMMANDS = {
     "doctor": "say what this machine has, what is missing, and what to do about it",
     "logs": "follow what a running driver and its workers write",
+    "report": "tell of one death: what died, of what, doing what, and what was decided",
+    "reports": "list the deaths that a folder of crash reports tells of",
     "run": "run an example, or a function of yours",
     "version": "print the versions of phalanx and of what it stands on",
 }

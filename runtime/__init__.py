@@ -7,10 +7,10 @@ from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
 from .arena_exchange import DriverExchange, WorkerExchange
 from .assignment import Assignment, await_assignment
 from .board import Board, withdraw
+from .circumstances import CallFate, CallInProgress, ExitEvidence, Fate
 from .codec import Encoded, decode, encode, encode_by_value
-from .console import render
+from .console import render, safe_text
 from .devices import DevicePool, Lease
-from .evidence import oom_sources
 from .events import (
     GroupDown,
     GroupEnded,
@@ -21,6 +21,7 @@ from .events import (
     WorkerStarted,
     fields,
 )
+from .evidence import oom_sources
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
 from .gpus import Gpu, GpuInventory, find_gpus
 from .hub import Hub, Timer, Watch
@@ -32,7 +33,8 @@ from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .process import Process, ProcessStatus
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
 from .replies import AsyncOutput, RemoteFailure
-from .report import CallInProgress, CrashReport, ExitEvidence
+from .report import CrashReport
+from .report_folder import ReportFile, ReportFolder, read_report
 from .runtime import Runtime, acquire_shared, release_shared
 from .scribe import Scribe, WorkerOutput
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
@@ -52,6 +54,7 @@ __all__ = [
     "AsyncOutput",
     "Board",
     "Boot",
+    "CallFate",
     "CallInProgress",
     "CrashReport",
     "DevicePool",
@@ -59,6 +62,7 @@ __all__ = [
     "DriverStream",
     "Encoded",
     "ExitEvidence",
+    "Fate",
     "Flag",
     "Frame",
     "Gpu",
@@ -83,6 +87,8 @@ __all__ = [
     "RemoteFailure",
     "Rendezvous",
     "RendezvousStore",
+    "ReportFile",
+    "ReportFolder",
     "Runtime",
     "Scribe",
     "SharedLock",
@@ -112,11 +118,13 @@ __all__ = [
     "install_last_words",
     "ledger",
     "oom_sources",
+    "read_report",
     "read_stacks",
     "receive",
     "release_shared",
     "render",
     "rendezvous_environment",
+    "safe_text",
     "send",
     "size_of",
     "withdraw",

@@ -61,7 +61,7 @@ def render_record(prefix: str, record: dict[str, Any]) -> bytes:
         if key not in hidden and value is not None and value != ""
     )
     level, event = record.get("level", "info"), record.get("event", "")
-    line = f"{clock} {level:<8} {prefix} {_safe(str(event))} {shown}".rstrip()
+    line = f"{clock} {level:<8} {prefix} {safe_text(str(event))} {shown}".rstrip()
     below = _traceback(record.get("exception")) + _report(record.get("report"))
     rest = [f"{prefix}   {text}" for text in below]
     return ("\n".join([line, *rest]) + "\n").encode("utf-8", "backslashreplace")
@@ -97,11 +97,12 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return _safe(value) if value.isprintable() and " " not in value else repr(value)
-    return _safe(json.dumps(value))
+        return safe_text(value) if value.isprintable() and " " not in value else repr(value)
+    return safe_text(json.dumps(value))
 
 
-def _safe(text: str) -> str:
+def safe_text(text: str) -> str:
+    """Return one line of text that is safe to show: of escapes only colours are left."""
     return text if text.isprintable() else _COLOUR_OR_CONTROL.sub(_escaped, text)
 
 
@@ -118,18 +119,18 @@ def _report(report: Any) -> list[str]:
         lines = CrashReport.from_json(json.dumps(report)).render().splitlines()
     except ValueError:  # a user's own field of that name
         return [_value(report)]
-    return [_safe(line) for line in lines]
+    return [safe_text(line) for line in lines]
 
 
 def _traceback(exceptions: Any) -> list[str]:
     """Return the lines of a traceback as structlog's ``ExceptionDictTransformer`` makes it."""
     if not isinstance(exceptions, list):
-        return [_safe(line) for line in str(exceptions).splitlines()] if exceptions else []
+        return [safe_text(line) for line in str(exceptions).splitlines()] if exceptions else []
     lines: list[str] = []
     for raised in cast("list[dict[str, Any]]", exceptions):
         lines += [
             f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
             for frame in raised.get("frames", ())
         ]
-        lines.append(_safe(f"{raised.get('exc_type')}: {raised.get('exc_value')}"))
+        lines.append(safe_text(f"{raised.get('exc_type')}: {raised.get('exc_value')}"))
     return lines

@@ -8,7 +8,8 @@ was killed, anywhere. Without evidence a SIGKILL stays a SIGKILL.
 Left to others: kills by a program that watches memory (systemd-oomd, earlyoom): to the kernel those
 are ordinary signals. A `MemoryError`, as under ``RLIMIT_AS``, is an exception and no kill.
 
-Source: ``memory.events`` and ``memory.oom_control`` in the kernel's documentation of control groups.
+Source: ``memory.events`` and ``memory.oom_control`` in the kernel's documentation of control
+groups.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ from .zygote import Zygote, ZygoteSaid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from .evidence import OomSample
     from .events import LoggedEvent
+    from .evidence import OomSample
     from .hub import Hub
 
 __all__ = ["LaunchSpec", "Launcher"]

@@ -1,72 +1,37 @@
 """The story of one death, as a value.
 
 Guarantees: a report is complete in itself (it survives pickle and JSON, and needs nothing of the
-process it tells of); `render` tells a person who died, why and during what in its first lines;
-`write` leaves either a whole file or none.
+process it tells of); `render` tells a person who died, why and during what in its first lines.
+What an earlier or later version of phalanx wrote is read as far as it is understood; what is no
+report is refused, never half believed.
 
-Left to others: gathering what goes into it, and deciding what happens next (the supervisor, which
-adds its decision with `decided`).
+Left to others: gathering what goes into it, deciding what happens next (the supervisor, whose
+decision is added with `decided`), and files (`report_folder`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
-import time
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from phalanx.supervision import ExitKind, ExitReason
+from phalanx.supervision import ExitReason
 
-from .events import ReportNotWritten, ReportWritten
+from .circumstances import CallFate, CallInProgress, ExitEvidence, said_of_calls
+from .json_values import as_table, built
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from .labels import WorkerLabels
+
+SCHEMA: Final = "phalanx.crash_report/1"
+"""Rises where a reader of the former one would understand a report wrongly."""
 
 # In a log record within a report: said above it, or shown first.
 _KNOWN: Final = ("timestamp", "level", "event", "group", "rank", "incarnation", "epoch", "pid")
 _BRIEF: Final = 2000  # characters; five such texts, escaped at the worst, still fit into one record
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallInProgress:
-    """What a worker was doing when it died.
-
-    Attributes:
-        running_for: Seconds since the call was begun, or None where that is not known.
-    """
-
-    method: str
-    call_id: int
-    running_for: float | None = None
-
-    def __str__(self) -> str:
-        took = "" if self.running_for is None else f", running for {self.running_for:.3f} s"
-        return f"{self.method} (call {self.call_id}{took})"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExitEvidence:
-    """What the kernel says about how a process ended.
-
-    Attributes:
-        code: Its exit code, or None where a signal ended it or nobody knows.
-        signal: The signal that ended it, or None.
-        core_dumped: Whether the kernel wrote a core file.
-        oom: What speaks for an out-of-memory kill; empty for nothing.
-        rusage: What it used, by the names of ``struct rusage``; empty where not known.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    core_dumped: bool = False
-    oom: str = ""
-    rusage: Mapping[str, float] = field(default_factory=dict[str, float])
+_BRIEF_CALLS: Final = 10
+_MOST_CALLS: Final = 100  # in a report; a queue is rarely that long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +49,12 @@ class CrashReport:
         stacks: The stacks of all its threads, taken before it was killed for hanging.
         decision: What the supervisor did about it; empty until it has decided.
         why: Why it decided so.
+        calls: What became of the calls that it touched, in the order of their numbers; the first
+            hundred of them.
+        waiting: How many more calls had not been sent, and wait.
+        checkpoint: What state the next incarnation is given; empty where there is none.
+        host: The machine.
+        driver: The process that held the group.
         at: When it was known dead, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.
         ran_for: Seconds since it was started, or None where that is not known.
@@ -107,15 +78,21 @@ class CrashReport:
     stderr: str = ""
     last_words: str = ""
     stacks: str = ""
-    evidence: ExitEvidence = ExitEvidence()
+    evidence: ExitEvidence = field(default_factory=ExitEvidence)
     decision: str = ""
     why: str = ""
+    calls: tuple[CallFate, ...] = ()
+    waiting: int = 0
+    checkpoint: str = ""
+    host: str = ""
+    driver: int | None = None
 
     @classmethod
     def of(
         cls, labels: WorkerLabels, reason: ExitReason, *, at: str, at_monotonic: float, **rest: Any
     ) -> CrashReport:
         """Return the report on the worker called *labels*; *rest* are further fields."""
+        where: dict[str, Any] = {"host": os.uname().nodename, "driver": os.getpid()}
         return cls(
             child=labels.child,
             group=labels.group,
@@ -128,12 +105,16 @@ class CrashReport:
             reason=reason,
             at=at,
             at_monotonic=at_monotonic,
-            **rest,
+            **{**where, **rest},
         )
 
     def decided(self, decision: str, why: str) -> CrashReport:
         """Return the report with what the supervisor did and why."""
         return replace(self, decision=decision, why=why)
+
+    def settled(self, calls: tuple[CallFate, ...], waiting: int) -> CrashReport:
+        """Return the report with what became of calls."""
+        return replace(self, calls=calls[:_MOST_CALLS], waiting=waiting)
 
     def brief(self) -> CrashReport:
         """Return the report with the last 2000 characters of each text, for a log."""
@@ -147,6 +128,7 @@ class CrashReport:
         return replace(
             self,
             logs=tuple(reversed(logs)),
+            calls=self.calls[:_BRIEF_CALLS],
             stdout=self.stdout[-_BRIEF:],
             stderr=self.stderr[-_BRIEF:],
             last_words=self.last_words[-_BRIEF:],
@@ -161,41 +143,44 @@ class CrashReport:
 
     def to_json(self) -> str:
         """Return the report as one JSON object, in ASCII."""
-        record = asdict(self)
-        record["evidence"]["rusage"] = dict(self.evidence.rusage)
-        return json.dumps(record)
+        return json.dumps({"schema": SCHEMA, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str) -> CrashReport:
         """Return the report `to_json` made *text* from.
 
         Raises:
-            ValueError: *text* is no crash report.
+            ValueError: *text* is no crash report; it says why.
         """
         try:
-            record: dict[str, Any] = json.loads(text)
-            reason: dict[str, Any] = record["reason"]
-            call = record.get("call")
-            record["reason"] = ExitReason(ExitKind(reason.pop("kind")), **reason)
-            record["call"] = CallInProgress(**call) if call else None
-            record["evidence"] = ExitEvidence(**record["evidence"])
-            record["logs"] = tuple(record["logs"])
-            return cls(**record)
-        except (TypeError, KeyError, AttributeError) as error:
-            raise ValueError(f"not a crash report: {error}") from error
+            loaded: object = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not a crash report, or a torn one: {error}") from error
+        record = as_table(loaded, "the report")
+        schema = record.get("schema", SCHEMA)
+        name, _, version = str(schema).rpartition("/")
+        if name != SCHEMA.rpartition("/")[0]:
+            raise ValueError(f"not a crash report: its schema is {schema!r}")
+        try:
+            return built(cls, record, _PARTS)
+        except ValueError as error:
+            newer = version.isdigit() and int(version) > int(SCHEMA.rpartition("/")[2])
+            also = f"; a later phalanx wrote it (schema {schema})" if newer else ""
+            raise ValueError(f"not a crash report: {error}{also}") from error
 
     def render(self) -> str:
         """Return the report as a text for people, the answer first and the details after it."""
-        head = [
-            f"{self.name} ({self.child}) died: {self.reason}",
-            f"  doing     {self.call or 'nothing: it was between calls'}",
-            f"  then      {self._story()}",
-            f"  process   {self._process()}",
-            f"  when      {self.at}",
-        ]
-        evidence = self._evidence()
-        if evidence:
-            head.append(f"  evidence  {evidence}")
+        told = {
+            "doing": str(self.call or "nothing: it was between calls"),
+            "then": self._story(),
+            "calls": said_of_calls(self.calls, self.waiting),
+            "state": self.checkpoint,
+            "evidence": str(self.evidence),
+            "process": self._process(),
+            "when": self.at,
+        }
+        head = [f"{self.name} ({self.child}) died: {self.reason}"]
+        head += [f"  {title:<10}{text}" for title, text in told.items() if text]
         sections = [
             ("last words", self.last_words),
             ("stacks before it was killed", self.stacks),
@@ -209,38 +194,6 @@ class CrashReport:
             parts.append("It left no output.")
         return "\n".join(parts) + "\n"
 
-    def write(self, directory: str | os.PathLike[str]) -> ReportWritten | ReportNotWritten:
-        """Put the report into a file of its own in *directory*, whole or not at all.
-
-        The directory is made where it is missing. Only this user may read the file. A disk that
-        is full or not writable is told in the event returned, never raised: whoever writes
-        reports is busy with a death already.
-        """
-        try:
-            path = self._write(Path(directory))
-        except OSError as error:
-            return ReportNotWritten(
-                directory=os.fspath(directory), problem=str(error), at=time.monotonic()
-            )
-        return ReportWritten(path=str(path), at=time.monotonic())
-
-    def _write(self, folder: Path) -> Path:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        stem = _file_name(f"{self.group}-{self.rank}-{self.incarnation}-{self.pid}")
-        descriptor, temporary = tempfile.mkstemp(prefix=f".{stem}-", dir=folder)  # 0600 by nature
-        try:
-            with os.fdopen(descriptor, "w", encoding="ascii") as file:
-                file.write(self.to_json())
-                file.flush()
-                os.fsync(file.fileno())  # a full disk speaks up here at the latest
-            path = folder / f"{_file_name(self.at)}-{stem}.json"
-            Path(temporary).replace(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-            raise
-        return path
-
     def _story(self) -> str:
         if not self.decision:
             return "nothing decided yet"
@@ -251,21 +204,17 @@ class CrashReport:
         parts += [part for part in (self.coordinates, self.device) if part]
         if self.ran_for is not None:
             parts.append(f"ran for {self.ran_for:.3f} s")
+        if self.host:
+            parts.append(f"on {self.host}")
         return ", ".join(parts)
 
-    def _evidence(self) -> str:
-        seen = self.evidence
-        parts: list[str] = []
-        if seen.code is not None:
-            parts.append(f"exit code {seen.code}")
-        if seen.signal is not None:
-            parts.append(f"signal {seen.signal}")
-        if seen.core_dumped:
-            parts.append("core dumped")
-        if seen.oom:
-            parts.append(f"out of memory: {seen.oom}")
-        parts += [f"{name}={value:g}" for name, value in seen.rusage.items()]
-        return ", ".join(parts)
+
+_PARTS: Final = {
+    "ExitReason": ExitReason,
+    "ExitEvidence": ExitEvidence,
+    "CallInProgress": CallInProgress,
+    "CallFate": CallFate,
+}
 
 
 def _log_line(text: str) -> str:
@@ -287,7 +236,3 @@ def _last_lines(text: str, limit: int = 40) -> str:
     if len(lines) > limit:
         lines = [f"({len(lines) - limit} lines before these)", *lines[-limit:]]
     return "\n".join(f"  {line}" for line in lines)
-
-
-def _file_name(text: str) -> str:
-    return "".join(char if char.isalnum() or char in "-_." else "_" for char in text)

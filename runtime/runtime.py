@@ -19,10 +19,12 @@ from phalanx.supervision import RuntimeFault
 
 from .hub import Hub
 from .launcher import Launcher, LaunchSpec
+from .report_folder import ReportFolder
 from .scribe import Scribe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from .events import LoggedEvent
     from .process import Process
@@ -41,9 +43,12 @@ class Runtime:
         level: The least level of records that are shown.
         stream: Whether observers may attach from outside.
         name: What observers see this driver called.
+        report_dir: Where its executors also write crash reports as files, unless they have a
+            folder of their own; None for that which ``PHALANX_REPORT_DIR`` names, if any.
 
     Attributes:
         owner: The process it belongs to.
+        reports: The folder of crash reports, or None.
     """
 
     def __init__(
@@ -53,7 +58,9 @@ class Runtime:
         level: str = "warning",
         stream: bool = True,
         name: str = "",
+        report_dir: str | Path | ReportFolder | None = None,
     ) -> None:
+        self.reports = None if report_dir is None else ReportFolder.of("report_dir", report_dir)
         self.owner = os.getpid()
         _open_standard_descriptors()
         self._options: dict[str, Any] = {

@@ -226,9 +226,13 @@ class WaitUntil:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was decided about a death, for the crash report."""
+    """What was decided about a death, and why, for the crash report."""
 
     text: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.why})" if self.why else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,35 +324,35 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     name = f"rank {event.rank}"
     served_at = state.served_at
     if served_at is None:
-        text = f"{name} failed in the group's first start: stop the group"
+        told = Decided("stop the group", f"{name} failed in the group's first start")
         state, actions = _close(state, event.reason, hurry=True)
-        return state, (Decided(text), *actions)
+        return state, (told, *actions)
     if not _is_restarted(state.restart, event.reason):
-        text = f"{name} is {state.restart} and ended {event.reason.kind}: stop the group"
+        why = f"{name} is {state.restart} and its end was {event.reason.kind}"
         state, actions = _close(state, event.reason, hurry=False)
-        return state, (Decided(text), *actions)
+        return state, (Decided("stop the group", why), *actions)
     affected = _affected(state, event.rank)
     if was is RankState.REFORMING:
-        text = f"replace {_names(affected)}, within the same restart"
-        return _mend(state, affected, text, event)
+        told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
+        return _mend(state, affected, told, event)
     window = state.window.admit(event.at)
     limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
     if window is None:
-        text = f"give up: more than {limit}"
-        ending = replace(SHUTDOWN, detail=text)
+        told = Decided("give up", f"more than {limit}")
+        ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}")
         state, actions = _close(state, ending, hurry=True)
-        return state, (Decided(text), *actions)
+        return state, (told, *actions)
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
         and event.at - served_at >= state.backoff.reset_after
     )
-    how = f"restart {_names(affected)} ({state.strategy}"
+    text = f"restart {_names(affected)}"
     if state.keep and len(affected) < len(state.ranks):
-        how += ", the others are kept"
-    text = f"{how}), number {len(window.spent)} of at most {limit}"
+        text += ", the others are kept"
+    told = Decided(text, f"{state.strategy}, number {len(window.spent)} of at most {limit}")
     state = replace(state, window=window, failures=1 if rested else state.failures + 1)
-    return _mend(state, affected, text, event)
+    return _mend(state, affected, told, event)
 
 
 def _affected(state: GroupState, dead: int) -> frozenset[int]:
@@ -361,7 +365,7 @@ def _affected(state: GroupState, dead: int) -> frozenset[int]:
 
 
 def _mend(
-    state: GroupState, affected: frozenset[int], text: str, event: RankExited
+    state: GroupState, affected: frozenset[int], told: Decided, event: RankExited
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
     """Stop those of *affected* who live, and start all of them once they are down."""
     live = _live(state, affected)
@@ -369,7 +373,7 @@ def _mend(
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
     state, actions = _resume(state, event.at, event.jitter)
     stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
-    return state, (Decided(text), Hold(), *stop, *actions)
+    return state, (told, Hold(), *stop, *actions)
 
 
 def _resume(

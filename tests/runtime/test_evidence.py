@@ -1,4 +1,4 @@
-"""A kill is called out-of-memory from evidence, else it is a SIGKILL. Real kills where permitted."""
+"""A kill is called out-of-memory from evidence, else it is a SIGKILL. Kills are real."""
 
 from __future__ import annotations
 

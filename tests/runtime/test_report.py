@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import pickle
-import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.runtime.circumstances import CallFate, CallInProgress, ExitEvidence, Fate
 from phalanx.runtime.console import render_record
-from phalanx.runtime.events import ReportNotWritten, ReportWritten, WorkerCrashed, fields
+from phalanx.runtime.events import WorkerCrashed, fields
 from phalanx.runtime.labels import WorkerLabels
 from phalanx.runtime.logs import encode_record
-from phalanx.runtime.report import CallInProgress, CrashReport, ExitEvidence
+from phalanx.runtime.report import CrashReport
 from phalanx.supervision import ExitKind, ExitReason
 
 LABELS = WorkerLabels(
@@ -44,12 +41,24 @@ def report(**more: Any) -> CrashReport:
         "stdout": "out\n",
         "stderr": "Traceback...\nboom\n",
         "last_words": "Fatal Python error: Aborted\n",
-        "evidence": ExitEvidence(signal=9, oom="oom_kill rose by 1", rusage={"ru_maxrss": 9.5}),
+        "evidence": ExitEvidence(signal=9, oom="it rose", rusage={"ru_maxrss": 2048.0}),
+        "host": "here",
+        "driver": 4000,
     }
     reason = ExitReason(ExitKind.KILLED, "SIGKILL", None, 9)
     return CrashReport.of(LABELS, reason, **{**known, **more})
 
 
+FATES = (
+    CallFate(method="forward", call_id=42, fate=Fate.FAILED),
+    CallFate(method="step", call_id=43, fate=Fate.SENT_AGAIN, retries_left=1),
+    CallFate(method="step", call_id=44, fate=Fate.SENT_AGAIN, begun=False),
+    CallFate(method="who", call_id=45, fate=Fate.KEPT),
+)
+CALLS = (
+    "failed: forward (call 42); sent again: step (call 43, 1 retry left), step (call 44, no rank "
+    "had begun it); answers of the other ranks kept: who (call 45); not sent yet, and waiting: 2"
+)
 texts = st.text(max_size=30)
 
 
@@ -57,32 +66,89 @@ texts = st.text(max_size=30)
 def test_a_report_survives_json_and_pickle(
     stdout: str, detail: str, logs: list[str], kind: ExitKind, code: int | None
 ) -> None:
-    sent = report(stdout=stdout, logs=tuple(logs)).decided(detail, stdout)
-    sent = CrashReport.from_json(sent.to_json()) if code is None else sent
+    reason = ExitReason(kind, detail, code)
+    sent = replace(report(stdout=stdout, logs=tuple(logs)), reason=reason)
+    sent = sent.decided(detail, stdout).settled(FATES, 3)
 
     assert CrashReport.from_json(sent.to_json()) == sent
     assert pickle.loads(pickle.dumps(sent)) == sent
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", '{"reason": 3}', '{"reason": {}}'])
-def test_what_is_no_report_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "or a torn one: Expecting value"),
+        ("null", "no object"),
+        ("[]", "no object"),
+        ("{}", "child is missing"),
+        ('{"reason": 3}', "child is missing"),
+        ("[" * 100_000, "recursion"),
+        ('{"schema": "other/1"}', "its schema is 'other/1'"),
+        ('{"schema": "phalanx.crash_report/9"}', "a later phalanx wrote it"),
+    ],
+)
+def test_what_is_no_report_is_a_value_error(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
         CrashReport.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("group", 3, "group is a int, not str, in CrashReport"),
+        ("rank", True, "rank is a bool"),
+        ("rank", "1", "rank is a str"),
+        ("reason", "killed", "reason is no object"),
+        ("reason", {"kind": "bored"}, "'bored' is not a valid ExitKind in ExitReason"),
+        ("reason", {}, "kind is missing in ExitReason"),
+        ("logs", "text", "logs is no list"),
+        ("logs", [3], "logs is a int"),
+        ("calls", [{"method": "m", "call_id": 1, "fate": "lost"}], "is not a valid Fate"),
+        ("evidence", {"rusage": {"ru_maxrss": "much"}}, "rusage is a str"),
+        ("call", [], "call is no object"),
+    ],
+)
+def test_a_report_that_was_altered_is_refused_by_the_name_of_the_field(
+    field: str, value: object, problem: str
+) -> None:
+    altered = {**json.loads(report().to_json()), field: value}
+
+    with pytest.raises(ValueError, match=problem):
+        CrashReport.from_json(json.dumps(altered))
+
+
+def test_reports_of_earlier_and_later_versions_are_read() -> None:
+    known = json.loads(report().to_json())
+    later = {**known, "moods": ["grim"], "evidence": {**known["evidence"], "phase": "of the moon"}}
+    earlier = {k: v for k, v in known.items() if k not in ("schema", "calls", "host", "waiting")}
+
+    assert CrashReport.from_json(json.dumps(later)) == report()
+    assert CrashReport.from_json(json.dumps(earlier)) == replace(report(), host="")
 
 
 def test_the_first_lines_say_who_died_why_during_what_and_what_happens_next() -> None:
     told = report().decided("restart all ranks", "strategy one_for_all, 1 of 3 restarts in 60 s")
+    told = told.settled(FATES, 2)
 
-    head = told.render().splitlines()[:6]
+    head = told.render().splitlines()[:7]
 
     assert head == [
         "embed/1 #3 (root/embed/1) died: killed (SIGKILL)",
         "  doing     forward (call 42, running for 0.250 s)",
         "  then      restart all ranks, because strategy one_for_all, 1 of 3 restarts in 60 s",
-        "  process   pid 4711, epoch 4, tp=1, cuda:0, ran for 61.000 s",
+        f"  calls     {CALLS}",
+        "  evidence  signal 9; out of memory: it rose; at most 2.0 MiB resident",
+        "  process   pid 4711, epoch 4, tp=1, cuda:0, ran for 61.000 s, on here",
         "  when      2026-01-02T03:04:05+00:00",
-        "  evidence  signal 9, out of memory: oom_kill rose by 1, ru_maxrss=9.5",
     ]
+
+
+def test_of_many_calls_the_first_are_named_and_the_rest_counted() -> None:
+    many = tuple(CallFate(method="step", call_id=n, fate=Fate.FAILED) for n in range(500))
+
+    told = report().settled(many, 0)
+
+    assert "step (call 7) and 92 more" in told.render()
 
 
 def test_of_long_output_the_end_is_shown_and_the_rest_counted() -> None:
@@ -109,68 +175,6 @@ def test_a_worker_that_said_nothing_says_so() -> None:
 
     assert "doing     nothing: it was between calls" in text
     assert text.endswith("It left no output.\n")
-
-
-def test_writing_leaves_one_whole_file_that_only_its_owner_reads(tmp_path: Path) -> None:
-    folder = tmp_path / "made" / "here"
-
-    written = report().write(folder)
-
-    assert isinstance(written, ReportWritten)
-    assert [str(path) for path in folder.iterdir()] == [written.path]
-    assert Path(written.path).stat().st_mode & 0o777 == 0o600
-    assert CrashReport.from_json(Path(written.path).read_text()) == report()
-
-
-def test_a_name_that_is_a_path_does_not_leave_the_directory(tmp_path: Path) -> None:
-    told = CrashReport.of(
-        WorkerLabels(child="x", group="../../etc/evil", rank=0),
-        ExitReason(ExitKind.CRASH),
-        at="now",
-        at_monotonic=0.0,
-    )
-
-    written = told.write(tmp_path)
-
-    assert isinstance(written, ReportWritten)
-    assert Path(written.path).parent == tmp_path
-
-
-def test_a_directory_that_cannot_be_made_is_told_and_not_raised(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-
-    told = report().write(tmp_path / "file" / "reports")
-
-    assert isinstance(told, ReportNotWritten)
-    assert told.directory == str(tmp_path / "file" / "reports")
-
-
-def test_a_full_disk_is_told_and_leaves_no_half_file(tmp_path: Path) -> None:
-    # A limit on the size of files stands for the disk: the write fails half-way.
-    code = f"""
-import resource, signal, sys
-from pathlib import Path
-from phalanx.runtime.logs import encode_record
-from phalanx.runtime.report import CrashReport
-report = CrashReport.from_json(sys.stdin.read())
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))
-told = report.write({str(tmp_path)!r})
-print(type(told).__name__, told.problem, sep="|")
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        input=report().to_json(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-
-    kind, _, problem = done.stdout.strip().partition("|")
-    assert kind == "ReportNotWritten"
-    assert os.strerror(errno.EFBIG) in problem
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_brief_form_fits_into_a_log_record_however_odd_its_texts_are() -> None:
