@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from phalanx.runtime import DevicePool, Payload, Vitals, encode
+from phalanx.runtime import DevicePool, Vitals, encode
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -51,11 +51,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import Arena, CrashReport, ReportFolder, Runtime
+    from phalanx.runtime import CrashReport, Payload, ReportFolder, Runtime
     from phalanx.supervision import BackOff, ExitReason
 
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
+    from .plane import Plane
     from .spec import Launch, Survivors
 
 W = TypeVar("W", bound=WorkerActor)
@@ -786,7 +787,7 @@ class Executor(Generic[W]):
         plane = self._plane
         if not non_block:
             self._check_may_wait(name)
-        payloads = _payloads(name, method, each, plane.arena)
+        payloads = _payloads(name, method, each, plane)
         call = Call(
             next(self._seq),
             name,
@@ -952,14 +953,14 @@ def _payloads(
     name: str,
     method: object,
     each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
-    arena: Arena,
+    plane: Plane,
 ) -> list[Payload]:
     """Return what is to be sent, one for all ranks or one for each."""
     payloads: list[Payload] = []
     try:
         for args, kwargs in each:
             encoded = encode((method, args, kwargs), f"the arguments of {name}")
-            payloads.append(Payload.of(encoded, arena))
+            payloads.append(plane.pack(encoded))
     except BaseException:
         for payload in payloads:  # what one rank was to get cannot travel
             payload.close()

@@ -41,7 +41,6 @@ from phalanx.runtime import (
     WorkerReady,
     WorkerStarted,
     exit_of_process,
-    receive,
 )
 from phalanx.supervision import (
     Begin,
@@ -103,7 +102,8 @@ if TYPE_CHECKING:
 
     from .calls import Call
     from .members import Member
-    from .plane import Plane, Progress, Running
+    from .plane import Plane
+    from .seat import Progress, Running
     from .spec import ExecutorSpec
     from .watch import HangWatch
 
@@ -335,19 +335,14 @@ class ExecutorActor(pykka.ThreadingActor):
             frame.drop()
 
     def _ready(self, member: Member) -> None:
-        try:
-            greeting: object = receive(member.data)
-        except OSError as error:
-            greeting = error
+        greeting = member.channel.receive()
         if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
             member.hung = f"its call socket is broken: {greeting!r}"
             self._members.kill(member)
             return
         member.ready = True
         member.seated = True
-        self._plane.join(
-            member.rank, member.incarnation, member.data, member.board, member.exchange
-        )
+        self._plane.join(member.rank, member.incarnation, member.channel)
         now = time.monotonic()
         self._publish(WorkerReady(**_who(member), took=now - member.started_at, at=now))
         self._act(RankReady(member.rank, member.incarnation, now))

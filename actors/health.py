@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from .executor_actor import RankInfo
-    from .plane import Running
+    from .seat import Running
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import (
     STACKS,
     Assignment,
-    Board,
     Boot,
-    DriverExchange,
     Frame,
     Kind,
     LaunchSpec,
     LockTable,
     Payload,
+    SocketChannel,
     WorkerLabels,
     describe_threads,
     encode,
@@ -91,10 +90,9 @@ class Member:
     incarnation: int
     epoch: int
     labels: WorkerLabels
-    data: socket.socket
+    channel: SocketChannel
     control: socket.socket
-    board: Board
-    exchange: DriverExchange
+    control_end: socket.socket
     output: WorkerOutput
     lease: Lease | None
     started_at: float
@@ -110,6 +108,12 @@ class Member:
     words_end: int | None = None
     failure: RemoteFailure | None = None
     timers: list[Timer] = field(default_factory=list["Timer"])
+
+    def close_child_ends(self) -> None:
+        """Let go of what only the process uses, which has been started or never will be."""
+        self.control_end.close()
+        self.channel.close_child_ends()
+        self.output.close_child_ends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +177,6 @@ class Members:
         made: list[Member] = []
         taken: list[Member] = []
         launches: list[LaunchSpec] = []
-        child_ends: list[socket.socket] = []
         try:
             for rank, incarnation in ranks:
                 spare = take_spare()
@@ -181,11 +184,10 @@ class Members:
                     taken.append(spare)
                     self._assign(spare, formation, rank, incarnation)
                     continue
-                member, ends = self._prepare(formation, rank, incarnation)
+                member = self._prepare(formation, rank, incarnation)
                 made.append(member)
                 self._members[rank] = member
-                child_ends += ends
-                launches.append(self._launch_spec(member, ends, formation))
+                launches.append(self._launch_spec(member, formation))
             if made:
                 self._launch(made, launches)
         except BaseException:
@@ -194,10 +196,8 @@ class Members:
                 self.bury(member)
             raise
         finally:
-            for end in child_ends:
-                end.close()
             for member in made:
-                member.output.close_child_ends()
+                member.close_child_ends()
         return [*taken, *made]
 
     def start_spare(self, number: int) -> Member:
@@ -211,20 +211,16 @@ class Members:
             child=f"{spec.name}/standby", group=spec.name, rank=None, incarnation=-number
         )
         with contextlib.ExitStack() as made:
-            member, ends = self._equip(labels, None, number, 0, 0)
+            member = self._equip(labels, None, number, 0, 0)
             made.callback(self.bury, member)
-            made.callback(member.output.close_child_ends)
-            for end in ends:
-                made.callback(end.close)
+            made.callback(member.close_child_ends)
             member.spare = number
             boot = Boot(number, 0, 0, host_spare, spec.factory)
             env = {"OMP_NUM_THREADS": "1", **os.environ, **spec.env}
-            launch = self._launch_in(member, ends, boot, env, f"phalanx: {spec.name} standby")
+            launch = self._launch_in(member, boot, env, f"phalanx: {spec.name} standby")
             self._launch([member], [launch])
             made.pop_all()
-        for end in ends:
-            end.close()
-        member.output.close_child_ends()
+        member.close_child_ends()
         return member
 
     def _launch(self, made: list[Member], launches: list[LaunchSpec]) -> None:
@@ -370,9 +366,7 @@ class Members:
             self._devices.release(member.lease, deadline)
         _shut(member.control)
         if not member.seated:
-            _shut(member.data)
-            member.board.close()
-            member.exchange.close()
+            member.channel.close()
         member.output.close()
 
     def close(self) -> None:
@@ -391,9 +385,7 @@ class Members:
 
     # --- starting -----------------------------------------------------------------------
 
-    def _prepare(
-        self, formation: Formation, rank: int, incarnation: int
-    ) -> tuple[Member, list[socket.socket]]:
+    def _prepare(self, formation: Formation, rank: int, incarnation: int) -> Member:
         lease = self._devices.acquire(rank)
         labels = self._labels(formation, rank, incarnation, lease)
         return self._equip(labels, lease, rank, incarnation, formation.epoch)
@@ -414,48 +406,36 @@ class Members:
 
     def _equip(
         self, labels: WorkerLabels, lease: Lease | None, rank: int, incarnation: int, epoch: int
-    ) -> tuple[Member, list[socket.socket]]:
-        """Return a member without a process, and the ends that its process gets."""
+    ) -> Member:
+        """Return a member without a process."""
         with contextlib.ExitStack() as made:
             if lease is not None:
                 made.callback(self._devices.release, lease, time.monotonic())
-            data, data_end = _pair(made)
+            channel = SocketChannel.create(self._arena, epoch)
+            made.callback(channel.close)
             control, control_end = _pair(made)
-            board = Board.create()
-            made.callback(board.close)
-            exchange = DriverExchange.create(self._arena)
-            made.callback(exchange.close)
             output = self._runtime.scribe.open_worker(labels)
             made.callback(output.close)
-            hello = Payload.of(None).packet(Kind.HELLO, epoch=epoch, call_id=0)
-            send(data, hello, None)
             control.setblocking(False)
             made.pop_all()
-        member = Member(
+        return Member(
             rank=rank,
             incarnation=incarnation,
             epoch=epoch,
             labels=labels,
-            data=data,
+            channel=channel,
             control=control,
-            board=board,
-            exchange=exchange,
+            control_end=control_end,
             output=output,
             lease=lease,
             started_at=time.monotonic(),
         )
-        return member, [data_end, control_end]
 
-    def _launch_spec(
-        self,
-        member: Member,
-        ends: list[socket.socket],
-        formation: Formation,
-    ) -> LaunchSpec:
+    def _launch_spec(self, member: Member, formation: Formation) -> LaunchSpec:
         seed = self._seed(member, formation, self._spec.factory)
         boot = Boot(member.rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
         env = self._environment(member, formation)
-        return self._launch_in(member, ends, boot, env, self._title(member, formation))
+        return self._launch_in(member, boot, env, self._title(member, formation))
 
     def _seed(self, member: Member, formation: Formation, factory: bytes) -> Seed:
         spec = self._spec
@@ -496,7 +476,6 @@ class Members:
     def _launch_in(
         self,
         member: Member,
-        ends: list[socket.socket],
         boot: Boot,
         env: dict[str, str],
         title: str,
@@ -506,11 +485,9 @@ class Members:
             entry="phalanx.runtime.worker_main:main",
             payload=pickle.dumps(boot),
             fds={
-                "data": ends[0].fileno(),
-                "control": ends[1].fileno(),
-                "board": member.board.fd,
+                "control": member.control_end.fileno(),
                 "locks": self._locks,
-                **member.exchange.fds(),
+                **member.channel.child_fds(),
                 **member.output.child_fds(),
             },
             label=f"{member.labels.child}#{member.labels.incarnation}",

@@ -56,22 +56,11 @@ class Reading:
 
     Args:
         lock: The plane's.
-        on_ready: Acts on (descriptor, events); runs without the lock, on the reader's thread.
-        on_nudge: Called after `nudge`, in the same way.
         is_due: Whether anything is unanswered; asked under the lock.
     """
 
-    def __init__(
-        self,
-        hub: Hub,
-        lock: threading.Lock,
-        on_ready: Callable[[int, int], None],
-        on_nudge: Callable[[], None],
-        is_due: Callable[[], bool],
-    ) -> None:
+    def __init__(self, hub: Hub, lock: threading.Lock, is_due: Callable[[], bool]) -> None:
         self._lock = lock
-        self._on_ready = on_ready
-        self._on_nudge = on_nudge
         self._is_due = is_due
         self._epoll = select.epoll()
         ledger.own(self._epoll.fileno())
@@ -83,6 +72,16 @@ class Reading:
         self._armed = False
         self._closing: threading.Event | None = None
         self._watch = hub.watch(self._epoll.fileno(), 0, self._on_hub)
+
+    def start(self, on_ready: Callable[[int, int], None], on_nudge: Callable[[], None]) -> None:
+        """Learn whom to tell, before anything is read.
+
+        Args:
+            on_ready: Acts on (descriptor, events); runs without the lock, on the reader's thread.
+            on_nudge: Called after `nudge`, in the same way.
+        """
+        self._on_ready = on_ready
+        self._on_nudge = on_nudge
 
     # --- descriptors (under the lock) -----------------------------------------------------
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Hub, Timer
 
-    from .plane import Running
+    from .seat import Running
 
 _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
 _LOOKS = 4  # how often a rank is looked at in the time it may be stopped

@@ -7,6 +7,7 @@ from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
 from .arena_exchange import DriverExchange, WorkerExchange
 from .assignment import Assignment, await_assignment
 from .board import Board, withdraw
+from .channel import Arrival, Channel, SocketChannel
 from .circumstances import CallFate, CallInProgress, ExitEvidence, Fate
 from .codec import Encoded, decode, encode, encode_by_value
 from .console import render, safe_text
@@ -50,12 +51,14 @@ __all__ = [
     "LEVELS",
     "STACKS",
     "Arena",
+    "Arrival",
     "Assignment",
     "AsyncOutput",
     "Board",
     "Boot",
     "CallFate",
     "CallInProgress",
+    "Channel",
     "CrashReport",
     "DevicePool",
     "DriverExchange",
@@ -92,6 +95,7 @@ __all__ = [
     "Runtime",
     "Scribe",
     "SharedLock",
+    "SocketChannel",
     "Timer",
     "TreeReport",
     "Vitals",

@@ -356,16 +356,19 @@ def test_an_async_output_lets_the_main_loop_go_on_and_keeps_the_order(
     ex = make(world_size=1, async_output=True)
     gate = tmp_path / "gate"
     order: list[str] = []
+    told = threading.Event()
 
     late = ex.collective_rpc("late", args=("late", str(gate)), non_block=True)
     counted = ex.collective_rpc("add", non_block=True)
     late.add_done_callback(lambda _: order.append("late"))
     counted.add_done_callback(lambda _: order.append("counted"))
+    counted.add_done_callback(lambda _: told.set())
     ex.collective_rpc(lambda w, g: open(g, "w").close(), args=(str(gate),), non_block=True)
 
     assert late.result(30) == ["late"]
     assert counted.result(30) == [1]
     assert ex.collective_rpc("add", 30) == [2]
+    assert told.wait(30)  # callbacks run on a thread of their own
     assert order == ["late", "counted"]
     assert ex.max_concurrent_batches == 2
 
@@ -920,7 +923,7 @@ def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
     thread = threading.Thread(target=ex.resize, args=(3,))
     thread.start()
     scattered: Any = None
-    while scattered is None or not ex._plane._holds:
+    while scattered is None or not ex._plane.holds:
         scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
         time.sleep(0.001)
     gate.touch()
@@ -976,12 +979,12 @@ def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path
         ex.drain(0.05)
     first = threading.Thread(target=ex.drain)
     first.start()
-    while not ex._plane._holds:
+    while not ex._plane.holds:
         time.sleep(0.001)
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._plane._holds == 1
+    assert ex._plane.holds == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from phalanx.actors.notices import Look
-from phalanx.actors.plane import Running
+from phalanx.actors.seat import Running
 from phalanx.actors.watch import HangWatch
 
 

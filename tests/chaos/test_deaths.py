@@ -176,7 +176,7 @@ def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_co
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     gate, notes = tmp_path / "gate", tmp_path / "notes"
     first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    wait_until(lambda: all(s is not None and s.board.begun for s in ex._plane._seats))
+    wait_until(lambda: all(s.channel.board.begun for s in ex._plane._seats))
     queued = [
         ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
     ]

@@ -75,7 +75,7 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) ->
     before = pids(ex)
     future = ex.collective_rpc("reduce_for_ever", non_block=True)
     seats = ex._plane._seats
-    while not all(seat is not None and seat.board.begun > 0 for seat in seats):
+    while not all(seat.channel.board.begun > 0 for seat in seats):
         pass
 
     kill(ex, 2)

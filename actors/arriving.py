@@ -1,0 +1,143 @@
+"""How answers come in: read from whoever has something, each matched to the sending it answers.
+
+Guarantees: an answer is matched by the id of the very sending it belongs to, and by the
+incarnation it comes from; anything else is dropped and counted. What a dead rank wrote is read to
+its end.
+
+Left to others: who reads, and when (`reading`), what an answer means for its call (`settling`).
+Everything here but `on_ready` is under the plane's lock.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import Arrival, Kind
+
+from .interrupts import uninterrupted
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from phalanx.runtime import Frame
+
+    from .reading import Reading
+    from .seat import Seat, Seats
+    from .sending import Sending
+    from .settling import Settling
+    from .taking import Taking
+
+
+class Arriving:
+    """The reading end of a group.
+
+    Args:
+        on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
+        on_foreign: Told the rank whose channel brought something that is no message, once for
+            each incarnation.
+
+    Attributes:
+        dropped: How many answers were void, and packets foreign.
+    """
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        *,
+        seats: Seats,
+        reading: Reading,
+        sending: Sending,
+        taking: Taking,
+        settling: Settling,
+        on_end: Callable[[int, int], None],
+        on_foreign: Callable[[int], None],
+    ) -> None:
+        self._lock = lock
+        self._seats = seats
+        self._on_end = on_end
+        self._on_foreign = on_foreign
+        self.dropped = 0
+        self._reading = reading
+        self._sending = sending
+        self._taking = taking
+        self._settling = settling
+
+    @uninterrupted
+    def on_ready(self, fd: int, events: int) -> None:
+        """Act on what epoll says of *fd*; on whichever thread reads."""
+        ended: Seat | None = None
+        with self._lock:
+            seat = self._seats.reading(fd)
+            if seat is None:
+                return
+            if events & select.EPOLLOUT:
+                self._sending.flush(seat)
+                self._sending.pump()
+            if events & ~select.EPOLLOUT and not self._read(seat):
+                seat.ended = True
+                self.stop(seat)
+                ended = seat
+        if ended is not None:
+            self._on_end(ended.rank, ended.incarnation)
+
+    def drain(self, seat: Seat) -> None:
+        """Read everything that *seat* has written."""
+        while not seat.ended:
+            frame = seat.channel.receive()
+            if frame is Arrival.FOREIGN:
+                self._drop_foreign(seat)
+            elif isinstance(frame, Arrival):
+                return
+            else:
+                self._arrive(seat, frame)
+
+    def stop(self, seat: Seat) -> None:
+        """Read *seat* no longer."""
+        if self._seats.unread(seat):
+            self._reading.remove(seat.channel.fileno())
+
+    def _read(self, seat: Seat) -> bool:
+        """Read what is there and act on it; return False at the end of the stream."""
+        channel = seat.channel
+        while True:
+            frame = channel.receive()
+            if isinstance(frame, Arrival):
+                if frame is not Arrival.FOREIGN:
+                    return frame is Arrival.NOTHING
+                self._drop_foreign(seat)
+            else:
+                self._arrive(seat, frame)
+            if not seat.sent:
+                return True  # it owes no answer: asking once more would cost and find nothing
+
+    def _drop_foreign(self, seat: Seat) -> None:
+        self.dropped += 1
+        if not seat.foreign:
+            seat.foreign = True
+            self._on_foreign(seat.rank)
+
+    def _arrive(self, seat: Seat, frame: Frame) -> None:
+        wire = frame.call_id
+        if frame.incarnation != seat.incarnation or wire not in seat.sent:
+            frame.drop()
+            self.dropped += 1
+            return
+        is_item = frame.kind == Kind.ITEM
+        if is_item:
+            call = seat.sent[wire]
+        else:
+            call = seat.sent.pop(wire)
+            if seat.limits:
+                seat.limits.pop(wire, None)
+            self._seats.tell_idle()
+        if call is None or call.done or call.wire != wire or (is_item and call.stream is None):
+            frame.drop()  # it was settled without this answer
+            self.dropped += 1
+        elif is_item:
+            self._taking.keep(call, seat.rank, frame)
+            return
+        else:
+            self._settling.hear(call, seat.rank, frame)
+        self._sending.pump_for(seat)

@@ -1,0 +1,191 @@
+"""One rank's place in a group: the incarnation that sits in it, and what it owes.
+
+Guarantees: every call an incarnation has been sent stays on its list until it is answered or the
+incarnation is gone; a call that was settled without it stays as an empty entry, so its late answer
+is known for what it is.
+
+Left to others: the way to it (`runtime.channel`), what its answers mean (`settling`). Everything
+here is under the plane's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
+
+    from phalanx.runtime import Channel
+
+    from .calls import Call
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A rank that owes answers, and the call it is in.
+
+    Attributes:
+        method: What it runs; empty for nothing, and for a call that was settled without it.
+        limit: For how many seconds it may; None for no limit.
+        shortest: The least limit of anything it has been sent; None for none.
+        began: When it began that, in seconds on the monotonic clock; 0.0 for nothing.
+        spoke: Whether it had written something that nobody had read: then it has just been freed.
+    """
+
+    rank: int
+    incarnation: int
+    method: str = ""
+    limit: float | None = None
+    shortest: float | None = None
+    began: float = 0.0
+    spoke: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a rank was doing.
+
+    Attributes:
+        method: The call it had begun and not ended, or None.
+        call: That call's number.
+        running: For how long, in seconds.
+        served: Calls this incarnation has ended.
+        queued: Calls sent to it and not begun.
+    """
+
+    method: str | None = None
+    call: int | None = None
+    running: float | None = None
+    served: int = 0
+    queued: int = 0
+
+
+@dataclass(slots=True)
+class Seat:
+    """One rank's place in the group, and the incarnation that sits in it.
+
+    Attributes:
+        sent: What this incarnation has been sent and not yet answered, by wire id; None where
+            the call has been settled without it.
+        limits: Of what it has been sent, the calls that may run for so long: name and seconds.
+        ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
+        foreign: Its channel has brought something that is no message.
+    """
+
+    rank: int
+    incarnation: int
+    channel: Channel
+    sent: dict[int, Call | None] = field(default_factory=dict[int, "Call | None"])
+    limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
+    ended: bool = False
+    foreign: bool = False
+
+    def has_room(self, depth: int) -> bool:
+        """Whether it may be sent another call, where *depth* may be under way."""
+        return len(self.sent) < depth and not self.ended and not self.channel.is_backed_up
+
+    def has_begun(self, wire: int) -> bool:
+        """Whether it has been sent *wire* and has begun it."""
+        return wire in self.sent and wire <= self.channel.board.begun
+
+    def progress(self) -> Progress:
+        """Return what it is doing, or was when it died."""
+        board = self.channel.board
+        begun, running = board.begun, board.begun > board.finished
+        call = self.sent.get(begun) if running else None
+        return Progress(
+            method=call.name if call is not None else None,
+            call=call.seq if call is not None else None,
+            running=time.monotonic() - board.begun_at if running else None,
+            served=board.served,
+            queued=sum(1 for wire in self.sent if wire > begun),
+        )
+
+    def running(self, *, spoke: bool) -> Running:
+        """Return what it is in; see `Running.spoke`."""
+        board = self.channel.board
+        wire, idle = board.begun, board.begun <= board.finished
+        method, limit = self.limits.get(wire, ("", None))
+        call = self.sent.get(wire)
+        if call is not None:
+            method = call.name
+        return Running(
+            self.rank,
+            self.incarnation,
+            "" if idle else method,
+            None if idle else limit,
+            min((each for _, each in self.limits.values()), default=None),
+            0.0 if idle else board.begun_at,
+            spoke,
+        )
+
+
+class Seats:
+    """All seats of one group, by rank.
+
+    Attributes:
+        by_rank: One entry for each rank; None where nobody sits just now.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.by_rank: list[Seat | None] = [None] * size
+        self._by_fd: dict[int, Seat] = {}
+        self._idle: list[threading.Event] = []
+
+    def __len__(self) -> int:
+        return len(self.by_rank)
+
+    def __iter__(self) -> Iterator[Seat]:
+        """Iterate over the seats that are taken."""
+        return (seat for seat in self.by_rank if seat is not None)
+
+    def find(self, rank: int, incarnation: int) -> Seat | None:
+        """Return the seat of *rank* if that incarnation sits in it."""
+        seat = self.by_rank[rank] if 0 <= rank < len(self.by_rank) else None
+        return seat if seat is not None and seat.incarnation == incarnation else None
+
+    def reading(self, fd: int) -> Seat | None:
+        """Return whose channel *fd* is, while it is read."""
+        return self._by_fd.get(fd)
+
+    def resize(self, size: int) -> None:
+        """Have *size* seats; those beyond must be empty."""
+        self.by_rank[:] = (self.by_rank + [None] * size)[:size]
+
+    def take(self, seat: Seat) -> None:
+        """Have *seat* in its rank's place."""
+        self.by_rank[seat.rank] = seat
+        self._by_fd[seat.channel.fileno()] = seat
+
+    def unread(self, seat: Seat) -> bool:
+        """Forget *seat*'s descriptor, which is read no more; return False if that was done."""
+        fd = seat.channel.fileno()
+        if self._by_fd.get(fd) is not seat:
+            return False
+        del self._by_fd[fd]
+        return True
+
+    def clear(self) -> None:
+        """Have none any more."""
+        self.by_rank.clear()
+        self._by_fd.clear()
+
+    @property
+    def owe(self) -> bool:
+        """Whether anybody owes an answer."""
+        return any(seat is not None and seat.sent for seat in self.by_rank)
+
+    def when_idle(self, event: threading.Event) -> None:
+        """Set *event* once nobody owes an answer."""
+        self._idle.append(event)
+        self.tell_idle()
+
+    def tell_idle(self) -> None:
+        """Look whether anybody still owes an answer, if somebody waits for that."""
+        if self._idle and not self.owe:
+            for event in self._idle:
+                event.set()
+            self._idle.clear()

@@ -1,0 +1,95 @@
+"""What streams have brought, until somebody takes it.
+
+Guarantees: an item is kept only for a stream that is open; taking it lets its rank make another;
+a stream that has ended, however, has told its workers, and whoever waits for it.
+
+Left to others: the stream as its taker sees it (`streams`). Everything here is under the plane's
+lock, but for `abandon`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import Kind
+
+from .reading import Ticket
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from phalanx.runtime import Frame
+
+    from .calls import Call
+    from .reading import Reading
+    from .seat import Seats
+    from .sending import Sending
+
+
+class Taking:
+    """The streams of one group."""
+
+    def __init__(self, seats: Seats, reading: Reading, sending: Sending) -> None:
+        self._seats = seats
+        self._reading = reading
+        self._sending = sending
+        self._abandoned: deque[Call] = deque()  # streams whose taker was collected
+
+    def keep(self, call: Call, rank: int, frame: Frame) -> None:
+        """Keep an item of *call*, which is open, for its taker."""
+        assert call.stream is not None
+        call.stream.items.append((rank, frame))
+        self._tell_taker(call)
+
+    def take(
+        self, call: Call, wake: Callable[[], None] | None
+    ) -> tuple[int, Frame] | Ticket | None:
+        """Return the next item and its rank, None after the last, or a ticket: see `Plane.take`."""
+        stream = call.stream
+        assert stream is not None
+        if stream.items:
+            rank, frame = stream.items.popleft()
+            more = stream.grant(rank)
+            seat = self._seats.by_rank[rank] if rank < len(self._seats) else None
+            if more is not None and seat is not None and seat.sent.get(call.wire) is call:
+                self._sending.say(seat, Kind.MORE, call.wire, more)
+            return rank, frame
+        if call.done:
+            return None
+        stream.ticket = Ticket()
+        stream.wake = wake
+        self._reading.see_to_it()
+        return stream.ticket
+
+    def end(self, call: Call) -> None:
+        """Tell the taker that nothing more comes, and the workers that nothing more is wanted."""
+        for seat in self._seats:
+            if not seat.ended and seat.sent.get(call.wire) is call:
+                self._sending.say(seat, Kind.CLOSE, call.wire)
+        self._tell_taker(call)
+
+    def abandon(self, call: Call) -> None:
+        """Note that nobody takes *call*'s items any more; `abandoned` returns it. Takes no lock."""
+        self._abandoned.append(call)
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether there are streams that nobody takes any more, and that have not been ended."""
+        return bool(self._abandoned)
+
+    def abandoned(self) -> Iterator[Call]:
+        """Return those, once."""
+        while self._abandoned:
+            yield self._abandoned.popleft()
+
+    def _tell_taker(self, call: Call) -> None:
+        stream = call.stream
+        assert stream is not None
+        ticket, stream.ticket = stream.ticket, None
+        wake, stream.wake = stream.wake, None
+        if ticket is not None:
+            ticket.done = True
+            self._reading.wake(ticket)
+        if wake is not None:
+            wake()

@@ -1,0 +1,52 @@
+"""When a group's arena gives back the memory that lies idle.
+
+Guarantees: at rest no timer runs, unless a reader keeps something; then looks become rare.
+
+Left to others: the memory itself (`runtime.arena`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import ARENA_IDLE, ARENA_LONGEST
+
+if TYPE_CHECKING:
+    import threading
+
+    from phalanx.runtime import Arena, Hub, Timer
+
+
+class Trimming:
+    """Trims one arena once nothing has been placed in it for a while. Under the plane's lock."""
+
+    def __init__(self, hub: Hub, lock: threading.Lock, arena: Arena) -> None:
+        self._hub = hub
+        self._lock = lock
+        self._arena = arena
+        self._timer: Timer | None = None
+
+    def later(self, wait: float = ARENA_IDLE) -> None:
+        """See to it that the arena, which is in use, is trimmed when it no longer is."""
+        arena = self._arena
+        if self._timer is not None or arena.fd < 0:
+            return
+        placed = arena.placed
+
+        def look() -> None:
+            with self._lock:
+                self._timer = None
+                idle = arena.placed == placed
+                if idle:
+                    arena.trim()
+                if arena.is_warm:
+                    # Idle and yet warm: a reader keeps something. Then look less often.
+                    self.later(min(2 * wait, ARENA_LONGEST) if idle else ARENA_IDLE)
+
+        self._timer = self._hub.call_at(time.monotonic() + wait, look)
+
+    def close(self) -> None:
+        """Look no more."""
+        if self._timer is not None:
+            self._timer.cancel()
