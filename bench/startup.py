@@ -1,4 +1,4 @@
-"""Start-up: N ranks ready with torch imported, against multiprocessing's spawn in the same run.
+"""``phalanx bench startup``: N ranks with torch imported, beside multiprocessing's spawn.
 
 Both sides run the same first torch operation in each process and report it through a pipe; the
 clock runs from before anything exists until the last report.
@@ -6,27 +6,30 @@ clock runs from before anything exists until the last report.
 
 from __future__ import annotations
 
-import argparse
-import json
 import multiprocessing
 import os
 import select
-import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.launcher import Launcher, LaunchSpec
+from phalanx.runtime import Hub, Launcher, LaunchSpec
+
+from .arguments import add_json, check_writable, count, give
+from .machine import describe, sentence
+from .samples import Samples
+from .tables import seconds, table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-LONG = 300.0
+_LONG = 300.0
 
 
 def first_operation() -> float:
+    """Have torch do something, in one thread."""
     import torch  # noqa: PLC0415  # what is measured
 
     torch.set_num_threads(1)
@@ -34,23 +37,25 @@ def first_operation() -> float:
 
 
 def rank(_payload: bytes, fds: Mapping[str, int]) -> None:
+    """Be a rank of ours."""
     os.write(fds["out"], b"." if first_operation() == 64.0**3 else b"!")
     os.read(fds["stay"], 1)
 
 
 def spawned(out: Connection, stay: Connection) -> None:
+    """Be a rank of multiprocessing's."""
     out.send_bytes(b"." if first_operation() == 64.0**3 else b"!")
     stay.poll(None)
 
 
 def await_reports(fd: int, count: int) -> None:
     """Return once *count* processes have reported on *fd*."""
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + _LONG
     seen = b""
     while len(seen) < count:
         ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            msg = f"{len(seen)} of {count} ready after {LONG} s"
+            msg = f"{len(seen)} of {count} ready after {_LONG} s"
             raise TimeoutError(msg)
         seen += os.read(fd, count)
     if seen.strip(b"."):
@@ -59,6 +64,7 @@ def await_reports(fd: int, count: int) -> None:
 
 
 def measure_spawn(ranks: int) -> float:
+    """Return the seconds until *ranks* spawned processes are ready."""
     context = multiprocessing.get_context("spawn")
     stay, go = context.Pipe(duplex=False)
     began = time.monotonic()
@@ -69,7 +75,7 @@ def measure_spawn(ranks: int) -> float:
         process.start()
         started.append((process, read, write))
     for _, read, _ in started:
-        if not read.poll(LONG) or read.recv_bytes() != b".":
+        if not read.poll(_LONG) or read.recv_bytes() != b".":
             msg = "a spawned rank did not become ready"
             raise TimeoutError(msg)
     took = time.monotonic() - began
@@ -77,7 +83,7 @@ def measure_spawn(ranks: int) -> float:
     stay.close()
     for rank_process, read, write in started:
         rank_process.terminate()
-        rank_process.join(LONG)
+        rank_process.join(_LONG)
         read.close()
         write.close()
     return took
@@ -93,10 +99,12 @@ def measure_phalanx(ranks: int, more: int) -> tuple[float, list[float]]:
 
     def launch(count: int) -> None:
         specs = [
-            LaunchSpec(entry="startup:rank", fds={"out": report, "stay": stay}, label=f"rank {n}")
+            LaunchSpec(
+                entry=f"{__name__}:rank", fds={"out": report, "stay": stay}, label=f"rank {n}"
+            )
             for n in range(count)
         ]
-        launcher.launch_many(specs, on_exit=lambda _: None, deadline=time.monotonic() + LONG)
+        launcher.launch_many(specs, on_exit=lambda _: None, deadline=time.monotonic() + _LONG)
         await_reports(out, count)
 
     launch(ranks)
@@ -113,32 +121,36 @@ def measure_phalanx(ranks: int, more: int) -> tuple[float, list[float]]:
     return cold, warm
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--warm", type=int, default=11, help="single ranks to start when warm")
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    parser.add_argument("--ranks", type=count, default=8)
+    parser.add_argument("--warm", type=count, default=11, help="single ranks to start when warm")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    check_writable("json", arguments.json)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    machine = describe()
     # An unmeasured import first, so that neither side pays for a cold disk cache.
     measure_spawn(1)
-    cold, warm = measure_phalanx(options.ranks, options.warm)
-    spawn = measure_spawn(options.ranks)
+    cold, warm = measure_phalanx(arguments.ranks, arguments.warm)
+    spawn = measure_spawn(arguments.ranks)
+    singles = Samples(tuple(warm))
     figures: dict[str, Any] = {
-        "ranks": options.ranks,
-        "cpus": os.cpu_count(),
-        "spawn_seconds": round(spawn, 3),
-        "phalanx_cold_seconds": round(cold, 3),
-        "ratio": round(cold / spawn, 3),
-        "one_more_warm_ms": round(statistics.median(warm) * 1000, 1),
-        "one_more_warm_worst_ms": round(max(warm) * 1000, 1),
+        "machine": machine,
+        "ranks": arguments.ranks,
+        "spawn_seconds": spawn,
+        "phalanx_cold_seconds": cold,
+        "ratio": cold / spawn,
+        "one_more_warm_seconds": warm,
     }
-    if options.json:
-        print(json.dumps(figures))
-        return
-    for name, value in figures.items():
-        print(f"{name:24} {value}")
-
-
-if __name__ == "__main__":
-    main()
+    rows = [
+        (f"{arguments.ranks} ranks, multiprocessing spawn", seconds(spawn), ""),
+        (f"{arguments.ranks} ranks, phalanx, cold", seconds(cold), f"{cold / spawn:.2f} of it"),
+        ("one more rank, warm", seconds(singles.median), f"slowest {seconds(max(warm))}"),
+    ]
+    shown = table(("ready with torch", "median", ""), rows)
+    give(arguments, figures, f"## Start-up\n\n{sentence(machine)}.\n\n{shown}")
+    return 0

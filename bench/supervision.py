@@ -1,12 +1,11 @@
 """What supervision costs: a restart decision by number of children, memory, many supervisors.
 
-``python bench/supervision.py [--most N]`` prints a table. The decision is `decide` alone, with the
+``phalanx bench supervision`` prints a table. The decision is `decide` alone, with the
 exit and the outcome of the start delivered; nothing is started. Figures are medians.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -30,14 +29,21 @@ from phalanx.supervision.decide import decide
 from phalanx.supervision.events import Booted, Event, Exited, StartChildRequested, Started
 from phalanx.supervision.state import SupervisorState, initial_state
 
+from .arguments import add_json, check_writable, count, give
+from .machine import describe, sentence
+from .tables import seconds, table
+
 if TYPE_CHECKING:
+    import argparse
+
     from phalanx.supervision import StartContext
 
-CRASH = ExitReason(ExitKind.CRASH)
-RESTARTS = 1_000_000  # never the limit here
+_CRASH = ExitReason(ExitKind.CRASH)
+_RESTARTS = 1_000_000  # never the limit here
 
 
 def start(_ctx: StartContext) -> Any:
+    """Start nothing."""
     return IGNORE
 
 
@@ -48,7 +54,7 @@ class Core:
         dynamic = strategy is Strategy.DYNAMIC
         # One spec, shared, as a program that makes many alike would have it.
         specs = () if dynamic else [ChildSpec(f"w{n}", start) for n in range(children)]
-        spec = SupervisorSpec("top", strategy, Intensity(RESTARTS, 1e-6), specs)
+        spec = SupervisorSpec("top", strategy, Intensity(_RESTARTS, 1e-6), specs)
         self.state: SupervisorState = initial_state(spec)
         self.serials: dict[str, int] = {}
         self.now = 0.0
@@ -76,7 +82,7 @@ class Core:
         """Crash *key*, restart whom that concerns; return the seconds it took."""
         self.now += 1.0
         began = time.perf_counter()
-        self.run(Exited(key, self.serials[key], CRASH, self.now))
+        self.run(Exited(key, self.serials[key], _CRASH, self.now))
         return time.perf_counter() - began
 
 
@@ -119,22 +125,35 @@ def nested(supervisors: int) -> tuple[float, float]:
     return started - began, time.perf_counter() - started
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--most", type=int, default=100_000, help="largest number of children")
-    options = parser.parse_args()
-    sizes = [size for size in (10, 1_000, 100_000) if size <= options.most]
-    print("| one restart among | " + " | ".join(f"{size:,}" for size in sizes) + " |")
-    print("| --- " * (len(sizes) + 1) + "|")
-    for strategy in (Strategy.ONE_FOR_ONE, Strategy.DYNAMIC, Strategy.ONE_FOR_ALL):
-        cells = [f"{decision(strategy, size) * 1e6:,.0f} us" for size in sizes]
-        print(f"| {strategy} | " + " | ".join(cells) + " |")
-    print(f"\nmemory per running child: {memory_per_child(min(10_000, options.most)):.0f} bytes")
-    count = min(1_000, options.most)
-    up, down = nested(count)
-    print(f"{count:,} nested supervisors: started in {up:.2f} s, stopped in {down:.2f} s")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line."""
+    parser.add_argument("--most", type=count, default=100_000, help="largest number of children")
+    add_json(parser)
 
 
-if __name__ == "__main__":
-    main()
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and print."""
+    check_writable("json", arguments.json)
+    machine, most = describe(), arguments.most
+    sizes = [size for size in (10, 1_000, 100_000) if size <= most] or [most]
+    strategies = (Strategy.ONE_FOR_ONE, Strategy.DYNAMIC, Strategy.ONE_FOR_ALL)
+    restarts = {str(each): {size: decision(each, size) for size in sizes} for each in strategies}
+    each_child = memory_per_child(min(10_000, most))
+    supervisors = min(1_000, most)
+    up, down = nested(supervisors)
+    figures: dict[str, Any] = {
+        "machine": machine,
+        "restart_seconds": restarts,
+        "bytes_per_child": each_child,
+        "nested": {"supervisors": supervisors, "start_seconds": up, "stop_seconds": down},
+    }
+    rows = [(name, *(seconds(times[size]) for size in sizes)) for name, times in restarts.items()]
+    shown = table(("one restart among", *(f"{size:,} children" for size in sizes)), rows)
+    give(
+        arguments,
+        figures,
+        f"## Supervision\n\n{sentence(machine)}.\n\n{shown}\n\n"
+        f"memory per running child: {each_child:.0f} bytes\n"
+        f"{supervisors:,} nested supervisors: started in {seconds(up)}, stopped in {seconds(down)}",
+    )
+    return 0

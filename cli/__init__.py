@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SUBCOMMANDS = {
+    "bench": "measure calls, deaths and starts, here and elsewhere",
     "doctor": "say what this machine has, what is missing, and what to do about it",
     "logs": "follow what a running driver and its workers write",
     "report": "tell of one death: what died, of what, doing what, and what was decided",

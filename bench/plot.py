@@ -1,0 +1,85 @@
+"""What `rpc` found, as a picture: time over size, one panel for each number of ranks."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import SpecError
+
+from .machine import sentence
+from .roster import OURS
+from .samples import of
+from .tables import size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .rpc import Found
+
+_EMPTY_AT = 256  # bytes: where an empty call stands on an axis that has no zero
+
+
+def check() -> None:
+    """Raise before anything is measured where there is nothing to draw with.
+
+    Raises:
+        SpecError: matplotlib is missing.
+    """
+    try:
+        import_module("matplotlib")
+    except ModuleNotFoundError as error:
+        raise SpecError("plot", "matplotlib", "is missing: pip install 'phalanx[bench]'") from error
+
+
+def draw(found: Found, path: Path) -> None:
+    """Write the picture to *path*, as a PNG."""
+    matplotlib: Any = import_module("matplotlib")
+    matplotlib.use("Agg")
+    pyplot: Any = import_module("matplotlib.pyplot")
+    ranks = list(found.plan.ranks)
+    figure, panels = pyplot.subplots(
+        1, len(ranks), figsize=(4.2 * len(ranks) + 1, 4.8), sharey=True, squeeze=False
+    )
+    for panel, count in zip(panels[0], ranks, strict=True):
+        _panel(panel, found, count)
+    panels[0][0].set_ylabel("one call to all ranks, microseconds")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="upper center", ncols=min(10, len(labels)), frameon=False)
+    figure.supxlabel(sentence(found.machine), fontsize=7, color="gray")
+    figure.tight_layout(rect=(0, 0.02, 1, 0.93))
+    figure.savefig(path, format="png", dpi=130)
+    pyplot.close(figure)
+
+
+def _panel(panel: Any, found: Found, ranks: int) -> None:
+    for name in found.names():
+        points = [
+            (each or _EMPTY_AT, samples)
+            for each in found.plan.sizes
+            if (row := found.rows.get((ranks, each, name))) and (samples := of(row.median))
+        ]
+        if not points:
+            continue
+        middle = [samples.median * 1e6 for _, samples in points]
+        below = [(samples.median - samples.low) * 1e6 for _, samples in points]
+        above = [(samples.high - samples.median) * 1e6 for _, samples in points]
+        style = {"color": "black", "linewidth": 2.4, "zorder": 3} if name == OURS else {}
+        if name == "memcpy":
+            style = {"color": "gray", "linestyle": ":"}
+        panel.errorbar(
+            [at for at, _ in points],
+            middle,
+            yerr=(below, above),
+            label=name,
+            marker="o",
+            markersize=3,
+            capsize=2,
+            **style,
+        )
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    ticks = {each or _EMPTY_AT: size(each) if each else "empty" for each in found.plan.sizes}
+    panel.set_xticks(list(ticks), list(ticks.values()), rotation=45, fontsize=7)
+    panel.set_title("1 rank" if ranks == 1 else f"{ranks} ranks", fontsize=10)
+    panel.grid(visible=True, which="major", alpha=0.3)

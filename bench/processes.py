@@ -1,0 +1,181 @@
+"""`Family`: every process of one contestant, its time, its memory, and its end.
+
+Guarantees: what a contestant starts is found, also when it left its parent or its session: we are
+subreaper, and its environment holds a mark. `end` leaves none of them.
+
+Left to others: a process that has overwritten its environment and was born of one that nobody saw.
+What is read of a process that is just ending may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MARK = "PHALANX_BENCH_MARK"
+_SET_SUBREAPER = 36
+_KIB = 1024
+_MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) (\d+) *(.*)$")
+
+
+def adopt_orphans() -> None:
+    """Have what contestants abandon become children of this process, where it is found."""
+    ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1)
+
+
+class Family:
+    """The descendants of *root*, and whoever carries *mark*.
+
+    Attributes:
+        root: The contestant's own process.
+        mark: In the environment of everything it starts.
+    """
+
+    def __init__(self, root: int, mark: str) -> None:
+        self.root = root
+        self.mark = mark
+        # With the moment of its start: the number of one that has ended is given to another.
+        self._known: set[tuple[int, int]] = set()
+
+    def pids(self) -> list[int]:
+        """Return its living processes, the root first."""
+        tasks = _tasks()
+        found = {pid for pid, task in tasks.items() if (pid, task.ticks) in self._known}
+        needle = f"{MARK}={self.mark}".encode()
+        for pid in tasks:
+            if pid not in found and pid != os.getpid() and needle in _read(f"/proc/{pid}/environ"):
+                found.add(pid)
+        grown = True
+        while grown:
+            more = {pid for pid, task in tasks.items() if task.parent in found} - found
+            found |= more
+            grown = bool(more)
+        self._known |= {(pid, tasks[pid].ticks) for pid in found}
+        return sorted(found, key=lambda pid: (pid != self.root, pid))
+
+    def cpu_ns(self, pids: Iterable[int]) -> dict[int, int]:
+        """Return the nanoseconds each of *pids* has run; threads that ended are not in it."""
+        return {pid: _cpu_ns(pid) for pid in pids}
+
+    def pss(self, pids: Iterable[int]) -> int:
+        """Return the bytes of memory they hold: what is shared counts in parts."""
+        return sum(_field(_read(f"/proc/{pid}/smaps_rollup"), b"Pss") for pid in pids)
+
+    def shared(self, pids: Iterable[int]) -> int:
+        """Return the bytes of shared memory that exist through them, each once."""
+        held: dict[tuple[int, int], int] = {}
+        mapped: dict[tuple[bytes, int], int] = {}
+        for pid in pids:
+            held.update(_shared_files(pid))
+            for key, size in _shared_mappings(pid).items():
+                mapped[key] = mapped.get(key, 0) + size
+        inodes = {inode for _, inode in held}
+        alone = (size for (_, inode), size in mapped.items() if inode not in inodes)
+        return sum(held.values()) + sum(alone)
+
+    def signal(self, number: int) -> None:
+        """Send it to all."""
+        for pid in self.pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def end(self, seconds: float = 10.0) -> list[int]:
+        """Kill all and collect what is ours to collect; return what is still there."""
+        deadline = time.monotonic() + seconds
+        while (left := self.pids()) and time.monotonic() < deadline:
+            self.signal(signal.SIGKILL)
+            collect(left)
+            time.sleep(0.01)  # of processes that are not our children nobody sends word
+        return left
+
+
+def collect(pids: Iterable[int]) -> None:
+    """Collect the exit status of those of *pids* that were adopted and have ended."""
+    for pid in pids:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+
+
+def command(pid: int) -> str:
+    """Return the command line of *pid*, shortened."""
+    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")[:80].strip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    parent: int
+    ticks: int
+
+
+def _tasks() -> dict[int, _Task]:
+    """Return every process that has not ended."""
+    found: dict[int, _Task] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208  # hundreds of names
+        if name.isdigit():
+            stat = _read(f"/proc/{name}/stat")
+            # The command stands in brackets and may itself hold blanks and brackets.
+            fields = stat[stat.rfind(b")") + 2 :].split()
+            if len(fields) > 19 and fields[0] not in (b"Z", b"X"):
+                found[int(name)] = _Task(int(fields[1]), int(fields[19]))
+    return found
+
+
+def _cpu_ns(pid: int) -> int:
+    total = 0
+    with contextlib.suppress(OSError):
+        for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208  # only names are needed
+            spent = _read(f"/proc/{pid}/task/{task}/schedstat").split()
+            total += int(spent[0]) if spent else 0
+    return total
+
+
+def _shared_files(pid: int) -> dict[tuple[int, int], int]:
+    """Return the bytes allocated to each shared-memory file that *pid* holds open."""
+    found: dict[tuple[int, int], int] = {}
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208  # only names are needed
+    except OSError:
+        return found
+    for name in names:
+        path = f"/proc/{pid}/fd/{name}"
+        with contextlib.suppress(OSError):
+            if os.readlink(path).startswith(("/memfd:", "/dev/shm/")):  # noqa: PTH115,S108
+                about = os.stat(path)  # noqa: PTH116  # follows the link also where it is deleted
+                found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return found
+
+
+def _shared_mappings(pid: int) -> dict[tuple[bytes, int], int]:
+    """Return this process's part of each mapping of shared memory."""
+    found: dict[tuple[bytes, int], int] = {}
+    current: tuple[bytes, int] | None = None
+    for line in _read(f"/proc/{pid}/smaps").splitlines():
+        if line.startswith(b"Pss:") and current is not None:
+            found[current] = found.get(current, 0) + _field(line, b"Pss")
+        elif match := _MAPPING.match(line):
+            device, inode, path = match.groups()
+            is_shared = path.startswith((b"/memfd:", b"/dev/shm/", b"/dev/zero (deleted)"))
+            current = (device, int(inode)) if is_shared else None
+    return found
+
+
+def _field(text: bytes, name: bytes) -> int:
+    match = re.search(rb"^" + name + rb":\s+(\d+) kB", text, re.MULTILINE)
+    return int(match.group(1)) * _KIB if match else 0
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError:
+        return b""

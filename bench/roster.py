@@ -1,0 +1,101 @@
+"""Who is measured by ``bench rpc``, and whether it is here.
+
+Guarantees: everybody who could take part has an entry; who is absent is named, with what to do.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.supervision import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .environments import Environments
+
+OURS = "phalanx"
+COPY = "memcpy"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One contestant.
+
+    Attributes:
+        name: What it is called in tables and on the command line.
+        module: What drives it.
+        variant: The setting in which it is measured.
+        environment: The peer whose environment it needs; None runs in ours.
+        about: One line for the reader of a table.
+        may_be_stopped: Whether it survives that all its processes are stopped for a while.
+    """
+
+    name: str
+    module: str
+    about: str
+    variant: str = ""
+    environment: str | None = None
+    may_be_stopped: bool = True
+
+
+ENTRIES = (
+    Entry(OURS, "phalanx", "this project: Executor.collective_rpc, default settings"),
+    Entry(COPY, "memcpy", "one copy of the same bytes between two warm buffers of a process"),
+    Entry("pyzmq", "pyzmq", "ROUTER and DEALERs over ipc, with pickle"),
+    Entry("pipe", "pipe", "one multiprocessing.Pipe for each rank"),
+    Entry("pykka", "pykka", "actors that are threads of one process; nothing is copied"),
+    Entry("ray", "ray", "Ray actors, large arguments by ray.put", environment="ray"),
+    Entry("xoscar", "xoscar", "xoscar actors, one in each process of a pool", environment="xoscar"),
+    Entry(
+        "monarch",
+        "monarch",
+        "torchmonarch: one call to a mesh",
+        environment="monarch",
+        may_be_stopped=False,  # when it goes on it finds its heartbeats late, and gives up
+    ),
+    Entry("vllm", "vllm", "vLLM's MessageQueue, as its executor uses it", environment="vllm"),
+    Entry(
+        "vllm-arena",
+        "vllm",
+        "the same with its shared-memory arena for tensors, off by default",
+        "arena",
+        "vllm",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """A contestant that can be started with *python*."""
+
+    entry: Entry
+    python: str
+
+
+def choose(
+    only: Sequence[str] | None, environments: Environments
+) -> tuple[list[Present], dict[str, str]]:
+    """Return who takes part, and why others do not; *only* None takes everybody.
+
+    Raises:
+        SpecError: A name is nobody's.
+    """
+    known = {entry.name: entry for entry in ENTRIES}
+    for name in only or ():
+        if name not in known:
+            raise SpecError("only", name, f"no such contestant; there are {', '.join(known)}")
+    present: list[Present] = []
+    absent: dict[str, str] = {}
+    for entry in ENTRIES:
+        if only is not None and entry.name not in only and entry.name != OURS:
+            continue
+        if entry.environment is None:
+            present.append(Present(entry, sys.executable))
+        elif (python := environments.python(entry.environment)) is not None:
+            present.append(Present(entry, python))
+        else:
+            absent[entry.name] = f"absent: phalanx bench peers --install {entry.environment}"
+    return present, absent
