@@ -4,36 +4,43 @@ from __future__ import annotations
 
 from phalanx.runtime import AsyncOutput, CrashReport
 
+from .calls import Call
 from .child import executor_child, worker_child
 from .context import WorkerContext
 from .executor import Executor, Status
-from .executor_actor import ExecutorActor, RankInfo
+from .executor_actor import ExecutorActor, RankInfo, Shared
 from .futures import CallFuture
 from .layout import Layout
 from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
-from .spec import StopPolicy
+from .probe import POINTS, installed
+from .spec import ExecutorSpec, StopPolicy
 from .streams import ReplyStream
 from .worker import WorkerActor, idempotent, limits, step
 
 __all__ = [
+    "POINTS",
     "AsyncOutput",
+    "Call",
     "CallFuture",
     "CrashReport",
     "Emitted",
     "Executor",
     "ExecutorActor",
+    "ExecutorSpec",
     "Layout",
     "Outcome",
     "OutcomeKind",
     "RankInfo",
     "ReplyStream",
+    "Shared",
     "Status",
     "StopPolicy",
     "WorkerActor",
     "WorkerContext",
     "executor_child",
     "idempotent",
+    "installed",
     "limits",
     "step",
     "worker_child",

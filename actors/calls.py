@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
+    from .probe import CallTap
     from .streams import Incoming
 
 OnDeath = Literal["fail", "retry"]
@@ -75,6 +76,7 @@ class Call:
         "settled",
         "shape",
         "stream",
+        "tap",
         "terms",
         "timer",
         "waiters",
@@ -94,6 +96,7 @@ class Call:
         rank: int | None = None,
         hang_after: float | None = None,
         stream: Incoming | None = None,
+        tap: CallTap | None = None,
     ) -> None:
         self.seq = seq
         self.name = name
@@ -105,6 +108,7 @@ class Call:
         self.retries = terms.retries if terms.on_death == "retry" else 0
         self.hang_after = hang_after  # seconds it may run on a rank; None for no limit
         self.stream = stream  # what has arrived of its items; None for a call with one answer
+        self.tap = tap  # what looks on, where faults are injected; else None
         self.reports: list[Any] = []
         self.wire = 0  # the id of the latest sending; 0 while it waits for its turn
         self.answers: dict[int, Frame | Outcome] = {}
@@ -178,7 +182,8 @@ class Call:
     def _value(self, rank: int) -> Any:
         frame = self.answers[rank]
         assert isinstance(frame, Frame)
-        return frame.value()
+        value = frame.value()
+        return value if self.tap is None else self.tap.take(rank, value)
 
     def _outcome(self, rank: int) -> Outcome:
         answer = self.answers[rank]
@@ -187,7 +192,10 @@ class Call:
         if answer.kind == Kind.ERROR:
             return Outcome(rank, OutcomeKind.ERROR, error=self.fail(answer, rank))
         try:
-            return Outcome(rank, OutcomeKind.OK, answer.value())
+            value = answer.value()
+            if self.tap is not None:
+                value = self.tap.take(rank, value)
+            return Outcome(rank, OutcomeKind.OK, value)
         except Exception as error:  # noqa: BLE001  # a reply whose type cannot be rebuilt here
             return Outcome(rank, OutcomeKind.ERROR, error=error)
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Runtime
 
+    from .probe import Probe
     from .spec import ExecutorSpec
 
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
@@ -45,6 +46,7 @@ class Core:
         runtime: Runtime | None,
         named: str | None,
         on_end: Callable[[ExitReason], None] | None = None,
+        probe: Probe | None = None,
     ) -> None:
         self.spec = spec
         self._pid = os.getpid()
@@ -55,6 +57,8 @@ class Core:
             # Boots while the rest is being made.
             self.runtime.launcher(spec.preload).warm()
             self.shared = self._share()
+            if probe is not None:
+                self.shared.probe = probe.attach(spec, self.shared)
             self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
                 spec, self.runtime, self.shared, self._ended(release), on_end
             )

@@ -41,6 +41,7 @@ from .interrupts import interrupts
 from .layout import Layout
 from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
+from .probe import current_probe
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
 from .steps import Steps, step_function
 from .streams import Incoming, InlineStream, ReplyStream
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
     from .plane import Plane
+    from .probe import CallTap
     from .spec import Launch, Survivors
 
 W = TypeVar("W", bound=WorkerActor)
@@ -226,7 +228,10 @@ class Executor(Generic[W]):
         if launch == "inline":
             self._inline = InlineRank(self._spec, self._emitted_inline)
             return
-        self._core = Core(self._spec, runtime, name, _on_end)
+        probe = current_probe()
+        if probe is not None:
+            self._spec = probe.adjust(self._spec)
+        self._core = Core(self._spec, runtime, name, _on_end, probe)
         self._plane = self._core.shared.plane
         self._finalizer = weakref.finalize(self, self._core.end)
         self._finalizer.atexit = False  # the end of the program has its own way (termination)
@@ -787,6 +792,8 @@ class Executor(Generic[W]):
         plane = self._plane
         if not non_block:
             self._check_may_wait(name)
+        tap = self._tap(name, method, shape, rank, is_stream=window is not None)
+        method = method if tap is None else tap.method
         payloads = _payloads(name, method, each, plane)
         call = Call(
             next(self._seq),
@@ -798,12 +805,13 @@ class Executor(Generic[W]):
             rank=rank,
             hang_after=None if hang_after == math.inf or window is not None else hang_after,
             stream=None if window is None else Incoming(window),
+            tap=tap,
         )
         if non_block:
             try:
                 plane.submit(call, waits=False)
-            except BaseException:
-                plane.cancel(call)
+            except BaseException as error:
+                plane.cancel(call, error)
                 raise
             if terms.deadline is not None:
                 self._expire_later(call, terms.deadline)
@@ -817,13 +825,22 @@ class Executor(Generic[W]):
         except BaseException as error:
             if isinstance(error, ExecutorClosed):
                 living.stay_until_the_end()
-            plane.cancel(call)  # Ctrl-C: nobody waits for the answer any more
+            plane.cancel(call, error)  # Ctrl-C: nobody waits for the answer any more
             raise
         if interrupts.pending:
             interrupts.strike()
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         return decode(call)
+
+    def _tap(
+        self, name: str, method: Any, shape: Shape, rank: int | None, *, is_stream: bool
+    ) -> CallTap | None:
+        """Return what looks on at a call, where anything does."""
+        probe = self._core.shared.probe
+        if probe is None:
+            return None
+        return probe.tap(name, method, shape=shape.name.lower(), rank=rank, is_stream=is_stream)
 
     def _call_inline(
         self,

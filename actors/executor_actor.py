@@ -103,6 +103,7 @@ if TYPE_CHECKING:
     from .calls import Call
     from .members import Member
     from .plane import Plane
+    from .probe import GroupProbe
     from .seat import Progress, Running
     from .spec import ExecutorSpec
     from .watch import HangWatch
@@ -159,6 +160,7 @@ class Shared:
         gone: Set once everything has been given back.
         start_error: Why the group never came up.
         cause: Why the group ended by itself; None where it was closed or lives.
+        probe: What looks on, where faults are injected.
     """
 
     plane: Plane
@@ -177,6 +179,7 @@ class Shared:
     start_error: BaseException | None = None
     cause: ExitReason | None = None
     closing: bool = False
+    probe: GroupProbe | None = None
 
 
 class ExecutorActor(pykka.ThreadingActor):
@@ -207,7 +210,9 @@ class ExecutorActor(pykka.ThreadingActor):
             keep=spec.survivors == "keep",
         )
         self._devices = DevicePool.of(spec.devices, spec.world_size)
-        self._members = Members(spec, runtime, self._devices, self._tell, shared.plane.arena)
+        self._members = Members(
+            spec, runtime, self._devices, self._tell, shared.plane.arena, probe=shared.probe
+        )
         self._store = RendezvousStore(
             runtime.hub,
             partial(runtime.launcher, spec.preload),
@@ -276,6 +281,8 @@ class ExecutorActor(pykka.ThreadingActor):
                 if member is not None:
                     self._members.escalate(member, notice)
             case NotStarted(ranks, reason):
+                if self.shared.probe is not None:
+                    self.shared.probe.not_started(ranks, str(reason))
                 now = time.monotonic()
                 jitter = random.random()  # noqa: S311  # as above
                 for rank, incarnation in ranks:
@@ -287,6 +294,8 @@ class ExecutorActor(pykka.ThreadingActor):
             case Close(reason):
                 self._finish_plan(accepted=False)
                 self._act(CloseAsked(reason, time.monotonic()))
+                if self.shared.probe is not None:
+                    self.shared.probe.closing()
             case KillAll():
                 for member in self._members.current():
                     self._members.kill(member)
@@ -547,6 +556,8 @@ class ExecutorActor(pykka.ThreadingActor):
         plan.accepted = True
         self._planned = plan
         self._planned_count += 1
+        if self.shared.probe is not None:
+            self.shared.probe.planned(plan.ranks, plan.size)
         self._down_at = now = time.monotonic()
         if plan.size is not None:
             assert plan.layout is not None
@@ -613,6 +624,8 @@ class ExecutorActor(pykka.ThreadingActor):
         for member in members:
             device, at = member.labels.device, member.started_at
             self._publish(WorkerStarted(**_who(member), device=device, at=at))
+        if self.shared.probe is not None:
+            self.shared.probe.restarting(action.ranks)
 
     def _formation(self, epoch: int) -> Formation:
         if self._rendezvous is None or self._rendezvous.epoch != epoch:
@@ -793,6 +806,8 @@ class ExecutorActor(pykka.ThreadingActor):
 
     def _publish(self, event: Any) -> None:
         self._runtime.scribe.emit(event)
+        if self.shared.probe is not None:
+            self.shared.probe.happened(event)
         self._deliver(event)
 
     def _deliver(self, event: Any) -> None:

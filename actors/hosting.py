@@ -13,19 +13,20 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Kind, LockTable, WorkerLabels, await_assignment, worker_logger
+from phalanx.runtime import Board, Kind, LockTable, WorkerLabels, await_assignment, worker_logger
 from phalanx.supervision import UnknownMethod
 
 from .context import WorkerContext
 from .worker import WorkerActor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from phalanx.runtime import Link, Rendezvous
     from phalanx.supervision import ExitReason
 
     from .layout import Layout
+    from .probe import Witness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,7 @@ class Seed:
         factory: The pickled (class, args, kwargs), by value where they have no importable name;
             empty for a spare, which has had it.
         keywords: The pickled keyword arguments of this rank alone.
+        witness: The pickled `Witness` that looks on; empty for none.
     """
 
     factory: bytes
@@ -48,6 +50,7 @@ class Seed:
     coordinates: Mapping[str, int]
     device: str
     rendezvous: Rendezvous | None
+    witness: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +104,15 @@ class WorkerHost:
         self._context = context
         self._recipe = recipe
         self._actor: WorkerActor | None = None
+        self._witness: Witness | None = None
+        if seed.witness and link is not None:
+            self._witness = pickle.loads(seed.witness)
+            self._board = Board(link.fds["board"])
+
+    @property
+    def after_reply(self) -> Callable[[], None] | None:
+        """Called when a call has been answered; None where nobody looks on."""
+        return None if self._witness is None else self._witness.after_reply
 
     def start(self) -> None:
         """Build the user's object and run `on_start`."""
@@ -109,6 +121,8 @@ class WorkerHost:
         actor.ctx = self._context
         self._actor = actor
         try:
+            if self._witness is not None:
+                self._witness.woke(self._context, kept=False)
             actor.on_start(self._context)
         except Exception as error:
             self.fail(error)
@@ -116,6 +130,11 @@ class WorkerHost:
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""
+        if self._witness is not None:
+            return self._witness.invoke(self._run, method, args, kwargs, self._board.begun)
+        return self._run(method, args, kwargs)
+
+    def _run(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(method, str):
             return method(self._actor, *args, **kwargs)
         function = getattr(self._actor, method, None)
@@ -139,6 +158,8 @@ class WorkerHost:
         assert self._actor is not None
         if self._link is not None:
             self._link.tell(Kind.LEFT)
+        if self._witness is not None:
+            self._witness.woke(context, kept=True)
         self._actor.on_reform(context)
 
     def stop(self, reason: ExitReason) -> None:

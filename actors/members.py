@@ -63,6 +63,7 @@ if TYPE_CHECKING:
 
     from .layout import Layout
     from .notices import Notice
+    from .probe import GroupProbe
     from .spec import ExecutorSpec
 
 _BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
@@ -140,12 +141,15 @@ class Members:
         devices: DevicePool,
         tell: Callable[[Notice], None],
         arena: Arena,
+        *,
+        probe: GroupProbe | None = None,
     ) -> None:
         self._spec = spec
         self._runtime = runtime
         self._devices = devices
         self._tell = tell
         self._arena = arena
+        self._probe = probe
         self._members: dict[int, Member] = {}
         self._locks = LockTable.create()
         self.name = spec.name
@@ -452,6 +456,7 @@ class Members:
             coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
             device=member.labels.device,
             rendezvous=formation.rendezvous,
+            witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
         )
 
     def _environment(self, member: Member, formation: Formation) -> dict[str, str]:

@@ -179,7 +179,7 @@ class Plane:
                 for call in doubted:  # a stop that was asked for explains no exception
                     settling.withdraw(call)
                 doubted = []
-            loss = assess(lost, survivors, doubted, self._withdraw_unbegun())
+            loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
             for call in loss.parts:
                 settling.lose_part(call, lost, error)
             again = list(loss.untouched)
@@ -277,6 +277,8 @@ class Plane:
             ExecutorClosed: nothing is accepted any more.
             CallTimeout: no place became free; nothing was sent.
         """
+        if call.tap is not None:
+            call.tap.issued(call)
         deadline = call.terms.deadline
         while (place := self._accept(call, waits=waits)) is not None:
             if not self._reading.wait(place, deadline):
@@ -326,8 +328,13 @@ class Plane:
             return late
 
     @uninterrupted
-    def cancel(self, call: Call) -> bool:
-        """Withdraw *call*, or void its answers if it has been sent; False if it is done."""
+    def cancel(self, call: Call, cause: BaseException | None = None) -> bool:
+        """Withdraw *call*, or void its answers if it has been sent; False if it is done.
+
+        Its caller has been given *cause* instead of its outcome.
+        """
+        if call.tap is not None and cause is not None:
+            call.tap.raised(cause)
         with self._lock:
             if call.done:
                 return False
@@ -434,13 +441,15 @@ class Plane:
             msg = f"{call.name} could not be sent to rank {seat.rank}: {error}"
             self._settling.withdraw(call, error=RuntimeFault(msg))
 
-    def _withdraw_unbegun(self) -> int:
+    def _withdraw_unbegun(self, lost: list[Seat]) -> int:
         """Keep every rank from beginning a collective call that none has begun.
 
-        Returns the last call that any has begun.
+        Those of *lost* that live, and are about to be stopped, begin nothing at all any more: what
+        they had not begun is sent again. Returns the last call that any has begun.
         """
         boards = [seat.channel.board for seat in self._seats]
         self._sending.round += 1
         before = max((board.begun for board in boards), default=0)
-        withdraw(boards, self._sending.round, before)
+        shut = [seat.channel.board for seat in lost]
+        withdraw(boards, self._sending.round, before, shut)
         return max((board.begun for board in boards), default=0)

@@ -118,6 +118,8 @@ class Sending:
             seat.sent[wire] = call
             if limit is not None:
                 seat.limits[wire] = (call.name, limit)
+        if call.tap is not None:
+            call.tap.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in seats))
         packet = b""
         payload = call.payload(seats[0].rank)
         refused: list[tuple[Seat, OSError]] = []
@@ -145,6 +147,8 @@ class Sending:
         if limit is not None or not self.watched:
             self.watched = True
             self._on_busy(limit)
+        if call.tap is not None and any(len(seat.sent) > 1 for seat in seats):
+            call.tap.queued()
 
     def say(self, seat: Seat, kind: Kind, wire: int, extra: int = 0) -> None:
         """Send *seat* a message without a body about the sending *wire*."""

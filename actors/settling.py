@@ -73,6 +73,8 @@ class Settling:
             return
         call.error = error
         call.done = True
+        if call.tap is not None:
+            call.tap.settled(call)
         self._doubtful.pop(call.wire, None)
         call.drop()
         if call.timer is not None:

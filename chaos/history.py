@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .records import (
     Began,
@@ -90,16 +90,13 @@ class History:
     @cached_property
     def calls(self) -> dict[int, CallHistory]:
         """What is known of each call, by its number."""
-        names = {Issued: "issued", Sent: "sent", Began: "began", Ended: "ended"}
-        names |= {Settled: "settled", Taken: "taken"}
-        found: dict[int, dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
+        found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
         for record in self.records:
-            name = names.get(type(record))  # type: ignore[call-overload]  # None for others
-            if name is not None:
-                found[record.call][name].append(record)
+            if isinstance(record, Issued | Sent | Began | Ended | Settled | Taken):
+                found[record.call][record.kind].append(record)
         return {
-            call: CallHistory(**{name: tuple(some) for name, some in kinds.items()})  # type: ignore[arg-type]  # by name
-            for call, kinds in found.items()
+            number: CallHistory(**{kind: tuple(records) for kind, records in kinds.items()})
+            for number, kinds in found.items()
         }
 
     @cached_property

@@ -31,6 +31,7 @@ from .last_words import install_last_words
 from .launcher import Launcher, LaunchSpec
 from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
+from .marks import VARIABLE as MARK
 from .process import Process, ProcessStatus
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
 from .replies import AsyncOutput, RemoteFailure
@@ -42,6 +43,8 @@ from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
 from .tree import TreeReport
+from .tree import read as read_task
+from .tree import read_all as read_tasks
 from .worker_main import Boot, Link
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "ARENA_LONGEST",
     "EVERY_RANK",
     "LEVELS",
+    "MARK",
     "STACKS",
     "Arena",
     "Arrival",
@@ -124,6 +128,8 @@ __all__ = [
     "oom_sources",
     "read_report",
     "read_stacks",
+    "read_task",
+    "read_tasks",
     "receive",
     "release_shared",
     "render",

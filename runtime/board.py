@@ -1,12 +1,13 @@
 """A page that one worker and the driver share: what the worker has begun, and what is withdrawn.
 
-Guarantees: after a worker's death the driver can read which call it had begun last; a collective
-call that the driver has withdrawn is begun by no worker afterwards, or the driver sees that it
-was begun. No lock: each word has one writer.
+Guarantees: after a worker's death the driver can read which call it had begun last; a call that
+the driver has withdrawn is begun by no worker afterwards, or the driver sees that it was begun.
+No lock: each word has one writer.
 
 Withdrawals come in rounds. A collective call carries the round it was sent in. When round k
 begins, the calls of earlier rounds stay valid up to the highest one that any rank had begun
-(``limits[k]``), and those behind it are void.
+(``limits[k]``), and those behind it are void. A worker that is about to be stopped is *closed* in
+such a round: nothing at all that it had not begun is begun any more.
 
 How "or the driver sees it" holds: the worker stores *begun*, then loads *round*; the driver
 stores *round*, then loads *begun*. Either the worker sees the round or the driver sees the call,
@@ -37,7 +38,7 @@ _GLOBAL = 1 << 0
 _GLOBAL_EXPEDITED = 1 << 1
 _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 
-_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED = range(5)
+_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED = range(6)
 _LIMITS = 8  # where the limits of the latest rounds begin
 _KEPT = 256  # rounds whose limit is kept; a call older than that is void
 
@@ -70,8 +71,12 @@ class Board:
         words[_BEGUN] = call_id
         return words[_ROUND]
 
-    def is_void(self, call_id: int, sent_in: int, current: int) -> bool:
-        """Whether the collective call *call_id*, sent in an earlier round, has been withdrawn."""
+    def is_void(self, call_id: int, sent_in: int, current: int, *, collective: bool) -> bool:
+        """Whether *call_id*, sent in an earlier round, has been withdrawn."""
+        if self._words[_CLOSED]:
+            return True
+        if not collective:
+            return False
         if current - sent_in >= _KEPT:
             return True
         return call_id > self._words[_LIMITS + (sent_in + 1) % _KEPT]
@@ -112,6 +117,10 @@ class Board:
         """Say up to which call earlier rounds stay valid once *round_* begins."""
         self._words[_LIMITS + round_ % _KEPT] = call_id
 
+    def shut(self) -> None:
+        """Have the round that begins next withdraw everything that this worker has not begun."""
+        self._words[_CLOSED] = 1
+
     def close(self) -> None:
         """Give the page back."""
         if self.fd >= 0:
@@ -121,13 +130,19 @@ class Board:
             self.fd = -1
 
 
-def withdraw(boards: Sequence[Board], round_: int, reached: int) -> None:
-    """Begin *round_*: void what was sent in earlier ones behind call *reached*.
+def withdraw(
+    boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()
+) -> None:
+    """Begin *round_*: void the collective calls of earlier ones behind call *reached*.
+
+    For those of *boards* that are *shut* it voids every call that they have not begun.
 
     On return every worker either sees that or has shown, in `begun`, what it began before.
     """
     for board in boards:
         board.limit(round_, reached)
+    for board in shut:
+        board.shut()
     _fence()
     for board in boards:
         board.enter(round_)

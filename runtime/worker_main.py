@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 class Hosted(Protocol):
     """What the layer above puts into a worker process."""
 
+    @property
+    def after_reply(self) -> Callable[[], None] | None:
+        """What is to be called when a call has been answered; None for nothing."""
+        ...
+
     def start(self) -> None:
         """Build the user's object and run its start hook."""
         ...
@@ -161,6 +166,7 @@ class _Worker:
         self._hosted = hosted
         self._replies = replies
         self._arena = exchange.arena
+        self._after_reply = hosted.after_reply
         self._inbox = Inbox(data, exchange.reader, hosted.note_foreign)
 
     def run(self) -> int:
@@ -227,8 +233,10 @@ class _Worker:
         call_id = frame.call_id
         board = self._board
         now = board.begin(call_id)
-        withdrawable = frame.incarnation != now and frame.flags & Flag.COLLECTIVE
-        if withdrawable and board.is_void(call_id, frame.incarnation, now):
+        sent_in = frame.incarnation
+        if sent_in != now and board.is_void(
+            call_id, sent_in, now, collective=bool(frame.flags & Flag.COLLECTIVE)
+        ):
             board.finish(call_id, served=False)
             frame.drop()
             self._inbox.forget(call_id)
@@ -251,6 +259,8 @@ class _Worker:
             self._replies.refuse(frame, error)
         else:
             self._replies.answer(frame, result)
+        if self._after_reply is not None:
+            self._after_reply()
         board.finish(call_id)
 
 

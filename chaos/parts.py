@@ -1,0 +1,81 @@
+"""Which process of a driver is what: found by the marks that all of them carry.
+
+Guarantees: only processes of the driver asked about are found, with what makes them known again
+(`Part.key`), so that a signal never goes to one that merely got the number of another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+from phalanx.runtime import MARK, read_task, read_tasks
+
+_LABEL = re.compile(rb"/\d+\.([^;]*);*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One process of a driver.
+
+    Attributes:
+        role: ``zygote``, ``logs``, ``store``, ``standby``, ``rank`` or ``other``.
+        label: What it was started as.
+    """
+
+    pid: int
+    ticks: int
+    role: str
+    label: str
+
+    def send(self, number: int) -> bool:
+        """Send it signal *number*; False where it is gone."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except OSError:
+            return False
+        try:
+            task = read_task(self.pid)
+            if task is None or task.ticks != self.ticks or task.state in ("Z", "X"):
+                return False
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+                return True
+            return False
+        finally:
+            os.close(pidfd)
+
+
+def parts_of(driver: int) -> list[Part]:
+    """Return the processes that *driver* has started, by pid."""
+    found: list[Part] = []
+    for task in read_tasks().values():
+        if task.parent != driver or task.state in ("Z", "X"):
+            continue
+        try:
+            environ = Path(f"/proc/{task.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        for entry in environ.split(b"\0"):
+            if entry.startswith(MARK.encode() + b"="):
+                label = _LABEL.search(entry.rstrip(b";") + b";")
+                if label is not None:
+                    name = label.group(1).decode()
+                    found.append(Part(task.pid, task.ticks, _role(name), name))
+    return sorted(found, key=lambda part: part.pid)
+
+
+def _role(label: str) -> str:
+    if label == "zygote":
+        return "zygote"
+    if label == "scribe":
+        return "logs"
+    if "/store#" in label:
+        return "store"
+    if "/standby#" in label:
+        return "standby"
+    return "rank" if re.search(r"/\d+#\d+$", label) else "other"

@@ -1,0 +1,215 @@
+"""What a run came to: what was done, what became of it, and what of it may not be.
+
+Guarantees: everything in it follows from the history; the same run folder gives the same result.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from .checker import check
+from .records import Began, Ended, GroupEnded, Missed, RankDied, RankExited, Settled, Struck
+from .violation import INVARIANTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .history import History
+    from .plan import Chaos
+    from .violation import Violation
+
+_SHOWN = 5  # violations that are shown in full
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSummary:
+    """What came of the faults of one kind.
+
+    Attributes:
+        done: How many were done.
+        missed: How many found nobody, or no moment.
+        recoveries: Seconds from each to the next call that its victim ran to the end.
+    """
+
+    fault: str
+    done: int
+    missed: int
+    recoveries: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class ChaosResult:
+    """The result of one run.
+
+    Attributes:
+        target: What was run.
+        plan: What was to be done to it.
+        interrupted: Whether it ended before its time, by Ctrl-C.
+        record: The folder with its record; None where that was not kept.
+    """
+
+    target: str
+    plan: Chaos
+    history: History
+    interrupted: bool = False
+    record: Path | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every invariant held."""
+        return not self.violations
+
+    @cached_property
+    def violations(self) -> tuple[Violation, ...]:
+        """What the history shows that may not be."""
+        return check(self.history)
+
+    @cached_property
+    def calls(self) -> dict[str, int]:
+        """How many calls ended with each outcome."""
+        return dict(sorted(Counter(s.outcome for s in self.history.every(Settled)).items()))
+
+    @cached_property
+    def restarts(self) -> int:
+        """How many deaths that nobody asked for there were."""
+        return len(self.history.every(RankDied))
+
+    @cached_property
+    def faults(self) -> tuple[FaultSummary, ...]:
+        """What came of the faults, by kind."""
+        done: dict[str, set[int]] = defaultdict(set)
+        missed = Counter(each.fault for each in self.history.every(Missed))
+        times: dict[str, list[float]] = defaultdict(list)
+        for struck in self.history.every(Struck):
+            if struck.strike not in done[struck.fault]:
+                done[struck.fault].add(struck.strike)
+                took = self._recovery(struck)
+                if took is not None:
+                    times[struck.fault].append(took)
+        return tuple(
+            FaultSummary(name, len(done[name]), missed[name], tuple(times[name]))
+            for name in sorted({*done, *missed})
+        )
+
+    def _recovery(self, struck: Struck) -> float | None:
+        """Return how long *struck*'s victim took to run a call to its end again."""
+        if struck.rank is None or struck.incarnation is None:
+            return None
+        who = (struck.group, struck.rank)
+        ends = self._ends.get(who, [])
+        exit_at = self._exits.get((*who, struck.incarnation))
+        died = exit_at is not None and struck.at <= exit_at
+        for at, incarnation in ends[bisect_right(ends, (struck.at, 0)) :]:
+            if incarnation > struck.incarnation or not died:
+                return at - struck.at
+        return None
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, int], list[tuple[float, int]]]:
+        ends: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+        for ended in self.history.every(Ended):
+            if not ended.error:
+                ends[ended.group, ended.rank].append((ended.at, ended.incarnation))
+        return ends
+
+    @cached_property
+    def _exits(self) -> dict[tuple[str, int, int], float]:
+        return {(e.group, e.rank, e.incarnation): e.at for e in self.history.every(RankExited)}
+
+    # --- telling ------------------------------------------------------------------------
+
+    def render(self) -> str:
+        """Return the closing table, and the violations if there are any."""
+        lines = [self._title(), ""]
+        lines += self._table_of_faults()
+        calls = ", ".join(f"{count} {outcome}" for outcome, count in self.calls.items()) or "none"
+        runs = len(self.history.every(Began))
+        ended = sum(bool(each.cause) for each in self.history.every(GroupEnded))
+        lines += ["", f"calls      {sum(self.calls.values())}: {calls}"]
+        lines += [f"runs       {runs} by workers", f"deaths     {self.restarts} unasked"]
+        if ended:
+            lines.append(f"groups     {ended} gave up and were built again")
+        lines += ["", *self._table_of_invariants()]
+        for violation in self.violations[:_SHOWN]:
+            lines += ["", violation.render()]
+        if len(self.violations) > _SHOWN:
+            lines += ["", f"and {len(self.violations) - _SHOWN} more"]
+        if self.record is not None:
+            lines += ["", f"record     {self.record}"]
+        return "\n".join([*lines, "", self._verdict()])
+
+    def _title(self) -> str:
+        plan = self.plan
+        return f"{self.target}: {plan.duration:g} s, {len(plan.strikes)} faults, seed {plan.seed}"
+
+    def _verdict(self) -> str:
+        cut = " (interrupted)" if self.interrupted else ""
+        if self.ok:
+            return f"ok: every invariant held{cut}"
+        broken = sorted({violation.invariant for violation in self.violations})
+        return f"VIOLATED: {', '.join(broken)}{cut}; again with --seed {self.plan.seed}"
+
+    def _table_of_faults(self) -> list[str]:
+        lines = [f"{'fault':<12}{'done':>6}{'missed':>8}   recovery p50     p99     max"]
+        for each in self.faults:
+            times = sorted(each.recoveries)
+            shown = "        -"
+            if times:
+                picked = (quantile(times, 0.5), quantile(times, 0.99), times[-1])
+                shown = "".join(f"{seconds:>6.2f} s" for seconds in picked)
+            lines.append(f"{each.fault:<12}{each.done:>6}{each.missed:>8}   {shown:>27}")
+        return lines
+
+    def _table_of_invariants(self) -> list[str]:
+        broken = Counter(violation.invariant for violation in self.violations)
+        lines: list[str] = []
+        for name, says in INVARIANTS.items():
+            state = f"BROKEN {broken[name]}x" if broken[name] else "held"
+            lines.append(f"{state:<11}{name:<17}{says}")
+        return lines
+
+    def to_json(self) -> str:
+        """Return the figures as one JSON object."""
+        return json.dumps(
+            {
+                "target": self.target,
+                "seed": self.plan.seed,
+                "ok": self.ok,
+                "interrupted": self.interrupted,
+                "duration": self.plan.duration,
+                "calls": self.calls,
+                "deaths": self.restarts,
+                "faults": [
+                    {
+                        "fault": each.fault,
+                        "done": each.done,
+                        "missed": each.missed,
+                        "recovery_p50": quantile(sorted(each.recoveries), 0.5),
+                        "recovery_p99": quantile(sorted(each.recoveries), 0.99),
+                        "recovery_max": max(each.recoveries, default=None),
+                    }
+                    for each in self.faults
+                ],
+                "violations": [
+                    {
+                        "invariant": each.invariant,
+                        "message": each.message,
+                        "records": [record.line() for record in each.records],
+                    }
+                    for each in self.violations
+                ],
+            },
+            indent=1,
+        )
+
+
+def quantile(ordered: list[float], part: float) -> float | None:
+    """Return the value that *part* of *ordered* are not above; None where there are none."""
+    if not ordered:
+        return None
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))]

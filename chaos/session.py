@@ -1,0 +1,304 @@
+"""One life of a driver: the target is built, called and struck until the time is up, then closed.
+
+Guarantees: what was built is closed, whatever happens, Ctrl-C included; a group that has given up
+is built again; every caller has its answers, or is told of as waiting; what is left is looked for
+when everything has been closed.
+
+Left to others: how many lives there are (`lives`), what came of it all (`result`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from phalanx.actors import Executor, installed
+from phalanx.supervision import Intensity, PhalanxError, Phase
+
+from .footprint import Footprint, trees_of
+from .journal import Journal, now
+from .recorder import Recorder
+from .records import Examined, LifeBegan, LifeEnded
+from .striker import Striker
+from .traffic import Callers, Mismatch, complain, make_calls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from .plan import Chaos
+    from .recorder import Watched
+    from .schedule import Strike
+    from .target import Subject, Target
+
+_LOOK = 0.25  # seconds between looks whether the group has given up, and between two progresses
+_PING = 10.0
+_LARGE_BYTES = 64 << 20
+_LARGE_TIMEOUT = 30.0
+_OVER = 8  # calls beyond what the queue holds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        seconds: Since its traffic began.
+        struck: Strikes whose time has come.
+        calls: Calls by outcome.
+        restarts: Deaths that led to a restart, in all groups.
+        state: What the newest group is doing.
+    """
+
+    seconds: float
+    duration: float
+    struck: int
+    strikes: int
+    calls: dict[str, int]
+    restarts: int
+    state: str
+
+
+@dataclass(slots=True)
+class Session:
+    """One life.
+
+    Args:
+        offset: Seconds of the plan that earlier lives have used up.
+        life: 1 for the first.
+        interrupt: Set by whoever wants it to end early.
+    """
+
+    plan: Chaos
+    target: Target
+    folder: Path
+    on_progress: Callable[[Progress], None] | None = None
+    offset: float = 0.0
+    life: int = 1
+    interrupt: threading.Event = field(default_factory=threading.Event)
+    _journal: Journal = field(init=False)
+    _recorder: Recorder = field(init=False)
+    _striker: Striker = field(init=False)
+    _subject: Subject | None = None
+    _struck: int = 0
+    _floods: list[threading.Thread] = field(default_factory=list[threading.Thread])
+
+    def run(self) -> None:
+        """Run it to its end.
+
+        Raises:
+            Exception: what the factory raised when it was first called; then nothing has run.
+        """
+        self._journal = Journal(self.folder, f"driver-{self.life}")
+        before = Footprint.now(devices=_may_use_devices())
+        self._striker = Striker(self._journal, lambda: self._recorder.groups)
+        self._striker.call_large = self._call_large
+        widened = None if self.plan.keep_intensity else _widened(self.plan)
+        self._recorder = Recorder(
+            self.folder, self._journal, self._striker, life=self.life, widened=widened
+        )
+        self._journal.write(LifeBegan(at=now(), life=self.life, pid=os.getpid()))
+        trees: set[str] = set()
+        try:
+            with installed(self._recorder):
+                try:
+                    self._subject = self.target.build()
+                    trees |= trees_of(os.getpid())
+                    self._serve()
+                finally:
+                    trees |= trees_of(os.getpid())
+                    self._close()
+        finally:
+            self._striker.finish()
+            for left in before.left(trees, self._pids()):
+                self._journal.write(left)
+            self._journal.write(LifeEnded(at=now(), life=self.life, closed=True))
+            self._journal.close()
+        if self._journal.problem is not None:
+            raise self._journal.problem
+
+    # --- the run ------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        subject = self._subject
+        assert subject is not None
+        plan = self.plan
+        traffic = subject.traffic or partial(_default_traffic, plan.call_timeout)
+        callers = Callers(
+            lambda: None if self._subject is None else self._subject.handle,
+            traffic,
+            [random.Random(f"{plan.seed}/{self.life}/{i}") for i in range(plan.callers)],  # noqa: S311  # drawn to be drawn again
+            self._journal,
+            frozenset(strike.fault for strike in plan.strikes),
+        )
+        began = time.monotonic() - self.offset
+        callers.start()
+        try:
+            for strike in plan.strikes:
+                if strike.at < self.offset:
+                    continue
+                self._wait_until(began, strike.at)
+                if self.interrupt.is_set():
+                    break
+                self._struck += 1
+                if strike.target != "driver":  # that one comes from outside
+                    self._striker.strike(strike)
+            self._wait_until(began, plan.duration)
+        finally:
+            callers.stop()
+            deadline = time.monotonic() + plan.recovery_limit
+            self._settle(callers, deadline)
+
+    def _wait_until(self, began: float, at: float) -> None:
+        """Wait for that moment of the run; see to a group that has given up meanwhile."""
+        while not self.interrupt.is_set():
+            self._build_again()
+            gone = time.monotonic() - began
+            self._tell(gone)
+            if gone >= at:
+                return
+            self.interrupt.wait(min(_LOOK, at - gone))
+
+    def _build_again(self) -> None:
+        """Build the target anew where its group has ended for good."""
+        subject = self._subject
+        if subject is None or subject.executor is None or not subject.executor.is_failed:
+            return
+        self._subject = None
+        subject.close()
+        # Its start may meet a fault as well: then there is none until the next look.
+        with contextlib.suppress(PhalanxError):
+            self._subject = self.target.build()
+
+    def _settle(self, callers: Callers, deadline: float) -> None:
+        """Wait for what is under way, and see whether the groups serve."""
+        self._striker.let_go()
+        for flood in self._floods:
+            flood.join(max(0.0, deadline - time.monotonic()))
+        waiting = callers.wait(deadline)
+        for group in self._recorder.groups:
+            if not self._is_old(group):
+                self._journal.write(self._examine(group, deadline, waiting))
+
+    def _is_old(self, group: Watched) -> bool:
+        """Whether a later group of the same name has taken its place."""
+        latest = [each for each in self._recorder.groups if each.spec.name == group.spec.name]
+        return latest[-1] is not group
+
+    def _examine(self, group: Watched, deadline: float, waiting: list[str]) -> Examined:
+        shared = group.shared
+        with shared.changed:
+            shared.changed.wait_for(
+                lambda: shared.view.phase in (Phase.SERVING, Phase.CLOSING, Phase.ENDED),
+                max(0.0, deadline - time.monotonic()),
+            )
+            phase = shared.view.phase
+        ended = phase in (Phase.CLOSING, Phase.ENDED)
+        limit = self.plan.recovery_limit
+        detail = ""
+        if waiting and not ended:
+            detail = f"{', '.join(waiting)} still had no answer {limit:g} s after the last fault"
+        elif phase is not Phase.SERVING and not ended:
+            detail = f"it was {phase} and not serving {limit:g} s after the last fault"
+        elif not ended:
+            detail = self._ping(group)
+        return Examined(at=now(), group=group.name, ok=not detail, ended=ended, detail=detail)
+
+    def _ping(self, group: Watched) -> str:
+        """Return what is wrong with *group*, which serves; nothing where every rank answers."""
+        subject = self._subject
+        if subject is None or subject.executor is None or subject.executor.name != group.spec.name:
+            return ""
+        try:
+            subject.executor.check_health(_PING)
+        except PhalanxError as error:
+            return f"a rank did not answer: {error}"
+        return ""
+
+    def _close(self) -> None:
+        subject, self._subject = self._subject, None
+        if subject is not None:
+            subject.close()
+
+    # --- further ------------------------------------------------------------------------
+
+    def _tell(self, seconds: float) -> None:
+        if self.on_progress is None:
+            return
+        groups = self._recorder.groups
+        self.on_progress(
+            Progress(
+                seconds=min(seconds, self.plan.duration),
+                duration=self.plan.duration,
+                struck=self._struck,
+                strikes=len(self.plan.strikes),
+                calls=dict(self._recorder.settled),
+                restarts=sum(group.shared.view.restarts for group in groups),
+                state=str(groups[-1].shared.view.phase) if groups else "starting",
+            )
+        )
+
+    def _call_large(self, strike: Strike) -> None:
+        """Make a call larger than any buffer, and more calls than the queue holds."""
+        subject = self._subject
+        executor = None if subject is None else subject.executor
+        if executor is None:
+            self._striker.miss(strike, "there was no executor to call just then")
+            return
+        self._striker.told(strike, self._recorder.groups[-1])
+        flood = threading.Thread(
+            target=self._flood, args=(executor,), name="chaos-large", daemon=True
+        )
+        self._floods.append(flood)
+        flood.start()
+
+    def _flood(self, executor: Executor[Any]) -> None:
+        try:
+            options: dict[str, Any] = {"timeout": _LARGE_TIMEOUT, "on_timeout": "restart"}
+            load = bytes(_LARGE_BYTES)
+            sizes = executor.collective_rpc(_size_of, args=(load,), **options)
+            if set(sizes) != {_LARGE_BYTES}:
+                error = Mismatch(f"{_LARGE_BYTES} bytes arrived as {sizes}")
+                complain(self._journal, error)
+            depth = self._recorder.groups[-1].spec.queue_depth
+            futures = [
+                executor.collective_rpc(_size_of, args=(b"",), non_block=True, **options)
+                for _ in range(2 * depth + _OVER)
+            ]
+            for future in futures:
+                future.result()
+        except PhalanxError:
+            pass  # an outcome as any other; it is in the history
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+            complain(self._journal, error)
+
+    def _pids(self) -> set[int]:
+        return {
+            int(line.split()[0])
+            for path in self.folder.glob("*.pids")
+            for line in path.read_text().splitlines()
+            if line.strip()
+        }
+
+
+def _size_of(_worker: object, load: bytes) -> int:
+    return len(load)
+
+
+def _default_traffic(timeout: float, executor: Any, chance: random.Random) -> None:
+    make_calls(executor, chance, timeout)
+
+
+def _widened(plan: Chaos) -> Intensity:
+    """Return an intensity that the faults of *plan* do not exceed, even if each ends every rank."""
+    return Intensity(100 + 64 * len(plan.strikes), 60.0)
+
+
+def _may_use_devices() -> bool:
+    return os.path.exists("/dev/nvidiactl")  # noqa: PTH110  # one look

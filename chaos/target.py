@@ -1,0 +1,166 @@
+"""What a run is pointed at: a factory, by name or as it is.
+
+Guarantees: a name that leads nowhere, and what is no factory, is refused before anything starts.
+
+A factory takes no arguments and returns an `Executor`; or a tuple of one and its *traffic*; or a
+tuple of anything else that has ``close()`` (a supervisor with executors under it, say) and traffic.
+Traffic is called as ``traffic(executor, chance)`` again and again, by several threads at once,
+*chance* being a `random.Random` of the thread's own; it makes calls, and raises what is wrong with
+their answers. A `WorkerActor` class is a factory too, of an executor with two ranks of it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from phalanx.actors import Executor, WorkerActor
+from phalanx.supervision import SpecError
+
+if TYPE_CHECKING:
+    import random
+
+Traffic = Callable[[Any, "random.Random"], object]
+DEFAULT_NAME = "chaos"
+"""What is looked for in a module where the target names nothing in it."""
+
+_RANKS = 2  # of a worker class that is given by itself
+_FORMS = "return an Executor, (Executor, traffic), or (what has close(), traffic)"
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What a factory has built.
+
+    Attributes:
+        handle: What traffic is given.
+        executor: It, where it is an executor.
+        traffic: None where the run is to make calls of its own.
+    """
+
+    handle: Any
+    executor: Executor[Any] | None
+    traffic: Traffic | None
+
+    def close(self) -> None:
+        """End it."""
+        self.handle.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A factory and what it is called."""
+
+    name: str
+    factory: Callable[[], Any]
+
+    @classmethod
+    def of(cls, given: Target | str | Callable[[], Any]) -> Target:
+        """Return the target that is meant by *given*.
+
+        Raises:
+            SpecError: there is no such thing, or it is no factory.
+        """
+        if isinstance(given, Target):
+            return given
+        factory: Any = _find(given) if isinstance(given, str) else given
+        name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
+        if _is_worker_class(factory):
+            return cls(name, partial(_executor_of, factory))
+        if not callable(factory):
+            kind = factory.__class__.__name__
+            raise SpecError("target", name, f"is a {kind}, not a factory: {_FORMS} from a function")
+        try:
+            inspect.signature(factory).bind()
+        except TypeError as error:
+            raise SpecError("target", name, f"a factory takes no arguments: {error}") from error
+        except ValueError:
+            pass  # written in C, and does not say what it takes
+        return cls(name, factory)
+
+    def build(self) -> Subject:
+        """Build it.
+
+        Raises:
+            SpecError: what the factory returns is none of what it may.
+        """
+        built: Any = self.factory()
+        kind = built.__class__.__name__
+        executor = _as_executor(built)
+        if executor is not None:
+            return Subject(built, executor, None)
+        if _is_pair(built):
+            handle, traffic = built
+            if callable(traffic) and callable(getattr(handle, "close", None)):
+                return Subject(handle, _as_executor(handle), traffic)
+            built = handle
+        close = getattr(built, "close", None)
+        if callable(close):
+            close()
+        raise SpecError("target", self.name, f"returned a {kind}: {_FORMS}")
+
+
+def _is_worker_class(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, WorkerActor)
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, tuple) and len(cast("tuple[object, ...]", value)) == 2
+
+
+def _as_executor(value: Any) -> Executor[Any] | None:
+    executor: Executor[Any] = value
+    return executor if isinstance(value, Executor) else None
+
+
+def _executor_of(worker: type[WorkerActor]) -> Executor[Any]:
+    return Executor(worker, _RANKS)
+
+
+def _find(name: str) -> Any:
+    module, colon, path = name.partition(":")
+    if not module or (colon and not path):
+        raise SpecError("target", name, "write it as module:factory, or name an example")
+    examples = find_examples()
+    example = examples.get(module.removeprefix("examples.").removesuffix(".py"))
+    if example is not None:
+        module = example.stem
+        _import_from(example.parent)
+    else:
+        _import_from(Path.cwd())
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        there = ", ".join(examples) or "none here"
+        remedy = f"cannot be imported: {error}; examples: {there}"
+        raise SpecError("target", name, remedy) from error
+    except Exception as error:
+        remedy = f"its import raised {type(error).__name__}: {error}"
+        raise SpecError("target", name, remedy) from error
+    for part in (path or DEFAULT_NAME).split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError as error:
+            remedy = f"{module} has no {path or DEFAULT_NAME!r}; name a factory: module:factory"
+            raise SpecError("target", name, remedy) from error
+    return found
+
+
+def _import_from(folder: Path) -> None:
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def find_examples() -> dict[str, Path]:
+    """Return the examples by name: those of the source tree, else of the current folder."""
+    for root in (Path(__file__).resolve().parents[1], Path.cwd()):
+        found = {path.stem: path for path in sorted(root.glob("examples/*.py"))}
+        if found:
+            return found
+    return {}

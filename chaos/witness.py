@@ -1,0 +1,256 @@
+"""The worker's side of a run: writes down what is really run, and does to itself what is ordered.
+
+Guarantees: what a worker begins is in the file before its first line runs, and what it ends before
+its answer leaves, whatever then becomes of it; an order is carried out once, by one process, and
+only after that has been written down.
+
+Left to others: the faults themselves (`orders`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.actors import AsyncOutput
+from phalanx.runtime import read_task
+
+from .envelope import Letter, Order, Reply
+from .faults import FAULTS
+from .journal import Journal, now
+from .orders import INSTEAD, carry_out
+from .records import Began, Ended, Struck, Woke
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from phalanx.actors import WorkerContext
+
+_DEAD = ("Z", "X", "x")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Post:
+    """Whom a witness is to watch.
+
+    Attributes:
+        folder: The folder of the run.
+        group: The group's name in the run.
+        start: What is to go wrong in its start.
+    """
+
+    folder: str
+    group: str
+    rank: int
+    incarnation: int
+    start: tuple[Order, ...] = ()
+
+    def pickled(self) -> bytes:
+        """Return what becomes a `Witness` of this where it is unpickled."""
+        return pickle.dumps(_Sent(self))
+
+
+class _Sent:
+    def __init__(self, post: Post) -> None:
+        self._post = post
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Witness, (self._post,)
+
+
+class Witness:
+    """Watches one incarnation of one rank, from within."""
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._folder = Path(post.folder)
+        name = f"{post.group}-{post.rank}".replace("/", "_")
+        self._pids = self._folder / f"{name}.pids"
+        self._journal = Journal(self._folder, f"worker-{name}-{post.incarnation}-{os.getpid()}")
+        self._context: WorkerContext | None = None
+        self._turn = 0
+        self._due: list[Order] = []
+        self.after_reply: Callable[[], None] = self._answered
+
+    # --- its start ----------------------------------------------------------------------
+
+    def woke(self, context: WorkerContext, *, kept: bool) -> None:
+        """Write down that this incarnation starts, or joins another epoch; do what is ordered."""
+        self._context = context
+        where = context.rendezvous
+        self._journal.write(
+            Woke(
+                at=now(),
+                group=self._post.group,
+                rank=self._post.rank,
+                incarnation=self._post.incarnation,
+                epoch=context.epoch,
+                pid=os.getpid(),
+                rendezvous="" if where is None else f"{where.address}:{where.port}/{where.prefix}",
+                kept=kept,
+                outlived=() if kept else tuple(self._living()),
+            )
+        )
+        if kept:
+            return
+        self._note(os.getpid())
+        for order in self._post.start:
+            self._obey(order)
+
+    def _living(self) -> Iterator[int]:
+        """Yield those of this rank's earlier processes that are still there."""
+        with contextlib.suppress(FileNotFoundError):
+            for line in self._pids.read_text().splitlines():
+                pid, ticks = map(int, line.split())
+                task = read_task(pid)
+                if task is None or task.ticks != ticks or task.state in _DEAD:
+                    continue
+                if pid != os.getpid():
+                    yield pid
+
+    def _note(self, pid: int) -> None:
+        task = read_task(pid)
+        if task is not None:
+            with self._pids.open("a") as file:
+                file.write(f"{pid} {task.ticks}\n")
+
+    # --- its calls ----------------------------------------------------------------------
+
+    def invoke(
+        self,
+        run: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any],
+        method: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        wire: int,
+    ) -> Any:
+        """Run one call and answer for it."""
+        if not isinstance(method, Letter):
+            return run(method, args, kwargs)
+        letter = method
+        self._begin(letter, wire)
+        mine = [order for order in letter.orders if order.rank in (self._post.rank, -1)]
+        self._due = [order for order in mine if order.at == "after_reply"]
+        instead = [order for order in mine if order.fault in INSTEAD]
+        for order in mine:
+            if order not in self._due and order not in instead:
+                self._obey(order)
+        try:
+            result = run(letter.method, args, kwargs)
+            for order in instead:
+                self._obey(order)
+        except BaseException as error:
+            self._end(letter, wire, type(error).__name__)
+            raise
+        if letter.is_stream:
+            return self._items(letter, wire, result)
+        self._end(letter, wire)
+        if isinstance(result, AsyncOutput):
+            return _Later(result, lambda value: self._reply(letter, wire, value))
+        return self._reply(letter, wire, result)
+
+    def _answered(self) -> None:
+        due, self._due = self._due, []
+        for order in due:
+            self._obey(order)
+
+    def _items(self, letter: Letter, wire: int, made: Any) -> Iterator[Any]:
+        try:
+            yield from made
+        except BaseException as error:
+            self._end(letter, wire, type(error).__name__)
+            raise
+        self._end(letter, wire)
+
+    def _reply(self, letter: Letter, wire: int, value: Any) -> Reply:
+        return Reply(letter.call, self._post.rank, self._post.incarnation, wire, value)
+
+    def _begin(self, letter: Letter, wire: int) -> None:
+        self._turn += 1
+        self._journal.write(
+            Began(
+                at=now(),
+                group=self._post.group,
+                rank=self._post.rank,
+                incarnation=self._post.incarnation,
+                epoch=self._epoch,
+                call=letter.call,
+                wire=wire,
+                turn=self._turn,
+            )
+        )
+
+    def _end(self, letter: Letter, wire: int, error: str = "") -> None:
+        self._journal.write(
+            Ended(
+                at=now(),
+                group=self._post.group,
+                rank=self._post.rank,
+                incarnation=self._post.incarnation,
+                epoch=self._epoch,
+                call=letter.call,
+                wire=wire,
+                error=error,
+            )
+        )
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._context is None else self._context.epoch
+
+    # --- its orders ---------------------------------------------------------------------
+
+    def _obey(self, order: Order) -> None:
+        if not _claim(self._folder, order):
+            return
+        self._journal.write(
+            Struck(
+                at=now(),
+                strike=order.strike,
+                fault=order.fault,
+                target=order.target,
+                point=order.at if order.aimed else "",
+                group=self._post.group,
+                rank=self._post.rank,
+                incarnation=self._post.incarnation,
+                pid=os.getpid(),
+                lethal=FAULTS[order.fault].lethal,
+            )
+        )
+        child = carry_out(order.fault, order.seconds)
+        if child is not None:
+            self._note(child)
+
+
+class _Later(AsyncOutput):
+    """An answer that is still being made, to be put into its envelope."""
+
+    def __init__(self, made: AsyncOutput, reply: Callable[[Any], Reply]) -> None:
+        self._made = made
+        self._reply = reply
+
+    def get_output(self) -> Reply:
+        return self._reply(self._made.get_output())
+
+
+def is_claimed(folder: Path, order: Order) -> bool:
+    """Whether somebody has carried out *order*."""
+    return _claim_path(folder, order).exists()
+
+
+def _claim(folder: Path, order: Order) -> bool:
+    """Whether nobody has carried out *order*; from now on somebody has."""
+    try:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        os.close(os.open(_claim_path(folder, order), flags, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _claim_path(folder: Path, order: Order) -> Path:
+    return folder / f"order-{order.key}.done"
