@@ -110,6 +110,12 @@ def ours_in_temp() -> Iterator[str]:
     return (name for name in names if not name.startswith("pytest-"))
 
 
+def pytest_collection_finish() -> None:
+    """Let the collections that `leak_check` makes pass over what imports and pytest have made."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(TEMP, ignore_errors=True)
 
