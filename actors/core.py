@@ -21,6 +21,7 @@ from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
 
 from .callbacks import Callbacks
 from .executor_actor import ExecutorActor, Shared
+from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
 from .termination import living
@@ -56,6 +57,8 @@ class Core:
         try:
             # Boots while the rest is being made.
             self.runtime.launcher(spec.preload).warm()
+            if spec.transport is not None:
+                self.runtime.launcher(PRELOAD).warm()
             self.shared = self._share()
             if probe is not None:
                 self.shared.probe = probe.attach(spec, self.shared)

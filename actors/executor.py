@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import CrashReport, Payload, ReportFolder, Runtime
+    from phalanx.runtime import CrashReport, Payload, ReportFolder, Runtime, Transport
     from phalanx.supervision import BackOff, ExitReason
 
     from .calls import OnDeath, OnTimeout
@@ -140,6 +140,9 @@ class Executor(Generic[W]):
             and has the others leave the old process group and run `on_reform`. Made for gloo.
         leave_within: Seconds a rank that is kept has to end its call and leave the old process
             group; then it is replaced as well.
+        transport: How messages reach the ranks: ``"local"`` by sockets and memory that this
+            machine's processes share, ``"zmq"`` or a `Zmq` by ZeroMQ with keys made per group, as
+            for ranks that share neither.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -180,6 +183,7 @@ class Executor(Generic[W]):
         standby: int = 0,
         survivors: Survivors = "restart",
         leave_within: float = 10.0,
+        transport: Transport = "local",
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
     ) -> None:
@@ -213,6 +217,7 @@ class Executor(Generic[W]):
             standby=standby,
             survivors=survivors,
             leave_within=leave_within,
+            transport=transport,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()

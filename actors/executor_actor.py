@@ -75,12 +75,14 @@ from phalanx.supervision import (
 )
 
 from .callbacks import Callbacks
+from .links import Links
 from .members import Formation, Members
 from .notices import (
     BackOffOver,
     Close,
     Emitted,
     KillAll,
+    LinkLost,
     Look,
     NotStarted,
     Overdue,
@@ -210,8 +212,17 @@ class ExecutorActor(pykka.ThreadingActor):
             keep=spec.survivors == "keep",
         )
         self._devices = DevicePool.of(spec.devices, spec.world_size)
+        links = None
+        if spec.transport is not None:
+            links = Links(spec.transport, runtime, spec.name, self._tell, self._publish)
         self._members = Members(
-            spec, runtime, self._devices, self._tell, shared.plane.arena, probe=shared.probe
+            spec,
+            runtime,
+            self._devices,
+            self._tell,
+            shared.plane.arena,
+            links=links,
+            probe=shared.probe,
         )
         self._store = RendezvousStore(
             runtime.hub,
@@ -274,7 +285,7 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
-            case Refill() | ReformOverdue() | Look():
+            case Refill() | ReformOverdue() | Look() | LinkLost():
                 self._on_time(notice)
             case StopOverdue():
                 member = self._members.find(notice.rank, notice.incarnation)
@@ -302,7 +313,7 @@ class ExecutorActor(pykka.ThreadingActor):
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
-    def _on_time(self, notice: Refill | ReformOverdue | Look) -> None:
+    def _on_time(self, notice: Refill | ReformOverdue | Look | LinkLost) -> None:
         match notice:
             case Refill():
                 if self._state.phase is Phase.SERVING:
@@ -311,6 +322,10 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._not_reformed(notice)
             case Look():
                 self._look(notice)
+            case LinkLost(rank, incarnation, why):
+                member = self._standby.find(rank) or self._members.find(rank, incarnation)
+                if member is not None:
+                    self._members.examine(member, why)
 
     def _said(self, notice: RankSaid) -> None:
         spare = self._standby.find(notice.rank)

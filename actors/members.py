@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     )
 
     from .layout import Layout
+    from .links import Links, Remote
     from .notices import Notice
     from .probe import GroupProbe
     from .spec import ExecutorSpec
@@ -85,6 +86,7 @@ class Member:
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once it has told.
+        remote: Its link, where it is elsewhere.
     """
 
     rank: int
@@ -108,13 +110,22 @@ class Member:
     threads: str = ""
     words_end: int | None = None
     failure: RemoteFailure | None = None
+    remote: Remote | None = None
     timers: list[Timer] = field(default_factory=list["Timer"])
+
+    def worker_fds(self) -> dict[str, int]:
+        """Return what the worker inherits of the way to it, by name."""
+        if self.remote is not None:
+            return self.remote.outpost.worker_fds()
+        return {"control": self.control_end.fileno(), **self.channel.child_fds()}
 
     def close_child_ends(self) -> None:
         """Let go of what only the process uses, which has been started or never will be."""
         self.control_end.close()
         self.channel.close_child_ends()
         self.output.close_child_ends()
+        if self.remote is not None:
+            self.remote.outpost.close_ends()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,7 @@ class Members:
         arena: Arena,
         *,
         probe: GroupProbe | None = None,
+        links: Links | None,
     ) -> None:
         self._spec = spec
         self._runtime = runtime
@@ -150,6 +162,7 @@ class Members:
         self._tell = tell
         self._arena = arena
         self._probe = probe
+        self._links = links
         self._members: dict[int, Member] = {}
         self._locks = LockTable.create()
         self.name = spec.name
@@ -230,11 +243,14 @@ class Members:
     def _launch(self, made: list[Member], launches: list[LaunchSpec]) -> None:
         """Give each of *made* its process."""
         spec = self._spec
+        deadline = time.monotonic() + spec.start_timeout
+        if self._links is not None:
+            self._links.launch(made, deadline)
         gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
         processes = self._runtime.launcher(spec.preload).launch_many(
             launches,
             on_exit=lambda process: self._gone(gone[process.label]),
-            deadline=time.monotonic() + spec.start_timeout,
+            deadline=deadline,
         )
         for member, process in zip(made, processes, strict=True):
             member.process = process
@@ -368,6 +384,8 @@ class Members:
             member.process.close()
         if member.lease is not None:
             self._devices.release(member.lease, deadline)
+        if member.remote is not None:
+            member.remote.outpost.bury()
         _shut(member.control)
         if not member.seated:
             member.channel.close()
@@ -376,6 +394,8 @@ class Members:
     def close(self) -> None:
         """Give back what the ranks shared; all of them are buried."""
         ledger.close(self._locks)
+        if self._links is not None:
+            self._links.close()
 
     def last_lines(self, member: Member) -> Any:
         """Return what *member* wrote last, once that has been read."""
@@ -421,19 +441,23 @@ class Members:
             output = self._runtime.scribe.open_worker(labels)
             made.callback(output.close)
             control.setblocking(False)
+            member = Member(
+                rank=rank,
+                incarnation=incarnation,
+                epoch=epoch,
+                labels=labels,
+                channel=channel,
+                control=control,
+                control_end=control_end,
+                output=output,
+                lease=lease,
+                started_at=time.monotonic(),
+            )
+            if self._links is not None:
+                self._links.open()
+                self._links.equip(member)
             made.pop_all()
-        return Member(
-            rank=rank,
-            incarnation=incarnation,
-            epoch=epoch,
-            labels=labels,
-            channel=channel,
-            control=control,
-            control_end=control_end,
-            output=output,
-            lease=lease,
-            started_at=time.monotonic(),
-        )
+        return member
 
     def _launch_spec(self, member: Member, formation: Formation) -> LaunchSpec:
         seed = self._seed(member, formation, self._spec.factory)
@@ -490,9 +514,8 @@ class Members:
             entry="phalanx.runtime.worker_main:main",
             payload=pickle.dumps(boot),
             fds={
-                "control": member.control_end.fileno(),
                 "locks": self._locks,
-                **member.channel.child_fds(),
+                **member.worker_fds(),
                 **member.output.child_fds(),
             },
             label=f"{member.labels.child}#{member.labels.incarnation}",
@@ -506,15 +529,22 @@ class Members:
     # --- hearing ------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
-        self._tell(ProcessGone(member.rank, member.incarnation))
+        if member.remote is not None:
+            member.remote.process_gone()
+        else:
+            self._tell(ProcessGone(member.rank, member.incarnation))
 
     def _hear(self, member: Member, _events: int) -> None:
         """Pass on what *member* says; runs on the hub's thread."""
         frames, ended = read_control(member.control)
+        remote = member.remote
         for frame in frames:
-            self._tell(RankSaid(member.rank, member.incarnation, frame))
+            if remote is None or not remote.heard(frame):
+                self._tell(RankSaid(member.rank, member.incarnation, frame))
         if ended and member.watch is not None:
             member.watch.cancel()
+            if remote is not None:
+                remote.ended()
 
     def _after(self, member: Member, seconds: float, notice: Notice) -> None:
         at = time.monotonic() + seconds

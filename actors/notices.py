@@ -34,6 +34,15 @@ class RankSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class LinkLost:
+    """A rank elsewhere cannot be reached any more; *why* is what is known of it."""
+
+    rank: int
+    incarnation: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """A rank's call socket has ended: it is dying, or it closed its descriptors."""
 
@@ -150,6 +159,7 @@ class KillAll:
 Notice = (
     ProcessGone
     | RankSaid
+    | LinkLost
     | StreamEnded
     | Overdue
     | Look

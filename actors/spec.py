@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from phalanx.runtime import DevicePool, ReportFolder, encode_by_value
+from phalanx.runtime import (
+    DevicePool,
+    ReportFolder,
+    Transport,
+    Zmq,
+    check_transport,
+    encode_by_value,
+)
 from phalanx.supervision import BackOff, BadArguments, Intensity, Restart, SpecError, Strategy
 
 from .layout import Layout
@@ -77,6 +84,7 @@ class ExecutorSpec:
     standby: int
     survivors: Survivors
     leave_within: float
+    transport: Zmq | None
 
 
 def factory_of(
@@ -180,6 +188,7 @@ def spec_of(
     standby: int,
     survivors: Survivors,
     leave_within: float,
+    transport: Transport,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -236,6 +245,7 @@ def spec_of(
         standby=_check_standby(standby, worker, rank_kwargs),
         survivors=_check_survivors(survivors, worker, strategy),
         leave_within=check_seconds("leave_within", leave_within, positive=True),
+        transport=_check_transport(transport, launch),
     )
 
 
@@ -248,6 +258,13 @@ def _check_standby(standby: object, worker: type[WorkerActor], rank_kwargs: obje
             "a spare builds its object for on_standby before it has a rank; read ctx.rank instead",
         )
     return count
+
+
+def _check_transport(transport: Transport, launch: Launch) -> Zmq | None:
+    options = check_transport(transport)
+    if options is not None and launch == "inline":
+        raise SpecError("transport", transport, 'launch="inline" sends no messages')
+    return options
 
 
 def _check_survivors(

@@ -16,6 +16,7 @@ from .events import (
     GroupDown,
     GroupEnded,
     GroupUp,
+    LoggedEvent,
     WorkerCrashed,
     WorkerExited,
     WorkerReady,
@@ -24,6 +25,7 @@ from .events import (
 )
 from .evidence import oom_sources
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
+from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from .gpus import Gpu, GpuInventory, find_gpus
 from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
@@ -32,6 +34,7 @@ from .launcher import Launcher, LaunchSpec
 from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
+from .outpost import Outpost
 from .process import Process, ProcessStatus
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
 from .replies import AsyncOutput, RemoteFailure
@@ -42,6 +45,7 @@ from .scribe import Scribe, WorkerOutput
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
+from .transport import Transport, Zmq, check_transport
 from .tree import TreeReport
 from .tree import read as read_task
 from .tree import read_all as read_tasks
@@ -72,6 +76,8 @@ __all__ = [
     "Fate",
     "Flag",
     "Frame",
+    "Gateway",
+    "GatewayExited",
     "Gpu",
     "GpuInventory",
     "GroupDown",
@@ -86,8 +92,11 @@ __all__ = [
     "LockHolder",
     "LockTable",
     "LogChannel",
+    "LoggedEvent",
     "LoggingBridge",
+    "MessageMalformed",
     "Observer",
+    "Outpost",
     "Payload",
     "Process",
     "ProcessStatus",
@@ -100,7 +109,9 @@ __all__ = [
     "Scribe",
     "SharedLock",
     "SocketChannel",
+    "StrangerRefused",
     "Timer",
+    "Transport",
     "TreeReport",
     "Vitals",
     "Watch",
@@ -111,9 +122,11 @@ __all__ = [
     "WorkerOutput",
     "WorkerReady",
     "WorkerStarted",
+    "Zmq",
     "acquire_shared",
     "await_assignment",
     "call_id_of",
+    "check_transport",
     "decode",
     "describe_threads",
     "encode",

@@ -53,6 +53,13 @@ class DriverExchange:
             Borrower(theirs), ArenaReader(results, ours), arena, results, ledger.own(returns)
         )
 
+    @classmethod
+    def inherit(cls, arena: Arena, results: int, returns: int) -> DriverExchange:
+        """Return the driver's side of one that was made in another process, for *arena*'s owner."""
+        theirs, ours = _halves(returns)
+        reader = ArenaReader(results, ours)
+        return cls(Borrower(theirs), reader, arena, results, ledger.own(returns))
+
     def fds(self) -> dict[str, int]:
         """Return what the worker inherits."""
         return {"arena": self._arena.fd, "results": self._results, "returns": self._returns}

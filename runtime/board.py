@@ -87,6 +87,13 @@ class Board:
         words[_FINISHED] = call_id
         words[_SERVED] += served
 
+    def retract(self, call_id: int) -> None:
+        """Publish that *call_id* was the last to begin after all.
+
+        For who keeps the page of a worker elsewhere, and learns that it had said too much.
+        """
+        self._words[_BEGUN] = call_id
+
     # the driver's side
 
     @property

@@ -121,6 +121,10 @@ class SocketChannel:
         data, board = self._theirs.fileno(), self.board.fd
         return {"data": data, "board": board, **self._exchange.fds()}
 
+    def driver_fds(self) -> dict[str, int]:
+        """Return what another process needs to stand in for this one, by name."""
+        return {**self.child_fds(), "data": self._sock.fileno()}
+
     def close_child_ends(self) -> None:
         """Let go of what only the worker uses, once it has it."""
         self._theirs.close()

@@ -66,6 +66,8 @@ class Kind(IntEnum):
     STANDBY = 24
     LEFT = 25
     NOT_REFORMED = 26
+    PASSED = 27
+    LINK_ENDED = 28
 
 
 class Flag:
@@ -79,6 +81,7 @@ class Flag:
     ARENA: Final[int] = 16  # the body lies in the sender's arena
     LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
     STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
+    PACED: Final[int] = 128  # the next call waits elsewhere: `Kind.PASSED` lets it come
 
 
 @dataclass(slots=True)
@@ -116,17 +119,35 @@ class Frame:
             msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
             raise RuntimeFault(msg)
         try:
-            if not self.flags & _LARGE:
+            if not self.flags & LARGE:
                 return decode(self.body) if self.body else None
-            if self.flags & Flag.FILE:
-                return _decode_large(_map_file(self.fds[0], *_IN_FILE.unpack(self.body)))
-            lender, self.lender = self.lender, None
-            if lender is None:
-                msg = "this message has been read or dropped before"
-                raise ValueError(msg)
-            return _decode_large(lender.open(*_IN_ARENA.unpack(self.body)))
+            return _decode_large(self._open())
         finally:
             self.drop()
+
+    def large(self) -> memoryview | None:
+        """Return the bytes of a large body, once; None for one that lies in the packet.
+
+        They stay until the view has died.
+
+        Raises:
+            ValueError: they do not lie where the frame says.
+        """
+        if not self.flags & LARGE:
+            return None
+        try:
+            return self._open()
+        finally:
+            self.drop()
+
+    def _open(self) -> memoryview:
+        if self.flags & Flag.FILE:
+            return _map_file(self.fds[0], *_IN_FILE.unpack(self.body))
+        lender, self.lender = self.lender, None
+        if lender is None:
+            msg = "this message has been read or dropped before"
+            raise ValueError(msg)
+        return lender.open(*_IN_ARENA.unpack(self.body))
 
     def drop(self) -> None:
         """Give back what came along."""
@@ -170,13 +191,23 @@ class Payload:
         parts, offsets, size = _lay_out(encoded)
         extent = arena.place(size) if arena is not None else None
         if extent is None:
-            return cls(Flag.FILE, _IN_FILE.pack(size), _write_file(parts, offsets, size))
+            return cls.in_file(_write_file(parts, offsets, size), size)
         try:
             extent.write(parts, offsets)
         except BaseException:
             extent.let_go()
             raise
+        return cls.in_arena(extent, size)
+
+    @classmethod
+    def in_arena(cls, extent: Extent, size: int) -> Payload:
+        """Return the *size* bytes that have been written to *extent*."""
         return cls(Flag.ARENA, _IN_ARENA.pack(extent.slot, extent.start, size), extent=extent)
+
+    @classmethod
+    def in_file(cls, file: int, size: int) -> Payload:
+        """Return the *size* bytes in a sealed memory file, which is closed with the payload."""
+        return cls(Flag.FILE, _IN_FILE.pack(size), file)
 
     def lend(self, borrower: Borrower) -> None:
         """Count the message as read by *borrower*; before each time it is sent."""
@@ -228,7 +259,7 @@ def unpack(
     if len(packet) >= HEADER.size:
         magic, kind, flags, epoch, call_id, incarnation, extra = HEADER.unpack_from(packet)
         body = packet[HEADER.size :]
-        match flags & _LARGE:
+        match flags & LARGE:
             case 0:
                 whole = not fds
                 lender = None
@@ -283,7 +314,7 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
 
 
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
-_LARGE = Flag.FILE | Flag.ARENA
+LARGE = Flag.FILE | Flag.ARENA
 _IN_FILE = struct.Struct("<Q")
 """size"""
 
@@ -319,16 +350,11 @@ def _lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
 
 def _write_file(parts: list[memoryview], offsets: list[int], size: int) -> int:
     """Return a sealed memory file with the message in it."""
-    room = writable_bytes(size)
-    if size > room:
-        raise MessageTooLarge(size, room)
-    file = os.memfd_create("phalanx-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = new_message_file(size)
     try:
-        os.ftruncate(file, size)
         for part, offset in zip(parts, offsets, strict=True):
             _write_all(file, part, offset)
-        seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-        fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+        return seal_message_file(file)
     except OSError as error:
         os.close(file)
         if error.errno in _NO_MEMORY:
@@ -337,6 +363,30 @@ def _write_file(parts: list[memoryview], offsets: list[int], size: int) -> int:
     except BaseException:
         os.close(file)
         raise
+
+
+def new_message_file(size: int) -> int:
+    """Return an empty memory file for a message of *size* bytes.
+
+    Raises:
+        MessageTooLarge: there is not memory enough for it.
+    """
+    room = writable_bytes(size)
+    if size > room:
+        raise MessageTooLarge(size, room)
+    file = os.memfd_create("phalanx-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+    except OSError as error:
+        os.close(file)
+        raise MessageTooLarge(size, room) from error
+    return file
+
+
+def seal_message_file(file: int) -> int:
+    """Make *file* one that nobody can change any more, its readers included; return it."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
 
 

@@ -142,6 +142,15 @@ class ReplyLine:
         """
         self._send(call, Kind.ITEM, encode(value, f"item {number} of the stream"), extra=number)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether answers are still being computed."""
+        return self._unsent > 0
+
+    def pass_by(self, call: Frame) -> None:
+        """Say that the next call can come, though the answer to *call* may not have left."""
+        self._send(call, Kind.PASSED, None)
+
     def close(self) -> None:
         """Send what is still being computed, then end the output thread."""
         with self._lock:

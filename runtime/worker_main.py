@@ -262,6 +262,8 @@ class _Worker:
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
+        if frame.flags & Flag.PACED and self._replies.is_behind:
+            self._replies.pass_by(frame)
 
 
 def _greet(data: socket.socket, link: Link) -> None:

@@ -37,6 +37,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 STRICT = {"runtime", "actors", "chaos"}
+
+# Every test of an executor that does not choose a transport itself runs on this one.
+TRANSPORT: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
 PATIENCE = 15.0  # seconds for what is on its way out already
 
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.
@@ -108,12 +111,6 @@ def ours_in_temp() -> Iterator[str]:
     """What is in the temporary folder, but for pytest's own."""
     names = (path.name for path in Path(TEMP).iterdir())
     return (name for name in names if not name.startswith("pytest-"))
-
-
-def pytest_collection_finish() -> None:
-    """Let the collections that `leak_check` makes pass over what imports and pytest have made."""
-    gc.collect()
-    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
@@ -196,6 +193,7 @@ def _quiet_runtime(*preload: str) -> Runtime:
     """Return a runtime all of whose processes are there, so that no test seems to leave them."""
     runtime = Runtime(console=None, stream=False)
     Executor(Echo, 1, preload=preload, runtime=runtime).close()
+    Executor(Echo, 1, preload=preload, runtime=runtime, transport="zmq").close()
     return runtime
 
 
@@ -219,7 +217,13 @@ def make(runtime: Runtime) -> Iterator[Callable[..., Executor[Any]]]:
     made: list[Executor[Any]] = []
 
     def build(worker: Any = Echo, world_size: int | None = 2, **options: Any) -> Executor[Any]:
-        options = {"preload": (), "runtime": runtime, "start_timeout": 30.0, **options}
+        options = {
+            "preload": (),
+            "runtime": runtime,
+            "start_timeout": 30.0,
+            "transport": "local" if options.get("launch") == "inline" else TRANSPORT,
+            **options,
+        }
         executor: Executor[Any] = Executor(worker, world_size, **options)
         made.append(executor)
         return executor

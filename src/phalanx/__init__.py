@@ -34,6 +34,7 @@ from phalanx.runtime import (
     WorkerExited,
     WorkerReady,
     WorkerStarted,
+    Zmq,
 )
 from phalanx.supervision import (
     BackOff,
@@ -119,6 +120,7 @@ __all__ = [
     "WorkerReady",
     "WorkerStarted",
     "WouldDeadlock",
+    "Zmq",
     "executor_child",
     "idempotent",
     "limits",

@@ -81,7 +81,7 @@ def test_a_call_to_be_retried_is_retried_whatever_its_survivors_raise(group: Exe
         unsubscribe = kill_once(group, turn % 3)
 
         total = group.collective_rpc(
-            "pid_on_start_of_sum", LONG, (0.05,), on_death="retry", retries=3
+            "pid_on_start_of_sum", LONG, (0.2,), on_death="retry", retries=3
         )
 
         unsubscribe()

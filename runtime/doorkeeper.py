@@ -1,0 +1,68 @@
+"""Who may connect: the peers whose keys this process was given, each once.
+
+Guarantees: a connection exists only to who has proved a key that was admitted and has not been
+used; everyone else is refused before a byte of theirs is read as a message. What they say of
+themselves plays no part.
+
+Left to others: the keys (`gateway`), and the cryptography: CURVE, which is ZeroMQ's.
+
+Source: ZAP, https://rfc.zeromq.org/spec/27/.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils import z85
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ADDRESS = "inproc://zeromq.zap.01"
+
+
+class Doorkeeper:
+    """Answers ZeroMQ's question about each connection. Used by one thread.
+
+    Args:
+        on_refused: Told of who is turned away: from where, and why.
+
+    Attributes:
+        socket: Readable when there is a question: then `answer`.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.socket = context.socket(zmq.REP)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.bind(_ADDRESS)
+        self._admitted: dict[bytes, bytes] = {}
+
+    def admit(self, secret: bytes, name: bytes) -> None:
+        """Let in who has the key pair of *secret* (32 bytes); its messages will carry *name*."""
+        public = zmq.curve_public(z85.encode(secret))
+        self._admitted[z85.decode(public)] = name
+
+    def dismiss(self, name: bytes) -> None:
+        """Let it in no more."""
+        self._admitted = {key: own for key, own in self._admitted.items() if own != name}
+
+    def answer(self, on_refused: Callable[[str, str], None]) -> None:
+        """Answer every question there is."""
+        while self.socket.poll(0):
+            parts = self.socket.recv_multipart()
+            version, number = parts[0], parts[1]
+            name = None
+            if len(parts) == 7 and version == b"1.0" and parts[5] == b"CURVE":
+                name = self._admitted.get(parts[6])
+            if name is not None:
+                verdict = [b"200", b"OK", name, b""]
+            else:
+                address = parts[3].decode("utf-8", "replace") if len(parts) > 3 else ""
+                on_refused(address, "its key is not one of this group's")
+                verdict = [b"400", b"unknown key", b"", b""]
+            self.socket.send_multipart([version, number, *verdict])
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        self.socket.close()

@@ -1,0 +1,130 @@
+"""How messages reach the ranks of a group: what a user may say about it, checked at once.
+
+Guarantees: a value that exists makes sense, and names no interface the user has not named: without
+a word from the user everything listens on loopback.
+
+Left to others: doing it (`gateway`, `outpost`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.supervision import SpecError
+
+_LOOPBACK = "tcp://127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zmq:
+    """Messages over ZeroMQ: what ranks that share no memory with the driver need.
+
+    Both sides prove who they are (CURVE): the group has a key pair of its own, and so has each
+    incarnation of each rank; nobody else is let in.
+
+    Attributes:
+        bind: Where the driver's side listens: ``tcp://ADDRESS`` or ``tcp://ADDRESS:PORT``, where
+            the address is an IP address or an interface's name. Without a port a free one is
+            taken. Whoever names an address beyond loopback has it listened on there.
+        advertise: What the ranks' side connects to, as ``tcp://HOST:PORT``, where that is
+            another address than the one bound: behind a relay, or for ``tcp://*``. None connects
+            to what was bound.
+        ipc: Use a socket file in a folder of this user's alone, in place of *bind*.
+        heartbeat: Seconds between signs of life on a link that has nothing else to carry.
+        lost_after: Seconds of silence after which a link is lost; its rank then ends as a hung one
+            does, reason ``unresponsive``. At least twice the heartbeat.
+    """
+
+    bind: str = _LOOPBACK
+    advertise: str | None = None
+    ipc: bool = False
+    heartbeat: float = 1.0
+    lost_after: float = 10.0
+
+    def __post_init__(self) -> None:
+        _check_seconds("transport.heartbeat", self.heartbeat)
+        _check_seconds("transport.lost_after", self.lost_after)
+        if self.lost_after < 2 * self.heartbeat:
+            raise SpecError(
+                "transport.lost_after",
+                self.lost_after,
+                f"give at least two heartbeats, {2 * self.heartbeat:g} s",
+            )
+        if self.ipc:
+            if self.bind != _LOOPBACK or self.advertise is not None:
+                raise SpecError("transport.ipc", self.ipc, "give either it or bind and advertise")
+            return
+        host, _ = _endpoint("transport.bind", self.bind)
+        if self.advertise is not None:
+            named, port = _endpoint("transport.advertise", self.advertise)
+            if not port or _is_wildcard(named):
+                raise SpecError(
+                    "transport.advertise", self.advertise, "give the host and the port to reach"
+                )
+        elif _is_wildcard(host):
+            raise SpecError(
+                "transport.bind", self.bind, "say in advertise= which address ranks shall reach"
+            )
+
+    @property
+    def listens_on(self) -> str:
+        """What to bind, with a star for a port that is to be chosen; empty for ipc."""
+        if self.ipc:
+            return ""
+        host, port = _endpoint("transport.bind", self.bind)
+        return f"tcp://{host}:{port or '*'}"
+
+
+Transport = Literal["local", "zmq"] | Zmq
+
+
+def check_transport(transport: object) -> Zmq | None:
+    """Return what *transport* asks for; None for ranks on this machine.
+
+    Raises:
+        SpecError: it is neither ``"local"`` nor ``"zmq"`` nor a `Zmq`.
+    """
+    if transport == "local":
+        return None
+    if transport == "zmq":
+        return Zmq()
+    if isinstance(transport, Zmq):
+        return transport
+    raise SpecError("transport", transport, "give 'local', 'zmq', or a phalanx.Zmq")
+
+
+def _endpoint(field: str, value: object) -> tuple[str, int]:
+    """Return the host and the port in *value*; port 0 where there is none."""
+    text = value if isinstance(value, str) else ""
+    scheme, _, rest = text.partition("://")
+    host, colon, port = rest.rpartition(":")
+    if not colon or "]" in port:  # an address of version 6 has colons of its own
+        host, port = rest, ""
+    bad = scheme != "tcp" or not host or any(c.isspace() or c in "/;\0" for c in rest)
+    if host.startswith("["):
+        bad = bad or not _is_address(host[1:-1]) or not host.endswith("]")
+    elif ":" in host:
+        raise SpecError(field, value, "put an IPv6 address into brackets: tcp://[::1]:5555")
+    if bad or (port and not (port == "*" or (port.isdigit() and int(port) < 65536))):
+        raise SpecError(field, value, "write tcp://ADDRESS or tcp://ADDRESS:PORT")
+    return host, int(port) if port.isdigit() else 0
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("*", "0.0.0.0", "[::]")  # noqa: S104  # looked for, not bound
+
+
+def _check_seconds(field: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not (0 < value < math.inf):
+        raise SpecError(field, value, "give seconds > 0")
