@@ -115,10 +115,9 @@ class Berth:
             held.popleft()
             said = self._said.pop(frame.call_id, [])
             now = self.board.begin(frame.call_id)
-            if (
-                collective
-                and frame.incarnation != now
-                and self.board.is_void(frame.call_id, frame.incarnation, now)
+            sent_in = frame.incarnation
+            if sent_in != now and self.board.is_void(
+                frame.call_id, sent_in, now, collective=collective
             ):
                 self.board.finish(frame.call_id, served=False)
                 frame.drop()
