@@ -75,7 +75,13 @@ def executor_child(
 
     def start(ctx: StartContext) -> ExecutorHandle:
         executor: Executor[Any] = Executor(
-            worker, world_size, name=ctx.path, restart=ranks_restart, _on_end=ctx.exited, **options
+            worker,
+            world_size,
+            name=ctx.path,
+            restart=ranks_restart,
+            _on_end=ctx.exited,
+            _look=ctx.snapshot,
+            **options,
         )
         return ExecutorHandle(executor)
 
@@ -109,6 +115,6 @@ def _check(worker: type[WorkerActor], world_size: int | None, options: dict[str,
     given = inspect.signature(Executor).bind(worker, world_size, **options)
     given.apply_defaults()
     values = dict(given.arguments)
-    for not_checked in ("runtime", "_on_end"):
+    for not_checked in ("runtime", "_on_end", "_look"):
         del values[not_checked]
     spec_of(**values)

@@ -21,6 +21,7 @@ from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
 
 from .callbacks import Callbacks
 from .executor_actor import ExecutorActor, Shared
+from .glance import glance_of
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime import Runtime
+    from phalanx.supervision import SupervisorSnapshot
 
     from .probe import Probe
     from .spec import ExecutorSpec
@@ -46,8 +48,10 @@ class Core:
         spec: ExecutorSpec,
         runtime: Runtime | None,
         named: str | None,
+        *,
         on_end: Callable[[ExitReason], None] | None = None,
         probe: Probe | None = None,
+        look: Callable[[], SupervisorSnapshot] | None = None,
     ) -> None:
         self.spec = spec
         self._pid = os.getpid()
@@ -68,6 +72,7 @@ class Core:
         except BaseException:
             release()
             raise
+        self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
         # Only now: from here on anybody may end it, and there is something to end.
         before = living.add(self, named)
         if before is not None:
@@ -167,6 +172,7 @@ class Core:
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:
             living.remove(self)
+            self._unshow()
             release()
 
         return ended

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from phalanx.runtime import CrashReport, Payload, ReportFolder, Runtime, Transport
-    from phalanx.supervision import BackOff, ExitReason
+    from phalanx.supervision import BackOff, ExitReason, SupervisorSnapshot
 
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
@@ -186,6 +186,7 @@ class Executor(Generic[W]):
         transport: Transport = "local",
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
+        _look: Callable[[], SupervisorSnapshot] | None = None,
     ) -> None:
         self._spec = spec_of(
             worker,
@@ -236,7 +237,7 @@ class Executor(Generic[W]):
         probe = current_probe()
         if probe is not None:
             self._spec = probe.adjust(self._spec)
-        self._core = Core(self._spec, runtime, name, _on_end, probe)
+        self._core = Core(self._spec, runtime, name, on_end=_on_end, probe=probe, look=_look)
         self._plane = self._core.shared.plane
         self._finalizer = weakref.finalize(self, self._core.end)
         self._finalizer.atexit = False  # the end of the program has its own way (termination)

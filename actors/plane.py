@@ -393,6 +393,12 @@ class Plane:
                 "dropped_replies": self._arriving.dropped,
             }
 
+    @uninterrupted
+    def seated(self) -> dict[int, Progress]:
+        """Return what each rank is doing, as far as it is known without reading."""
+        with self._lock:
+            return {seat.rank: seat.progress() for seat in self._seats}
+
     # --- streams ------------------------------------------------------------------------
 
     @uninterrupted

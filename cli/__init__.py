@@ -28,6 +28,7 @@ _SUBCOMMANDS = {
     "report": "tell of one death: what died, of what, doing what, and what was decided",
     "reports": "list the deaths that a folder of crash reports tells of",
     "run": "run an example, or a function of yours",
+    "top": "show a running driver's groups and trees, live",
     "version": "print the versions of phalanx and of what it stands on",
 }
 

@@ -6,12 +6,13 @@ Guarantees: it only listens; a driver of another user is never looked at. Ends w
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import LEVELS, Observer, find_drivers, render
 from phalanx.supervision import PhalanxError, SpecError
+
+from .output import reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     try:
         driver = choose(drivers, arguments.driver)
-        with Observer(driver) as observer:
+        with reader_may_leave(), Observer(driver) as observer:
             for record in observer:
                 if is_wanted(record, arguments):
                     _show(record, as_json=arguments.json)
@@ -60,10 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read has enough. Python would complain again as it closes its stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 

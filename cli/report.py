@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import read_report, safe_text
 from phalanx.supervision import SpecError
 
+from .output import reader_may_leave
 from .reports import add_directory, folder_of, told
 
 if TYPE_CHECKING:
@@ -35,15 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print one report; return the exit code."""
     report = chosen(arguments.file, arguments.directory)
-    try:
+    with reader_may_leave():
         if arguments.json:
             print(json.dumps(json.loads(report.to_json()), indent=2))
         else:
             print("\n".join(map(safe_text, report.render().splitlines())))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read has enough. Python would complain again as it closes its stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import ReportFolder, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
+from .output import reader_may_leave
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator, Sequence
@@ -67,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         if is_wanted(each[1], arguments) and (since is None or moment_of(each[1]) >= since)
     )
     found = list(itertools.islice(wanted, arguments.limit))
-    try:
+    with reader_may_leave():
         if arguments.json:
             records = [
                 {**json.loads(report.to_json()), "file": str(file.path)} for file, report in found
@@ -77,10 +79,6 @@ def run(arguments: argparse.Namespace) -> int:
             print("\n".join(lines([_HEAD, *(_row(*each) for each in found)])))
         else:
             print(f"no crash reports in {folder.path}", file=sys.stderr)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # Whoever read has enough. Python would complain again as it closes its stdout.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -26,6 +26,7 @@ from .events import (
 from .evidence import oom_sources
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
 from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
+from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
 from .gpus import Gpu, GpuInventory, find_gpus
 from .hub import Hub, Timer, Watch
 from .labels import WorkerLabels
@@ -67,6 +68,7 @@ __all__ = [
     "CallFate",
     "CallInProgress",
     "Channel",
+    "ChildGlance",
     "CrashReport",
     "DevicePool",
     "DriverExchange",
@@ -82,6 +84,7 @@ __all__ = [
     "GpuInventory",
     "GroupDown",
     "GroupEnded",
+    "GroupGlance",
     "GroupUp",
     "Hub",
     "Kind",
@@ -100,6 +103,7 @@ __all__ = [
     "Payload",
     "Process",
     "ProcessStatus",
+    "RankGlance",
     "RemoteFailure",
     "Rendezvous",
     "RendezvousStore",
@@ -112,6 +116,7 @@ __all__ = [
     "StrangerRefused",
     "Timer",
     "Transport",
+    "TreeGlance",
     "TreeReport",
     "Vitals",
     "Watch",

@@ -19,6 +19,7 @@ import zmq
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_STATE: Final = b"state"
 _HELD_FOR_ONE: Final = 10_000  # messages; then that observer misses some
 
 
@@ -46,8 +47,13 @@ class Publisher:
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody listens."""
-        return bool(self._topics)
+        """Whether anybody listens to lines, records and events."""
+        return bool(self._topics - {_STATE})
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether anybody wants to see what the driver looks like."""
+        return _STATE in self._topics
 
     def settle(self) -> None:
         """Take note of who listens. Must follow every send: zmq's descriptor is edge-triggered."""
@@ -66,6 +72,12 @@ class Publisher:
         data = json.dumps({**record, "seq": self._sent}).encode()
         topic = str(record["kind"]).encode()
         self._socket.send_multipart([topic, data], zmq.NOBLOCK)
+
+    def send_state(self, record: Mapping[str, Any]) -> None:
+        """Publish what the driver looks like, to whoever watches; not numbered."""
+        if self.is_watched:
+            data = json.dumps({**record, "kind": "state"}).encode()
+            self._socket.send_multipart([_STATE, data], zmq.NOBLOCK)
 
     def close(self) -> None:
         """Stop publishing and remove the socket."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from phalanx.supervision import RuntimeFault
 
+from .glances import Glances
 from .hub import Hub
 from .launcher import Launcher, LaunchSpec
 from .report_folder import ReportFolder
@@ -49,6 +50,7 @@ class Runtime:
     Attributes:
         owner: The process it belongs to.
         reports: The folder of crash reports, or None.
+        glances: What observers are shown of it.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Runtime:
         self._scribe: Scribe | None = None
         self._closed = False
         self.hub = Hub(emit=self._emit)
+        self.glances = Glances(self.hub, self._emit)
 
     def launcher(self, preload: Sequence[str]) -> Launcher:
         """Return the launcher whose zygote has imported *preload*; boots it if there is none."""
@@ -91,6 +94,7 @@ class Runtime:
                 self._scribe = Scribe(
                     partial(_launch_scribe, launcher),
                     register_tempdir=launcher.on_driver_death_remove,
+                    wish=self.glances.wish,
                     **self._options,
                 )
             return self._scribe
@@ -108,6 +112,7 @@ class Runtime:
             scribe.close(deadline)
         for launcher in launchers:
             launcher.close(deadline)
+        self.glances.close()
         self.hub.close()
 
     def __enter__(self) -> Self:

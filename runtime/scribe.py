@@ -181,6 +181,7 @@ class Scribe:
         out: int = 1,
         err: int = 2,
         register_tempdir: Callable[[str], None] | None = None,
+        wish: int | None = None,
     ) -> None:
         """Start the scribe.
 
@@ -195,6 +196,7 @@ class Scribe:
             err: The same for stderr, records and events.
             register_tempdir: Told the stream's directory before it is made, so that it is removed
                 if the driver dies without closing.
+            wish: The descriptor by which the driver is asked what it looks like (`Glances`).
 
         Raises:
             SpecError: An argument makes no sense.
@@ -209,6 +211,7 @@ class Scribe:
         self._pid = os.getpid()
         self._launch = launch
         self._tail_bytes = tail_bytes
+        self._wish = wish
         self._changed = threading.Condition()
         self._outputs: dict[int, WorkerOutput] = {}
         self._next_key = 1
@@ -354,6 +357,8 @@ class Scribe:
         ledger.own(mine)
         ledger.own(its)
         fds = {"control": its.fileno(), "events": self._events, "out": self._out, "err": self._err}
+        if self._wish is not None:
+            fds["wish"] = self._wish
         try:
             process = self._launch(
                 entry=ENTRY, payload=self._options, fds=fds, on_exit=self._on_exit

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from .console import prefix_of, render_json, render_lines, render_record, text_of
 from .events import LinesDropped, StreamUnavailable, fields
+from .glances import GLANCES
 from .intake import Intake, read_records
 from .labels import WorkerLabels
 from .logs import LEVELS, timestamp
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _EVENTS_AT_ONCE: Final = 256
 _ALL_EVENTS: Final = 100_000  # more than a socket buffer holds
+_LOOK: Final = 1.0  # seconds between looks at the driver, while somebody watches
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
 
 
@@ -59,6 +61,8 @@ class _ScribeLoop:
         self._directory: str | None = options["directory"]
         self._control = socket.socket(fileno=fds["control"])
         self._events = fds["events"]
+        self._wish = fds.get("wish")
+        self._next_look = 0.0
         # Two writers to one pipe (2>&1) would cut each other's long lines in two.
         shared = os.path.samestat(os.fstat(fds["out"]), os.fstat(fds["err"]))
         self._out = Sink(fds["out"])
@@ -80,7 +84,7 @@ class _ScribeLoop:
         self._watch(self._events, self._read_events)
         self._publish()
         while self._running:
-            for fd, _ in self._poll.poll():
+            for fd, _ in self._poll.poll(self._look()):
                 handler = self._handlers.get(fd)
                 if handler is not None:  # else closed by a handler before it
                     handler()
@@ -172,8 +176,11 @@ class _ScribeLoop:
 
     def _read_events(self, limit: int = _EVENTS_AT_ONCE) -> None:
         records, _ = read_records(self._events, limit)
-        for record in records:
-            self._record("event", _loaded(record))
+        for record in map(_loaded, records):
+            if record.get("event") not in GLANCES:
+                self._record("event", record)
+            elif self._publisher is not None:
+                self._publisher.send_state(record)
 
     def _take(self, intake: Intake, lane: Lane, lines: list[bytes]) -> None:
         labels = intake.labels
@@ -221,6 +228,17 @@ class _ScribeLoop:
             self._record("event", {"timestamp": timestamp(), **fields(event)})
         else:
             self._watch(self._publisher.fd, self._publisher.settle)
+
+    def _look(self) -> float | None:
+        """Ask the driver what it looks like, if somebody watches; return when to do so again."""
+        if self._wish is None or self._publisher is None or not self._publisher.is_watched:
+            return None
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_write(self._wish, 1)
+        return self._next_look - now
 
     def _settle(self) -> None:
         """After each round: write what there is room for, own up to what was dropped."""

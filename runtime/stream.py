@@ -92,8 +92,13 @@ class Observer:
         missed: How many messages were lost so far because this observer was too slow.
     """
 
-    def __init__(self, driver: DriverStream) -> None:
+    def __init__(self, driver: DriverStream, *, watch: bool = False) -> None:
         """Connect to *driver*.
+
+        Args:
+            driver: The one to listen to.
+            watch: See events, and what the driver looks like, once a second (``kind="state"``),
+                instead of everything that is written.
 
         Raises:
             RuntimeFault: The driver has ended.
@@ -109,7 +114,9 @@ class Observer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.SUB)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        for kind in ("event", "state") if watch else ("event", "log", "stdout", "stderr"):
+            self._socket.setsockopt(zmq.SUBSCRIBE, kind.encode())
+        self._watches = watch
         self._socket.connect(f"ipc://{driver.directory}/{_SOCKET}")
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -119,7 +126,8 @@ class Observer:
         """Return the next message, or None at *deadline* (monotonic) or when the driver has ended.
 
         Every message has a ``kind``: ``event`` (the driver's), ``log`` (a worker's record),
-        ``stdout`` or ``stderr`` (a worker's line, in ``text``).
+        ``stdout`` or ``stderr`` (a worker's line, in ``text``), ``state`` (see `GroupGlance`,
+        `TreeGlance` and `GlanceEnded`).
         """
         while True:
             left = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
@@ -127,6 +135,11 @@ class Observer:
             if self._socket in ready:  # before the death: what it said last is still to come
                 return self._received()
             return None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the driver has; what it said last may still be to be read."""
+        return bool(dict(self._poller.poll(0)).get(self._death))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while (record := self.next()) is not None:
@@ -149,7 +162,9 @@ class Observer:
     def _received(self) -> dict[str, Any]:
         _, data = self._socket.recv_multipart()
         record: dict[str, Any] = json.loads(data)
-        seq: int = record["seq"]
+        seq: int = record.get("seq", 0)
+        if self._watches or not seq:
+            return record
         if self._seq and seq > self._seq + 1:
             self.missed += seq - self._seq - 1
         self._seq = seq  # lower than before where the scribe was replaced: it counts anew

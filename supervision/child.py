@@ -23,6 +23,7 @@ import pykka
 if TYPE_CHECKING:
     from .decider import Cause, Directive
     from .exits import ExitReason
+    from .snapshot import SupervisorSnapshot
 
 
 class Ignore(Enum):
@@ -60,6 +61,10 @@ class StartContext(Protocol):
 
     def progressed(self) -> None:
         """Tell the supervisor that this incarnation has been of use: it served a call."""
+        ...
+
+    def snapshot(self) -> SupervisorSnapshot:
+        """Return the whole tree that this child is part of, as it is now."""
         ...
 
     def directive(self, cause: Cause) -> Directive | None:

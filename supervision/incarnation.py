@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .child import StartFunction
     from .decider import Cause, Decider, Directive
+    from .snapshot import SupervisorSnapshot
     from .spec import ChildSpec
     from .tree import Tree
 
@@ -88,6 +89,12 @@ class Incarnation:
     def progressed(self) -> None:
         """Tell the supervisor that this incarnation has been of use."""
         self._post(Progressed(self.key, self.serial, 0.0))
+
+    def snapshot(self) -> SupervisorSnapshot:
+        """Return the whole tree that this child is part of, as it is now."""
+        look = self._tree.look
+        assert look is not None, "nothing is started before there is a supervisor"
+        return look()
 
     def directive(self, cause: Cause) -> Directive | None:
         """Return what the supervisor's decider says about *cause*."""

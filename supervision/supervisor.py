@@ -220,6 +220,7 @@ class Supervisor(SupervisorView):
             spec, spec.id, self._tree, on_start=self._on_start, on_exit=self._on_exit
         )
         super().__init__(actor, ())
+        self._tree.look = self.snapshot
         run(actor)
         atexit.register(self.stop)
         try:

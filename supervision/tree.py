@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import error_text
 from .notices import (
@@ -28,6 +28,9 @@ from .notices import (
 )
 from .timers import Cancel, ThreadTimers, Timers
 
+if TYPE_CHECKING:
+    from .snapshot import SupervisorSnapshot
+
 Subscriber: TypeAlias = Callable[[Notice], None]
 Clock: TypeAlias = Callable[[], float]
 
@@ -38,7 +41,10 @@ class Tree:
     Attributes:
         clock: The monotonic clock, in seconds.
         chance: Random numbers in [0, 1), for jitter.
+        look: Returns the tree as it is now, from the top; None before its supervisor is made.
     """
+
+    look: Callable[[], SupervisorSnapshot] | None = None
 
     def __init__(
         self,

@@ -1,0 +1,133 @@
+"""``phalanx top``: a running driver's groups and trees, live, from a process of its own.
+
+Guarantees: it only looks; the driver is asked once a second while somebody looks, and not at all
+otherwise. Ends with the driver, and at Ctrl-C, with the terminal as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import Observer, find_drivers
+from phalanx.supervision import PhalanxError, RuntimeFault
+
+from .logs import choose
+from .output import reader_may_leave
+from .picture import Sketch
+
+if TYPE_CHECKING:
+    import argparse
+
+    from phalanx.runtime import DriverStream
+
+    from .picture import Picture
+
+_PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
+_REFRESH = 1.0
+_END = "phalanx.stream_closed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of this subcommand."""
+    parser.add_argument(
+        "driver",
+        nargs="?",
+        default="",
+        help="pid or name of the driver; may be left out where only one is running",
+    )
+    parser.add_argument("--once", action="store_true", help="show one picture, and end")
+    parser.add_argument("--json", action="store_true", help="print one picture as JSON, and end")
+    parser.add_argument("--list", action="store_true", help="list the drivers there are, and end")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show a driver until it ends, or the user has enough; return the exit code."""
+    drivers = find_drivers()
+    if arguments.list:
+        for driver in drivers:
+            print(f"{driver.pid}\t{driver.name}")
+        return 0
+    if not arguments.json and find_spec("rich") is None:
+        print("phalanx top: rich is not installed: pip install 'phalanx[cli]'", file=sys.stderr)
+        return 1
+    try:
+        driver = choose(drivers, arguments.driver)
+        with reader_may_leave(), Observer(driver, watch=True) as observer:
+            if arguments.json:
+                shown = {"driver": dataclasses.asdict(driver), **_first(observer, driver).as_json()}
+                print(json.dumps(shown, indent=2))
+            elif arguments.once:
+                _print(driver, _first(observer, driver))
+            else:
+                _follow(driver, observer)
+    except PhalanxError as error:
+        print(f"phalanx top: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _first(observer: Observer, driver: DriverStream) -> Picture:
+    """Return the first picture that is whole.
+
+    Raises:
+        RuntimeFault: there is none in time, or the driver has ended.
+    """
+    sketch = Sketch()
+    deadline = time.monotonic() + _PATIENCE
+    while (record := observer.next(deadline)) is not None:
+        picture = sketch.take(record)
+        if picture is not None:
+            return picture
+        if record.get("event") == _END:
+            break
+    if observer.has_ended:
+        raise RuntimeFault(f"driver {driver.pid} has ended")
+    raise RuntimeFault(
+        f"driver {driver.pid} did not answer within {_PATIENCE:g} s: it is stopped, or very busy"
+    )
+
+
+def _print(driver: DriverStream, picture: Picture) -> None:
+    from rich.console import Console
+
+    from .drawing import draw
+
+    # As wide as it needs to be, where nobody looks at it: scripts read it.
+    console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(draw(driver, picture, (), console.width))
+
+
+def _follow(driver: DriverStream, observer: Observer) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from .drawing import draw
+
+    sketch = Sketch()
+    picture: Picture | None = None
+    console = Console()
+    with Live(
+        draw(driver, None, (), console.width),
+        console=console,
+        screen=console.is_terminal,
+        auto_refresh=False,
+    ) as live:
+        drawn_at = 0.0
+        while not observer.has_ended:
+            record = observer.next(time.monotonic() + _REFRESH)
+            if record is not None and record.get("event") == _END:
+                break
+            whole = None if record is None else sketch.take(record)
+            picture = whole or picture
+            # Also without news: then it says for how long there has been none.
+            if whole is not None or time.monotonic() - drawn_at > _REFRESH:
+                live.update(draw(driver, picture, list(sketch.events), console.width), refresh=True)
+                drawn_at = time.monotonic()
+    console.print(f"driver {driver.pid} has ended", highlight=False)

@@ -1,0 +1,304 @@
+"""`phalanx top` shows a driver from outside: its groups, its trees, its deaths."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.cli.drawing import draw
+from phalanx.cli.picture import Picture, Sketch
+from phalanx.runtime import DriverStream
+
+ROOT = Path(__file__).parents[2]
+LONG = 60.0
+# Carries out each line that it reads, and says "done".
+DRIVER = """
+import sys
+from phalanx import Executor, Supervisor, SupervisorSpec, WorkerDied, executor_child
+from phalanx.runtime import Runtime
+from tests.actors.workers import Echo
+with Runtime(console=None, name="mine") as runtime:
+    more = {"preload": (), "runtime": runtime}
+    nested = SupervisorSpec(id="inner", children=[executor_child("solo", Echo, 1, **more)])
+    spec = SupervisorSpec(id="root", children=[executor_child("tp", Echo, 2, **more), nested])
+    with Supervisor(spec) as tree, Executor(Echo, 1, name="free", **more) as free:
+        tp = tree.child("tp")
+        print("up", flush=True)
+        for line in sys.stdin:
+            try:
+                exec(line)
+            except WorkerDied:
+                pass
+            print("done", flush=True)
+"""
+
+
+class Driver:
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = environment
+        self.popen = subprocess.Popen(
+            [sys.executable, "-c", DRIVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            cwd=ROOT,
+            text=True,
+        )
+        self.pid = self.popen.pid
+        self.says("up")
+
+    def says(self, word: str) -> None:
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline().strip() == word
+
+    def do(self, line: str) -> None:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(line + "\n")
+        self.popen.stdin.flush()
+        self.says("done")
+
+    def top(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "phalanx.cli", "top", *words],
+            env=self.environment,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+
+    def seen(self) -> dict[str, Any]:
+        told = self.top("mine", "--json")
+        assert told.returncode == 0, told.stderr
+        seen: dict[str, Any] = json.loads(told.stdout)
+        return seen
+
+
+class Terminal:
+    """A terminal with `phalanx top` in it."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.fd, end = pty.openpty()
+        environment = {**driver.environment, "COLUMNS": "140", "LINES": "40", "TERM": "xterm"}
+        self.popen = subprocess.Popen(
+            [sys.executable, "-m", "phalanx.cli", "top"],
+            stdin=end,
+            stdout=end,
+            stderr=end,
+            env=environment,
+            cwd=ROOT,
+            start_new_session=True,
+        )
+        os.close(end)
+        self.shown = ""
+
+    def until(self, *words: str) -> None:
+        """Return once all *words* have been shown since the last time."""
+        deadline = time.monotonic() + LONG
+        since = len(self.shown)
+        while not all(word in self.shown[since:] for word in words):
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self.fd], [], [], max(0.0, left))
+            assert ready, f"not seen: {words} in {self.shown[-2000:]}"
+            try:
+                self.shown += os.read(self.fd, 1 << 16).decode("utf-8", "replace")
+            except OSError:  # everybody has closed the other end
+                return
+
+    def ended(self) -> int:
+        self.until("nothing shows this")
+        return self.popen.wait(LONG)
+
+
+def started(folder: Path) -> Driver:
+    place = {"XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)}
+    return Driver({**os.environ, **place, "PYTHONWARNINGS": "ignore"})
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
+    driver = started(tmp_path_factory.mktemp("top"))
+    yield driver
+    os.kill(driver.pid, signal.SIGCONT)
+    driver.popen.communicate(timeout=LONG)
+
+
+def test_groups_trees_and_ranks_are_told_to_programs(driver: Driver, tmp_path: Path) -> None:
+    gate, begun = tmp_path / "gate", tmp_path / "begun"
+    driver.do("tp.collective_rpc('echo', args=(1,)); tp.collective_rpc('echo', args=(2,))")
+    driver.do("free.collective_rpc('kill_self', args=(0,))")
+    driver.do(f"free.tell('gated_note', args=({str(gate)!r}, {str(begun)!r}, 'x'))")
+    deadline = time.monotonic() + LONG
+    while not begun.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+    seen = driver.seen()
+    gate.touch()
+
+    assert seen["driver"]["pid"] == driver.pid
+    groups = {group["group"]: group for group in seen["groups"]}
+    assert set(groups) == {"free", "root/tp", "root/inner/solo"}
+    tp, free = groups["root/tp"], groups["free"]
+    assert (tp["phase"], tp["epoch"], tp["world_size"], tp["restarts"]) == ("serving", 1, 2, 0)
+    assert [rank["served"] for rank in tp["ranks"]] == [2, 2]
+    assert all(rank["rss_bytes"] > 1 << 20 for rank in tp["ranks"])
+    assert (free["restarts"], free["restarts_in_window"], free["epoch"]) == (1, 1, 2)
+    (rank,) = free["ranks"]
+    assert (rank["incarnation"], rank["state"], rank["method"]) == (2, "up", "gated_note")
+    assert (rank["owed"], free["in_flight"]) == (1, 1)
+    (tree,) = seen["trees"]
+    assert tree["root"]["path"] == "root"
+    assert [child["path"] for child in tree["children"]] == [
+        *("root/tp", "root/inner", "root/inner/solo"),
+    ]
+
+
+def test_one_picture_is_shown_as_a_tree(driver: Driver) -> None:
+    told = driver.top("mine", "--once")
+
+    assert told.returncode == 0, told.stderr
+    first = [line.split()[0] for line in told.stdout.splitlines() if line.strip()]
+    assert first[0] == "driver"
+    assert first[3:] == ["root", "tp", "rank", "rank", "inner", "solo", "rank", "free", "rank"]
+    assert "Echo x 2, one_for_all" in told.stdout
+
+
+def test_the_live_view_follows_deaths_and_ends_at_ctrl_c(driver: Driver) -> None:
+    terminal = Terminal(driver)
+    terminal.until("root", "tp", "free", "serving")
+    driver.do("tree.child('inner/solo').collective_rpc('kill_self', args=(0,))")
+    terminal.until("phalanx.worker_crashed", "killed (SIGKILL)", "phalanx.group_up")
+    os.kill(driver.pid, signal.SIGSTOP)
+    terminal.until("silent for")
+    os.kill(driver.pid, signal.SIGCONT)
+
+    os.kill(terminal.popen.pid, signal.SIGINT)
+    code = terminal.ended()
+
+    assert code == 130
+    assert "Traceback" not in terminal.shown
+    assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")
+    assert terminal.shown.endswith(("\x1b[?25h", "\x1b[?1049l", "\r\n"))
+    os.close(terminal.fd)
+
+
+def test_the_live_view_ends_with_the_driver(tmp_path: Path) -> None:
+    driver = started(tmp_path)
+    terminal = Terminal(driver)
+    terminal.until("root", "serving")
+
+    driver.popen.kill()
+    driver.popen.communicate(timeout=LONG)
+    code = terminal.ended()
+
+    assert code == 0
+    assert f"driver {driver.pid} has ended" in terminal.shown
+    os.close(terminal.fd)
+
+
+def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
+    driver: Driver,
+) -> None:
+    wrong = driver.top("yours", "--once")
+    listed = driver.top("--list")
+    os.kill(driver.pid, signal.SIGSTOP)
+    quick = "import sys, phalanx.cli.top as t; t._PATIENCE = 0.5; from phalanx.cli import main"
+    silent = subprocess.run(
+        [sys.executable, "-c", f"{quick}; sys.exit(main(['top', '--json']))"],
+        env=driver.environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert wrong.stderr == f"phalanx top: driver='yours': running: {driver.pid} (mine)\n"
+    assert listed.stdout == f"{driver.pid}\tmine\n"
+    assert (silent.returncode, silent.stdout) == (1, "")
+    assert "did not answer within 0.5 s" in silent.stderr
+    assert silent.stderr.count("\n") == 1
+
+
+def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:
+    known = {"pid": None, "incarnation": 1, "state": "up", "device": "cpu", "owed": 0}
+    told = [
+        {**known, "rank": first + n, "served": 5, "method": "", "running_for": 0.0}
+        for n in range(ranks)
+    ]
+    about = {"group": "g\x1b[2J", "world_size": size, "ranks": told, "first": first, "at": 1.0}
+    return {"kind": "state", "event": "phalanx.group_state", **about}
+
+
+def ended(groups: int) -> dict[str, Any]:
+    return {"kind": "state", "event": "phalanx.glance_ended", "groups": groups, "at": 1.0}
+
+
+def test_a_group_that_was_told_in_parts_is_put_together() -> None:
+    sketch = Sketch()
+    for part in (group_part(0, 300, 200), group_part(200, 300, 100)):
+        assert sketch.take(part) is None
+
+    picture = sketch.take(ended(1))
+
+    assert picture is not None
+    assert [rank["rank"] for rank in picture.groups[0]["ranks"]] == list(range(300))
+
+
+@pytest.mark.parametrize(
+    "told", [[ended(1)], [group_part(0, 300, 200), ended(1)], [group_part(200, 300, 100), ended(1)]]
+)
+def test_what_was_told_in_part_only_is_no_picture(told: list[dict[str, Any]]) -> None:
+    sketch = Sketch()
+
+    assert [sketch.take(record) for record in told] == [None] * len(told)
+
+
+def test_calls_per_second_are_those_since_the_last_picture() -> None:
+    sketch = Sketch()
+    sketch.take(group_part(0, 1, 1))
+    sketch.take(ended(1))
+    later = group_part(0, 1, 1)
+    later["at"], later["ranks"][0]["served"] = 3.0, 25
+    sketch.take(later)
+
+    picture = sketch.take(ended(1))
+
+    assert picture is not None
+    assert picture.groups[0]["ranks"][0]["calls_per_s"] == 10.0
+
+
+def test_names_do_not_command_the_terminal() -> None:
+    from rich.console import Console
+
+    sketch = Sketch()
+    part = group_part(0, 1, 1)
+    more = {"worker": "W", "strategy": "one_for_all", "phase": "serving", "epoch": 1}
+    counts = {"restarts": 0, "restarts_in_window": 0, "max_restarts": 3, "period": 60.0}
+    sketch.take({**part, **more, **counts, "in_flight": 0, "waiting": 0, "standby": 0})
+    picture = sketch.take(ended(1))
+    assert isinstance(picture, Picture)
+    console = Console(width=200, record=True, file=io.StringIO())
+    driver = DriverStream(pid=1, name="d\x1b[31;1H", started_at=0.0, directory="")
+
+    console.print(draw(driver, picture, [{"event": "e\x07", "level": "info"}], 200))
+
+    shown = console.export_text()
+    assert "\x1b" not in shown
+    assert "g\\x1b[2J" in shown
+    assert "e\\x07" in shown
