@@ -26,7 +26,7 @@ class WorkerContext:
         group: The name of its rank group.
         local_rank: Its rank among the ranks of this machine.
         coordinates: Its place in every parallel dimension that has more than one.
-        device: The device leased to it, as torch names it: ``"cpu"``, ``"cuda:0"``.
+        devices: The devices leased to it, as torch names them in this process.
         epoch: How often its group has been formed.
         incarnation: How often this rank has been started, 1 for the first.
         rendezvous: Where this epoch's ranks meet; None where there is none.
@@ -39,7 +39,7 @@ class WorkerContext:
     world_size: int
     layout: Layout
     coordinates: Mapping[str, int]
-    device: str
+    devices: tuple[str, ...]
     epoch: int
     incarnation: int
     rendezvous: Rendezvous | None
@@ -47,6 +47,11 @@ class WorkerContext:
     _locks: LockTable = field(repr=False)
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
+
+    @property
+    def device(self) -> str:
+        """The device leased to it, or the first of several: ``"cpu"``, ``"cuda:0"``."""
+        return self.devices[0]
 
     @property
     def is_driver(self) -> bool:

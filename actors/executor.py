@@ -52,7 +52,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import CrashReport, Payload, ReportFolder, Runtime, Transport
+    from phalanx.runtime import (
+        CrashReport,
+        DeviceStatus,
+        Payload,
+        ReportFolder,
+        Runtime,
+        Transport,
+        Visibility,
+    )
     from phalanx.supervision import BackOff, ExitReason, SupervisorSnapshot
 
     from .calls import OnDeath, OnTimeout
@@ -77,6 +85,7 @@ class Status:
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
         reports: The crash reports of the latest deaths, oldest first.
+        devices: The devices it chooses from, as they were when anybody last looked.
         in_flight: Calls sent and not settled.
         waiting: Calls accepted that wait for their turn.
         dropped_replies: Answers that came too late, and packets that were none of ours.
@@ -91,6 +100,7 @@ class Status:
     planned: int
     standby: int
     reports: tuple[CrashReport, ...]
+    devices: tuple[DeviceStatus, ...]
     in_flight: int
     waiting: int
     dropped_replies: int
@@ -114,7 +124,18 @@ class Executor(Generic[W]):
         intensity: How many restarts are allowed; one more ends the group.
         restart: Which ends of a rank are restarted. A rank that is not ends the group.
         backoff: How long to wait before restarts in a row; None does not wait.
-        devices: A `DevicePool`, the devices to choose from, or None to discover them.
+        devices: A `DevicePool` that several executors share; or the devices to choose from, by
+            index or UUID, where one may stand twice; or ``"cpu"``, ``"cuda"``; or None for the GPUs
+            that are visible, else CPU slots. Executors of one runtime that ask for the same devices
+            share them.
+        devices_per_rank: How many devices each rank gets; or which part of one, such as 0.25, and
+            then that many ranks share it.
+        visibility: ``"one"``: a rank sees what is leased to it, and nothing else. ``"all"``: it
+            sees all devices to choose from, each under the same name in every rank; its own are
+            `WorkerContext.devices`.
+        device_timeout: Seconds that a restart waits while there is no device for it: every one is
+            leased to others, or in quarantine. Then the group ends. None waits for ever, 0 not at
+            all. The first start waits only for memory that is just being released.
         preload: Modules that the zygote imports once for all workers.
         launch: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
@@ -147,6 +168,7 @@ class Executor(Generic[W]):
 
     Raises:
         SpecError, NotPicklable: an argument makes no sense; nothing was started.
+        NoDevice: others hold the devices, or those are in quarantine.
         StartFailed: a rank exited, hung or was killed in its start; nothing is left. Where it
             raised, that very exception is raised here, with the remote traceback in its notes.
     """
@@ -168,6 +190,9 @@ class Executor(Generic[W]):
         restart: Restart = Restart.PERMANENT,
         backoff: BackOff | None = None,
         devices: Any = None,
+        devices_per_rank: float = 1,
+        visibility: Visibility = "one",
+        device_timeout: float | None = 30.0,
         preload: Sequence[str] = ("torch",),
         launch: Launch = "zygote",
         env: Mapping[str, str] | None = None,
@@ -203,6 +228,9 @@ class Executor(Generic[W]):
             restart=restart,
             backoff=backoff,
             devices=devices,
+            devices_per_rank=devices_per_rank,
+            visibility=visibility,
+            device_timeout=device_timeout,
             preload=preload,
             launch=launch,
             env=env,
@@ -571,7 +599,9 @@ class Executor(Generic[W]):
         state = str(view.phase)
         if self._inline is None:
             counts = self._plane.counts()
+            devices = self._core.shared.devices()
         else:
+            devices = self._inline.devices()
             state = "ended" if self._inline_closed else "serving"
         return Status(
             name=self._spec.name,
@@ -583,6 +613,7 @@ class Executor(Generic[W]):
             planned=view.planned,
             standby=view.standby,
             reports=view.reports,
+            devices=devices,
             **counts,
         )
 
@@ -678,7 +709,8 @@ class Executor(Generic[W]):
         layout.check(world_size)
         if self._inline is not None and world_size != 1:
             raise SpecError("world_size", world_size, 'launch="inline" has one rank')
-        DevicePool.of(self._spec.devices, world_size).close()
+        share = self._spec.devices_per_rank
+        DevicePool.of(self._spec.devices, world_size, devices_per_rank=share).close()
         plan = layout
         self._change(lambda: Planned(size=world_size, layout=plan), timeout)
         self._layout = layout

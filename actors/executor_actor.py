@@ -26,7 +26,6 @@ import pykka
 from phalanx.runtime import (
     CallInProgress,
     CrashReport,
-    DevicePool,
     ExitEvidence,
     Frame,
     GroupDown,
@@ -43,6 +42,7 @@ from phalanx.runtime import (
     exit_of_process,
 )
 from phalanx.supervision import (
+    SHUTDOWN,
     Begin,
     CallerError,
     CloseAsked,
@@ -53,6 +53,7 @@ from phalanx.supervision import (
     ExitReason,
     GroupState,
     Hold,
+    NoDevice,
     Phase,
     RankAction,
     RankEvent,
@@ -75,15 +76,18 @@ from phalanx.supervision import (
 )
 
 from .callbacks import Callbacks
+from .leases import Leases
 from .links import Links
 from .members import Formation, Members
 from .notices import (
     BackOffOver,
     Close,
+    DevicesDue,
     Emitted,
     KillAll,
     LinkLost,
     Look,
+    LookAtDevices,
     NotStarted,
     Overdue,
     Planned,
@@ -100,7 +104,7 @@ from .standby import Standby
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import RemoteFailure, Runtime
+    from phalanx.runtime import DeviceStatus, RemoteFailure, Runtime
 
     from .calls import Call
     from .members import Member
@@ -162,6 +166,7 @@ class Shared:
         gone: Set once everything has been given back.
         start_error: Why the group never came up.
         cause: Why the group ended by itself; None where it was closed or lives.
+        devices: Returns how the devices are.
         probe: What looks on, where faults are injected.
     """
 
@@ -181,6 +186,7 @@ class Shared:
     start_error: BaseException | None = None
     cause: ExitReason | None = None
     closing: bool = False
+    devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
     probe: GroupProbe | None = None
 
 
@@ -211,14 +217,15 @@ class ExecutorActor(pykka.ThreadingActor):
             backoff=spec.backoff,
             keep=spec.survivors == "keep",
         )
-        self._devices = DevicePool.of(spec.devices, spec.world_size)
+        self._leases = Leases(spec, runtime, self._tell, self._publish, self._deliver)
+        shared.devices = self._leases.status
         links = None
         if spec.transport is not None:
             links = Links(spec.transport, runtime, spec.name, self._tell, self._publish)
         self._members = Members(
             spec,
             runtime,
-            self._devices,
+            self._leases,
             self._tell,
             shared.plane.arena,
             links=links,
@@ -240,6 +247,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self._planned_count = 0
         self._reports: list[CrashReport] = []
         self._last_report: CrashReport | None = None
+        self._no_device: NoDevice | None = None
         self._ending = False
         self.shared = shared
         self._plane = shared.plane
@@ -285,7 +293,7 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
-            case Refill() | ReformOverdue() | Look() | LinkLost():
+            case Refill() | ReformOverdue() | Look() | LinkLost() | DevicesDue() | LookAtDevices():
                 self._on_time(notice)
             case StopOverdue():
                 member = self._members.find(notice.rank, notice.incarnation)
@@ -313,19 +321,35 @@ class ExecutorActor(pykka.ThreadingActor):
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
-    def _on_time(self, notice: Refill | ReformOverdue | Look | LinkLost) -> None:
+    def _on_time(
+        self, notice: Refill | ReformOverdue | Look | LinkLost | DevicesDue | LookAtDevices
+    ) -> None:
         match notice:
             case Refill():
                 if self._state.phase is Phase.SERVING:
                     self._standby.fill()
             case ReformOverdue():
                 self._not_reformed(notice)
+            case DevicesDue(start):
+                if self._leases.is_waiting(start):
+                    self._start(start)
+                    self._show()
+            case LookAtDevices():
+                self._look_at_devices()
             case Look():
                 self._look(notice)
             case LinkLost(rank, incarnation, why):
                 member = self._standby.find(rank) or self._members.find(rank, incarnation)
                 if member is not None:
                     self._members.examine(member, why)
+
+    def _look_at_devices(self) -> None:
+        """End the ranks whose devices have failed."""
+        broken = self._leases.look()
+        for member in self._members.current():
+            if member.lease in broken and not member.asked and not member.broken:
+                member.broken = broken[member.lease]
+                self._members.kill(member)
 
     def _said(self, notice: RankSaid) -> None:
         spare = self._standby.find(notice.rank)
@@ -456,6 +480,8 @@ class ExecutorActor(pykka.ThreadingActor):
             unresponsive=bool(member.hung),
             detail=member.hung or detail,
         )
+        if member.broken:
+            reason = replace(reason, kind=ExitKind.CRASH, detail=member.broken)
         if not member.ready and not member.asked and not reason.is_failure:
             # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
             reason = replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
@@ -624,9 +650,21 @@ class ExecutorActor(pykka.ThreadingActor):
 
     def _start(self, action: StartRanks) -> None:
         self._plane.resize(action.size)
+        first = self._state.served_at is None
         try:
-            formation = self._formation(action.epoch)
-            members = self._members.start(formation, action.ranks, self._standby.take)
+            leases = self._leases.ask(action, first=first)
+            if leases is None:
+                return  # it is told when to ask again
+            ranks, take_spare = action.ranks, self._standby.take
+            try:
+                formation = self._formation(action.epoch)
+            except BaseException:
+                self._leases.give_all_back(leases)
+                raise
+            members = self._members.start(formation, ranks, leases, take_spare)
+        except NoDevice as none:
+            self._give_up(action, none, first=first)
+            return
         except Exception as error:  # a start that fails is an exit of those ranks
             if self.shared.start_error is None and self._state.served_at is None:
                 self.shared.start_error = error
@@ -641,6 +679,16 @@ class ExecutorActor(pykka.ThreadingActor):
             self._publish(WorkerStarted(**_who(member), device=device, at=at))
         if self.shared.probe is not None:
             self.shared.probe.restarting(action.ranks)
+
+    def _give_up(self, action: StartRanks, none: NoDevice, *, first: bool) -> None:
+        """End the group: there is no device for it, and it has waited."""
+        self._no_device = none
+        if first and self.shared.start_error is None:
+            self.shared.start_error = none
+        reason = replace(SHUTDOWN, detail=f"gave up: {none}")
+        # Through the mailbox, as above. To try again would only wait again.
+        self._tell(Close(reason))
+        self._tell(NotStarted(action.ranks, reason))
 
     def _formation(self, epoch: int) -> Formation:
         if self._rendezvous is None or self._rendezvous.epoch != epoch:
@@ -659,6 +707,8 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._plane.post(rank, incarnation, order)
 
     def _stop_ranks(self, ranks: tuple[int, ...], *, hurry: bool) -> None:
+        for start in self._leases.withdraw(frozenset(ranks)):
+            self._tell(NotStarted(start.ranks, SHUTDOWN))
         for member in self._members.current():
             if member.rank not in ranks:
                 continue
@@ -706,12 +756,14 @@ class ExecutorActor(pykka.ThreadingActor):
         def settle(call: Call) -> BaseException:
             if shared.closing or story is None:
                 return ExecutorClosed(f"{call.name}: {message} before it was answered")
-            return WorkerDied(f"{call.name}: {message}", (*call.reports, story))
+            died = WorkerDied(f"{call.name}: {message}", (*call.reports, story))
+            died.__cause__ = self._no_device
+            return died
 
         def refuse() -> BaseException:
             error = ExecutorClosed(f"{message}; build a new one")
             if not shared.closing and story is not None:
-                error.__cause__ = WorkerDied(message, (story,))
+                error.__cause__ = self._no_device or WorkerDied(message, (story,))
             return error
 
         self._plane.end(settle, refuse)
@@ -744,7 +796,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._standby.close,
             self._members.close,
             self._store.close,
-            self._devices.close,
+            self._leases.close,
             self._plane.close,
             partial(self._writing.close, 5.0),
             partial(shared.callbacks.close, 5.0),

@@ -48,7 +48,7 @@ class Seed:
     world_size: int
     layout: Layout
     coordinates: Mapping[str, int]
-    device: str
+    devices: tuple[str, ...]
     rendezvous: Rendezvous | None
     witness: bytes = b""
 
@@ -201,7 +201,7 @@ def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> Worker
         world_size=seed.world_size,
         layout=seed.layout,
         coordinates=seed.coordinates,
-        device=seed.device,
+        devices=seed.devices,
         epoch=link.epoch,
         incarnation=link.incarnation,
         rendezvous=seed.rendezvous,

@@ -31,6 +31,8 @@ from .hosting import Seed, WorkerHost
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from phalanx.runtime import DeviceStatus
+
     from .spec import ExecutorSpec
 
 
@@ -41,8 +43,9 @@ class InlineRank:
         labels = WorkerLabels(
             child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
         )
-        pool = DevicePool.of(spec.devices, 1)
-        self._pool, self._lease = pool, pool.acquire(0)
+        pool = DevicePool.of(spec.devices, 1, devices_per_rank=spec.devices_per_rank)
+        share = spec.devices_per_rank
+        self._pool, self._lease = pool, pool.acquire(0, share=share, holder=f"{spec.name}/0")
         locks = LockTable.create()
         self._locks = LockTable(locks)
         context = WorkerContext(
@@ -52,7 +55,8 @@ class InlineRank:
             world_size=1,
             layout=spec.layout,
             coordinates={},
-            device=self._lease.device,
+            # What this process sees is not for a lease to change.
+            devices=self._lease.places,
             epoch=1,
             incarnation=1,
             rendezvous=None,
@@ -71,11 +75,15 @@ class InlineRank:
             world_size=1,
             layout=spec.layout,
             coordinates={},
-            device=self._lease.device,
+            devices=self._lease.places,
             rendezvous=None,
         )
         self._host = WorkerHost(seed, context)
-        self._host.start()
+        try:
+            self._host.start()
+        except BaseException:
+            self._let_go()
+            raise
         self._open = True
 
     def run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -112,16 +120,24 @@ class InlineRank:
 
     def view(self) -> GroupView:
         """Return what the group looks like."""
-        info = RankInfo(0, os.getpid(), 1, 1, "up" if self._open else "down", self._lease.device)
+        info = RankInfo(0, os.getpid(), 1, 1, "up" if self._open else "down", str(self._lease))
         return GroupView(epoch=1, ranks=(info,))
+
+    def devices(self) -> tuple[DeviceStatus, ...]:
+        """Return the devices it chose from."""
+        return self._pool.status()
 
     def close(self) -> None:
         """Stop the worker."""
         if self._open:
             self._open = False
             self._host.stop(SHUTDOWN)
-            self._pool.close()
+            self._let_go()
             self._locks.close()
+
+    def _let_go(self) -> None:
+        self._pool.give_back(self._lease, os.getpid())
+        self._pool.close()
 
 
 def _travel(value: Any, what: str) -> Any:

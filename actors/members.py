@@ -2,7 +2,7 @@
 
 Guarantees: everything a rank holds in the driver (sockets, pages, output, lease, process) is made
 in `start`, belongs to one incarnation, and is given back in `bury`, also where the start failed
-half-way; a rank is buried only when its whole process tree is gone and its device is free.
+half-way; a rank is buried only when its whole process tree is gone.
 
 Left to others: what to start and stop (`decide_ranks`), what became of calls (`plane`).
 """
@@ -46,11 +46,10 @@ from .hosting import Reform, Seed, host_spare, host_worker
 from .notices import Overdue, ProcessGone, RankSaid, ReformOverdue, StopOverdue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from phalanx.runtime import (
         Arena,
-        DevicePool,
         Lease,
         Process,
         RemoteFailure,
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     )
 
     from .layout import Layout
+    from .leases import Leases
     from .links import Links, Remote
     from .notices import Notice
     from .probe import GroupProbe
@@ -70,6 +70,9 @@ if TYPE_CHECKING:
 _BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
+# A spare has no lease, so it sees no device; and it must be able to ask how many there are without
+# CUDA's start, after which what is visible is fixed for the life of a process.
+_BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
 
 
@@ -82,6 +85,7 @@ class Member:
             rank until it takes one.
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
+        broken: What happened to its device, for which it is being killed; empty otherwise.
         left: The last epoch for which it has left the process group of the one before.
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
@@ -106,6 +110,7 @@ class Member:
     ready: bool = False
     asked: bool = False
     hung: str = ""
+    broken: str = ""
     left: int = 0
     threads: str = ""
     words_end: int | None = None
@@ -149,7 +154,7 @@ class Members:
         self,
         spec: ExecutorSpec,
         runtime: Runtime,
-        devices: DevicePool,
+        leases: Leases,
         tell: Callable[[Notice], None],
         arena: Arena,
         *,
@@ -158,7 +163,7 @@ class Members:
     ) -> None:
         self._spec = spec
         self._runtime = runtime
-        self._devices = devices
+        self._leases = leases
         self._tell = tell
         self._arena = arena
         self._probe = probe
@@ -182,11 +187,13 @@ class Members:
         self,
         formation: Formation,
         ranks: Iterable[tuple[int, int]],
+        leases: Mapping[int, Lease],
         take_spare: Callable[[], Member | None],
     ) -> list[Member]:
         """Start these (rank, incarnation) together; return them once all have a process.
 
-        Spares come first: they have theirs already.
+        Spares come first: they have theirs already. Each rank's lease is its process's from here
+        on, or given back.
 
         Raises:
             PhalanxError, OSError: one could not be started; then none of them is left.
@@ -194,14 +201,18 @@ class Members:
         made: list[Member] = []
         taken: list[Member] = []
         launches: list[LaunchSpec] = []
+        unused = dict(leases)
         try:
             for rank, incarnation in ranks:
                 spare = take_spare()
                 if spare is not None:
                     taken.append(spare)
+                    spare.lease = unused.pop(rank)
                     self._assign(spare, formation, rank, incarnation)
                     continue
-                member = self._prepare(formation, rank, incarnation)
+                labels = self._labels(formation, rank, incarnation, unused[rank])
+                member = self._equip(labels, rank, incarnation, formation.epoch)
+                member.lease = unused.pop(rank)
                 made.append(member)
                 self._members[rank] = member
                 launches.append(self._launch_spec(member, formation))
@@ -211,6 +222,7 @@ class Members:
             for member in (*taken, *made):
                 member.asked = True
                 self.bury(member)
+            self._leases.give_all_back(unused)
             raise
         finally:
             for member in made:
@@ -228,12 +240,12 @@ class Members:
             child=f"{spec.name}/standby", group=spec.name, rank=None, incarnation=-number
         )
         with contextlib.ExitStack() as made:
-            member = self._equip(labels, None, number, 0, 0)
+            member = self._equip(labels, number, 0, 0)
             made.callback(self.bury, member)
             made.callback(member.close_child_ends)
             member.spare = number
             boot = Boot(number, 0, 0, host_spare, spec.factory)
-            env = {"OMP_NUM_THREADS": "1", **os.environ, **spec.env}
+            env = {"OMP_NUM_THREADS": "1", **os.environ, **_BLIND, **spec.env}
             launch = self._launch_in(member, boot, env, f"phalanx: {spec.name} standby")
             self._launch([member], [launch])
             made.pop_all()
@@ -264,7 +276,7 @@ class Members:
 
     def _assign(self, spare: Member, formation: Formation, rank: int, incarnation: int) -> None:
         """Make *spare* that rank."""
-        spare.lease = self._devices.acquire(rank)
+        assert spare.lease is not None
         labels = self._labels(formation, rank, incarnation, spare.lease)
         epoch = formation.epoch
         spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch
@@ -383,7 +395,8 @@ class Members:
             member.process.kill_tree(deadline)
             member.process.close()
         if member.lease is not None:
-            self._devices.release(member.lease, deadline)
+            pid = None if member.process is None else member.process.pid
+            self._leases.give_back(member.lease, pid)
         if member.remote is not None:
             member.remote.outpost.bury()
         _shut(member.control)
@@ -409,11 +422,6 @@ class Members:
 
     # --- starting -----------------------------------------------------------------------
 
-    def _prepare(self, formation: Formation, rank: int, incarnation: int) -> Member:
-        lease = self._devices.acquire(rank)
-        labels = self._labels(formation, rank, incarnation, lease)
-        return self._equip(labels, lease, rank, incarnation, formation.epoch)
-
     def _labels(
         self, formation: Formation, rank: int, incarnation: int, lease: Lease
     ) -> WorkerLabels:
@@ -425,16 +433,12 @@ class Members:
             incarnation=incarnation,
             epoch=formation.epoch,
             coordinates=",".join(f"{name}={at}" for name, at in place.items()),
-            device=lease.device,
+            device=str(lease),
         )
 
-    def _equip(
-        self, labels: WorkerLabels, lease: Lease | None, rank: int, incarnation: int, epoch: int
-    ) -> Member:
+    def _equip(self, labels: WorkerLabels, rank: int, incarnation: int, epoch: int) -> Member:
         """Return a member without a process."""
         with contextlib.ExitStack() as made:
-            if lease is not None:
-                made.callback(self._devices.release, lease, time.monotonic())
             channel = SocketChannel.create(self._arena, epoch)
             made.callback(channel.close)
             control, control_end = _pair(made)
@@ -450,7 +454,7 @@ class Members:
                 control=control,
                 control_end=control_end,
                 output=output,
-                lease=lease,
+                lease=None,
                 started_at=time.monotonic(),
             )
             if self._links is not None:
@@ -469,6 +473,7 @@ class Members:
         spec = self._spec
         layout = formation.layout
         rank = member.rank
+        assert member.lease is not None
         return Seed(
             factory=factory,
             keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
@@ -478,7 +483,7 @@ class Members:
             world_size=layout.world_size,
             layout=layout,
             coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
-            device=member.labels.device,
+            devices=member.lease.devices,
             rendezvous=formation.rendezvous,
             witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
         )

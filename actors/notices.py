@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from phalanx.runtime import Frame
-    from phalanx.supervision import ExitReason
+    from phalanx.supervision import ExitReason, StartRanks
 
     from .layout import Layout
 
@@ -82,6 +82,18 @@ class NotStarted:
 
     ranks: tuple[tuple[int, int], ...]
     reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True)
+class DevicesDue:
+    """It is time to ask again for the devices of a start."""
+
+    start: StartRanks
+
+
+@dataclass(frozen=True, slots=True)
+class LookAtDevices:
+    """It is time to see how the leased devices are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +177,8 @@ Notice = (
     | Look
     | StopOverdue
     | NotStarted
+    | DevicesDue
+    | LookAtDevices
     | BackOffOver
     | Refill
     | ReformOverdue

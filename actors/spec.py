@@ -17,7 +17,9 @@ from phalanx.runtime import (
     DevicePool,
     ReportFolder,
     Transport,
+    Visibility,
     Zmq,
+    check_share,
     check_transport,
     encode_by_value,
 )
@@ -72,6 +74,9 @@ class ExecutorSpec:
     restart: Restart
     backoff: BackOff | None
     devices: Any
+    devices_per_rank: float
+    visibility: Visibility
+    device_timeout: float | None
     preload: tuple[str, ...]
     launch: Launch
     start_timeout: float
@@ -173,6 +178,9 @@ def spec_of(
     restart: Restart,
     backoff: BackOff | None,
     devices: Any,
+    devices_per_rank: float,
+    visibility: Visibility,
+    device_timeout: float | None,
     preload: Sequence[str],
     launch: Launch,
     env: Mapping[str, str] | None,
@@ -217,7 +225,10 @@ def spec_of(
     _check_arguments(args, kwargs)
     for index, own in enumerate(keywords):
         _check_constructor(worker, args, kwargs or {}, own, index)
-    DevicePool.of(devices, size).close()  # more leases than devices is told here
+    check_share(devices_per_rank)
+    _check_choice("visibility", visibility, ("one", "all"))
+    # More leases than devices is told here.
+    DevicePool.of(devices, size, devices_per_rank=devices_per_rank).close()
     return ExecutorSpec(
         worker=worker,
         name=name or f"{worker.__name__.lower()}-{next(_names)}",
@@ -233,6 +244,11 @@ def spec_of(
         restart=restart,
         backoff=backoff,
         devices=devices,
+        devices_per_rank=devices_per_rank,
+        visibility=visibility,
+        device_timeout=(
+            None if device_timeout is None else check_seconds("device_timeout", device_timeout)
+        ),
         preload=tuple(preload),
         launch=launch,
         start_timeout=check_seconds("start_timeout", start_timeout, positive=True),

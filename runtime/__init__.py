@@ -11,7 +11,8 @@ from .channel import Arrival, Channel, SocketChannel
 from .circumstances import CallFate, CallInProgress, ExitEvidence, Fate
 from .codec import Encoded, decode, encode, encode_by_value
 from .console import render, safe_text
-from .devices import DevicePool, Lease
+from .device_events import DeviceAwaited, DeviceQuarantined, DeviceRestored
+from .devices import DevicePool
 from .events import (
     GroupDown,
     GroupEnded,
@@ -27,11 +28,13 @@ from .evidence import oom_sources
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
 from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
-from .gpus import Gpu, GpuInventory, find_gpus
+from .gpus import Fault, Gpu, GpuInventory
 from .hub import Hub, Timer, Watch
+from .inventory import find_gpus
 from .labels import WorkerLabels
 from .last_words import install_last_words
 from .launcher import Launcher, LaunchSpec
+from .lease import Lease, Request, Visibility, check_share
 from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
@@ -43,6 +46,7 @@ from .report import CrashReport
 from .report_folder import ReportFile, ReportFolder, read_report
 from .runtime import Runtime, acquire_shared, release_shared
 from .scribe import Scribe, WorkerOutput
+from .slot import DeviceStatus
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
@@ -70,12 +74,17 @@ __all__ = [
     "Channel",
     "ChildGlance",
     "CrashReport",
+    "DeviceAwaited",
     "DevicePool",
+    "DeviceQuarantined",
+    "DeviceRestored",
+    "DeviceStatus",
     "DriverExchange",
     "DriverStream",
     "Encoded",
     "ExitEvidence",
     "Fate",
+    "Fault",
     "Flag",
     "Frame",
     "Gateway",
@@ -109,6 +118,7 @@ __all__ = [
     "RendezvousStore",
     "ReportFile",
     "ReportFolder",
+    "Request",
     "Runtime",
     "Scribe",
     "SharedLock",
@@ -118,6 +128,7 @@ __all__ = [
     "Transport",
     "TreeGlance",
     "TreeReport",
+    "Visibility",
     "Vitals",
     "Watch",
     "WorkerCrashed",
@@ -131,6 +142,7 @@ __all__ = [
     "acquire_shared",
     "await_assignment",
     "call_id_of",
+    "check_share",
     "check_transport",
     "decode",
     "describe_threads",

@@ -1,53 +1,45 @@
 """Who may use which device: leases from a pool.
 
-Guarantees: a device is leased to one worker at a time, and asking for more leases than there are
-devices is refused before any process starts; a worker sees the device leased to it and no other;
-a lease given back is leased again only when the worker's memory on it is released.
+Guarantees: no more of a device is leased than there is, and asking for more ranks than fit is
+refused before any process starts; a worker sees the devices leased to it and, unless it asked for
+all, no other; what a dead worker held is leased again only when its memory is seen to be released
+(`slot`). Where that does not happen in time, or a device has a fault, the device is put aside: it
+is leased again when what was wrong is over, or when the user says so. Several groups, and whole
+trees, may share one pool.
 
-Left to others: finding the devices (`gpus`); ending the worker before its lease is given back.
-A device that stays full is not yet put aside: `release` says so, and leases it again.
+Left to others: finding the devices and asking how they are (`inventory`); ending the worker before
+its lease is given back; what a group does while no device is left (`phalanx.actors`).
+
+CPU slots are devices like any other, except that there is nothing to measure.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
-from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import NoDevice, SpecError
 
-from .gpus import Gpu, find_gpus, select_gpu, visible
+from .gpus import named_gpus, select_gpu, visible
+from .inventory import find_gpus
+from .lease import Request, check_share
+from .placement import Unplaced, add_cpu_slots, lease_of, place, room_for
+from .slot import Leaving, Quarantine, Reading, Slot
+from .ward import Ward
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+    from types import TracebackType
 
-    from .gpus import GpuInventory
+    from .device_events import DeviceEvent
+    from .gpus import Fault, Gpu, GpuInventory
+    from .lease import Lease, Visibility
+    from .slot import DeviceStatus
 
-_SLACK_BYTES = 64 << 20  # other users of the device come and go; arbitrary
 _LOOK_AGAIN = 0.02  # seconds; NVML has no event for memory that is released
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lease:
-    """A worker's right to a device.
-
-    Attributes:
-        device: What the worker calls it: ``"cuda:0"``, being the only one it sees, or ``"cpu"``.
-        gpu: Which one it is; None for a CPU slot.
-        environment: What the worker must be started with, so that it sees this device only.
-        used_bytes: The memory in use on it before the worker came; None where not measured.
-    """
-
-    device: str
-    gpu: Gpu | None = None
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    used_bytes: int | None = None
-
-    def __str__(self) -> str:
-        return self.device if self.gpu is None else self.gpu.uuid
 
 
 class DevicePool:
@@ -55,15 +47,47 @@ class DevicePool:
 
     Args:
         gpus: What can be leased, in the order in which it is. A device that stands here twice is
-            leased twice. None for CPU slots, of which there is no end.
-        inventory: What measures their memory.
+            leased twice. None for CPU slots.
+        inventory: What measures them.
+        slots: How many CPU slots there are; None for any number.
+        release_timeout: Seconds that a dead worker's memory may take to be released, before the
+            device is put aside.
+        slack_bytes: Memory that may still be in use then: other users of a device come and go.
+        tolerate: Given a `Fault`, says whether a device with it may be leased all the same. None
+            tolerates none.
+
+    A pool that several executors share lives until each of them has ended and `close` was called
+    (or the ``with`` block left) by whoever made it.
     """
 
-    def __init__(self, gpus: Sequence[Gpu] | None, inventory: GpuInventory | None = None) -> None:
-        self._gpus = None if gpus is None else tuple(gpus)
+    def __init__(
+        self,
+        gpus: Sequence[Gpu] | None,
+        inventory: GpuInventory | None = None,
+        *,
+        slots: int | None = None,
+        release_timeout: float = 10.0,
+        slack_bytes: int = 64 << 20,
+        tolerate: Callable[[Fault], bool] | None = None,
+    ) -> None:
+        _check_number("release_timeout", release_timeout, 0)
+        _check_number("slack_bytes", slack_bytes, 0)
+        if slots is not None:
+            _check_number("slots", slots, 1)
+        self._endless = gpus is None and slots is None
         self._inventory = inventory
-        self._lock = threading.Lock()
-        self._leased: list[Lease] = []
+        self._release_timeout = release_timeout
+        self._ward = Ward(inventory, slack_bytes, tolerate)
+        self._lock = threading.RLock()
+        self._holds = 1
+        # In the order in which they are leased; one that was named twice stands here twice.
+        self._order: list[Slot] = []
+        if gpus is None:
+            self._order = [Slot(f"cpu:{number}") for number in range(slots or 0)]
+        else:
+            self._list_gpus(gpus)
+        self._shown: tuple[DeviceStatus, ...] = ()
+        self._show()
 
     @classmethod
     def of(
@@ -72,120 +96,346 @@ class DevicePool:
         world_size: int,
         inventory: GpuInventory | None = None,
         environment: Mapping[str, str] = os.environ,
+        *,
+        devices_per_rank: float = 1,
+        **options: Any,
     ) -> DevicePool:
-        """Return a pool that has a device for each of *world_size* ranks.
+        """Return a pool that has what each of *world_size* ranks needs.
 
         Args:
             devices: None or ``"auto"`` for the GPUs that are visible, or CPU slots where there are
                 none; ``"cpu"``; ``"cuda"`` for GPUs or an error; a list that names each device, by
                 index, ``"cuda:1"`` or UUID; or a pool that several groups share.
+            world_size: How many ranks there will be.
             inventory: The machine's devices; None looks for them.
+            environment: Where ``CUDA_VISIBLE_DEVICES`` is looked up.
+            devices_per_rank: How many devices each rank gets, or which part of one.
+            options: Those of the constructor.
 
         Raises:
             SpecError: There are fewer devices than ranks, or none of that name.
         """
+        check_share(devices_per_rank)
         if isinstance(devices, DevicePool):
-            devices._check(world_size)  # noqa: SLF001  # one of us
-            return devices
+            pool = devices
+            pool._check(world_size, devices_per_rank)  # noqa: SLF001  # one of us
+            pool._hold()  # noqa: SLF001  # the same
+            return pool
         if devices == "cpu":
-            return cls(None)
+            return cls(None, **options)
+        own = inventory is None
         inventory = find_gpus() if inventory is None else inventory
-        there = visible(inventory.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
-        if devices is None or devices == "auto":
-            pool = cls(there or None, inventory)
-        elif devices == "cuda":
-            pool = cls(there, inventory)
-        else:
-            pool = cls(_named(devices, there), inventory)
-        pool._check(world_size)
+        try:
+            there = visible(inventory.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+            if not there and devices in (None, "auto"):
+                if own:
+                    inventory.close()
+                return cls(None, **options)
+            if devices in (None, "auto", "cuda"):
+                pool = cls(there, inventory, **options)
+            else:
+                pool = cls(named_gpus(devices, there), inventory, **options)
+            pool._place(there)
+            pool._check(world_size, devices_per_rank)
+        except BaseException:
+            if own:
+                inventory.close()
+            raise
         return pool
+
+    # --- leasing --------------------------------------------------------------------------
 
     @property
     def size(self) -> int | None:
-        """How many leases there can be at once; None for any number."""
-        return None if self._gpus is None else len(self._gpus)
+        """How many whole leases there can be at once; None for any number."""
+        return None if self._endless else len(self._order)
 
-    def acquire(self, rank: int) -> Lease:
+    @property
+    def has_gpus(self) -> bool:
+        """Whether there is anything to look after: CPU slots have no faults."""
+        return any(slot.gpu is not None for slot in self._order)
+
+    def acquire(
+        self,
+        rank: int,
+        *,
+        share: float = 1,
+        visibility: Visibility = "one",
+        holder: str = "",
+        again: tuple[str, ...] = (),
+    ) -> Lease:
         """Lease a device to *rank*: the one of that number where it is free, else the first.
 
+        Args:
+            rank: Decides between devices that are as good as each other.
+            share: How many devices, or which part of one.
+            visibility: ``"one"``: the worker sees what is leased to it, and nothing else;
+                ``"all"``: it sees every device of the pool, each under the same name in every
+                worker.
+            holder: Who asks; shown to people.
+            again: The names of the last lease's devices: they are given again if they are well,
+                and waited for where their memory is just being released.
+
         Raises:
-            SpecError: Every device is leased.
+            NoDevice: There is none just now; it says who has which, and which are put aside.
         """
-        if self._gpus is None:
-            # Nothing was leased, so nothing may be seen: a stray .cuda() fails instead of sharing.
-            return Lease("cpu", environment={"CUDA_VISIBLE_DEVICES": ""})
-        with self._lock:
-            free = Counter(self._gpus) - Counter(lease.gpu for lease in self._leased if lease.gpu)
-            if not free:
-                raise SpecError("rank", rank, f"every device is leased; {self._there()}")
-            own = self._gpus[rank : rank + 1]
-            gpu = next(gpu for gpu in (*own, *self._gpus) if gpu in free)
-            used = None if self._inventory is None else self._inventory.used_bytes(gpu.uuid)
-            lease = Lease("cuda:0", gpu, {"CUDA_VISIBLE_DEVICES": gpu.uuid}, used)
-            self._leased.append(lease)
-        return lease
+        return self.acquire_all([Request(rank, holder, again)], share, visibility)[0]
 
-    def release(self, lease: Lease, deadline: float) -> bool:
-        """Take *lease* back once its device is free; return whether it was by *deadline*."""
-        with self._lock:
-            if lease not in self._leased:
-                return True
-        free = self.release_gate(lease, deadline)
-        with self._lock:
-            if lease in self._leased:
-                self._leased.remove(lease)
-        return free
+    def acquire_all(
+        self, requests: Sequence[Request], share: float = 1, visibility: Visibility = "one"
+    ) -> list[Lease]:
+        """Lease devices for all of *requests*, or for none; see `acquire`."""
+        check_share(share)
+        with self._changing():
+            self._look()
+            if self._endless:
+                add_cpu_slots(self._order, len(requests), share)
+            placed = place(self._order, requests, share)
+            if isinstance(placed, Unplaced):
+                raise self._nothing(placed, share)
+            seen = self._slots() if visibility == "all" else None
+            leases: list[Lease] = []
+            for request, slots in zip(requests, placed, strict=True):
+                for slot in slots:
+                    if slot.gpu is not None and self._inventory is not None and not slot.given:
+                        slot.idle = Reading.of(self._inventory, slot.gpu.uuid)
+                lease = lease_of(request, slots, share, seen)
+                for slot in slots:
+                    slot.leases.append(lease)
+                leases.append(lease)
+            return leases
 
-    def release_gate(self, lease: Lease, deadline: float) -> bool:
-        """Wait until what the worker held on its device is released; False at *deadline*.
+    def give_back(
+        self, lease: Lease, pid: int | None = None, *, deadline: float | None = None
+    ) -> None:
+        """Take *lease* back; its devices are leased again once the worker's memory is released.
 
-        A CPU slot is free at once, and so is a device whose memory cannot be measured, or that
-        somebody else has a lease on too: nobody can tell whose memory that is.
+        Args:
+            lease: A second time is none.
+            pid: The process that held it, which is gone. This very process (an inline rank) keeps
+                what it has, and nothing is waited for.
+            deadline: When the devices are put aside if it is not, on the monotonic clock; None
+                takes the pool's *release_timeout*.
         """
-        gpu, before = lease.gpu, lease.used_bytes
-        if gpu is None or before is None or self._inventory is None:
-            return True
+        if deadline is None:
+            deadline = time.monotonic() + self._release_timeout
+        with self._changing():
+            for slot in self._slots():
+                if lease in slot.leases:
+                    slot.leases.remove(lease)
+                    if pid != os.getpid():
+                        slot.leaving.append(Leaving(lease, pid, deadline))
+            self._ward.watch_releases(self._slots())
+
+    def settle(self, leases: Iterable[Lease], deadline: float) -> bool:
+        """Wait until what *leases* held is released; return whether it was.
+
+        Args:
+            leases: Ones given back.
+            deadline: On the monotonic clock. A device that is put aside is waited for no more.
+        """
+        mine = set(leases)
+        names = {name for lease in mine for name in lease.names}
         while True:
-            with self._lock:
-                shared = any(other.gpu == gpu for other in self._leased if other is not lease)
-            used = self._inventory.used_bytes(gpu.uuid)
-            if shared or used is None or used <= before + _SLACK_BYTES:
-                return True
+            with self._changing():
+                self._ward.watch_releases(self._slots())
+                slots = [slot for slot in self._slots() if slot.name in names]
+                waits = any(one.lease in mine for slot in slots for one in slot.leaving)
+                kept = [slot.quarantine for slot in slots if slot.quarantine is not None]
+            if not waits:
+                return not any(quarantine.cause == "memory" for quarantine in kept)
             if time.monotonic() >= deadline:
                 return False
             time.sleep(_LOOK_AGAIN)
 
+    def release(self, lease: Lease, deadline: float, pid: int | None = None) -> bool:
+        """Take *lease* back and wait until its memory is released.
+
+        Returns False where it was not by *deadline*: then the device is put aside.
+        """
+        self.give_back(lease, pid, deadline=deadline)
+        return self.settle([lease], deadline + self._release_timeout)
+
+    # --- health ---------------------------------------------------------------------------
+
+    def look(self) -> dict[Lease, str]:
+        """Look how the devices are; return the leases that cannot go on, and why."""
+        with self._changing():
+            self._look()
+            return {
+                lease: f"device {slot.name}: {slot.quarantine.reason}"
+                for slot in self._slots()
+                if slot.quarantine is not None and slot.quarantine.fatal
+                for lease in slot.leases
+            }
+
+    def status(self) -> tuple[DeviceStatus, ...]:
+        """Return what each device was when anybody last looked; asks no driver, never waits."""
+        return self._shown
+
+    def quarantine(self, device: int | str, reason: str) -> None:
+        """Put a device aside until `restore`; who has a lease on it keeps that.
+
+        Raises:
+            SpecError: the pool has no such device.
+        """
+        with self._changing():
+            slot = self._find(device)
+            slot.quarantine = None
+            self._ward.put_aside(slot, Quarantine("user", reason, time.monotonic()))
+
+    def restore(self, device: int | str) -> None:
+        """Lease a device that was put aside again; the faults it has now are accepted.
+
+        Raises:
+            SpecError: the pool has no such device.
+        """
+        with self._changing():
+            self._ward.accept(self._find(device))
+
+    def subscribe(
+        self,
+        listener: Callable[[DeviceEvent], None],
+        log: Callable[[DeviceEvent], None] | None = None,
+    ) -> Callable[[], None]:
+        """Have *listener* told of every `DeviceQuarantined` and `DeviceRestored`.
+
+        Args:
+            listener: Called in whichever thread looked; must not block.
+            log: Told as well, but once for each event, however many subscribers name it.
+
+        Returns:
+            What ends the subscription.
+        """
+        with self._lock:
+            key = self._ward.subscribe(listener, log)
+
+        def cancel() -> None:
+            with self._lock:
+                self._ward.unsubscribe(key)
+
+        return cancel
+
     def close(self) -> None:
-        """Let go of NVIDIA's driver; a pool that others share goes on."""
-        if self._inventory is not None:
+        """Let go of NVIDIA's driver, once everybody who shares the pool has."""
+        with self._lock:
+            self._holds = max(0, self._holds - 1)
+            last = not self._holds
+        if last and self._inventory is not None:
             self._inventory.close()
 
-    def _check(self, world_size: int) -> None:
-        if self._gpus is not None and world_size > len(self._gpus):
-            raise SpecError(
-                "world_size",
-                world_size,
-                f"{self._there()}: one is leased to each rank; ask for fewer ranks, or give "
-                "devices='cpu', or name them in devices=[...], where one may stand twice",
-            )
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        _type: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- inside ---------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        with self._lock:
+            self._holds += 1
+
+    def _list_gpus(self, gpus: Sequence[Gpu]) -> None:
+        known: dict[str, Slot] = {}
+        for number, gpu in enumerate(gpus):
+            slot = known.get(gpu.uuid)
+            if slot is None:
+                slot = known[gpu.uuid] = Slot(gpu.uuid, gpu, place=f"cuda:{number}")
+            else:
+                slot.capacity += 1
+            self._order.append(slot)
+
+    def _place(self, there: Sequence[Gpu]) -> None:
+        """Note what CUDA in this process would call each device."""
+        for slot in self._order:
+            if slot.gpu is not None:
+                slot.place = f"cuda:{there.index(slot.gpu)}"
+
+    def _slots(self) -> list[Slot]:
+        return list(dict.fromkeys(self._order))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Generator[None]:
+        """Hold the lock; what has come of it is shown and told afterwards, outside of it."""
+        with self._lock:
+            try:
+                yield
+            finally:
+                self._show()
+                news, listeners = self._ward.news()
+        for event in news:
+            for listener in listeners:
+                listener(event)
+
+    def _show(self) -> None:
+        self._shown = tuple(slot.status() for slot in self._slots())
+
+    def _look(self) -> None:
+        slots = self._slots()
+        self._ward.watch_releases(slots)
+        self._ward.examine(slots)
+
+    def _find(self, device: int | str) -> Slot:
+        slots = self._slots()
+        for slot in slots:
+            if slot.name == device:
+                return slot
+        gpus = [slot.gpu for slot in slots if slot.gpu is not None]
+        gpu = None if isinstance(device, bool) else select_gpu(gpus, str(device))
+        for slot in slots:
+            if gpu is not None and slot.gpu == gpu:
+                return slot
+        raise SpecError("device", device, f"not in this pool, which has {self._there()}")
+
+    def _nothing(self, unplaced: Unplaced, share: float) -> NoDevice:
+        slots = self._slots()
+        request = unplaced.request
+        return NoDevice(
+            request.holder or f"rank {request.rank}",
+            share,
+            leased={
+                slot.label: tuple(lease.holder or "a lease" for lease in slot.leases)
+                for slot in slots
+                if slot.leases and slot.quarantine is None
+            },
+            quarantined={
+                slot.label: slot.quarantine.reason for slot in slots if slot.quarantine is not None
+            },
+            releasing=tuple(slot.label for slot in slots if slot.leaving),
+            soon=unplaced.soon,
+        )
+
+    def _check(self, world_size: int, share: float) -> None:
+        """Raise where *world_size* leases of *share* could never be had together."""
+        slots = self._slots()
+        if share > 1 and any(slot.gpu is not None and slot.gpu.parent for slot in slots):
+            remedy = "CUDA sees one instance (MIG) in a process; give 1, or a part of one"
+            raise SpecError("devices_per_rank", share, remedy)
+        if self._endless:
+            return
+        fit = room_for(self._order, share)
+        if world_size <= fit:
+            return
+        raise SpecError(
+            "world_size",
+            world_size,
+            f"{self._there()}: {fit} rank(s) can have {share:g} each; ask for fewer ranks, or give "
+            "devices='cpu', or a part of a device to each with devices_per_rank=0.5, or name them "
+            "in devices=[...], where one may stand twice",
+        )
 
     def _there(self) -> str:
-        there = self._gpus or ()
-        names = ", ".join(f"{gpu.index}: {gpu.name or gpu.uuid}" for gpu in there)
-        return f"{len(there)} device(s) to lease ({names or 'no GPU is visible here'})"
+        names = ", ".join(slot.label for slot in self._order)
+        return f"{len(self._order)} device(s) to lease ({names or 'no GPU is visible here'})"
 
 
-def _named(devices: object, there: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    shown = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in there) or "no GPU is visible here"
-    remedy = f"not a device; there is: {shown}; or 'auto', 'cpu', 'cuda', a list of these, a pool"
-    if not isinstance(devices, list | tuple):
-        raise SpecError("devices", devices, remedy)
-    chosen: list[Gpu] = []
-    for name in cast("Sequence[object]", devices):
-        gpu = None
-        if isinstance(name, int | str) and not isinstance(name, bool):
-            gpu = select_gpu(there, str(name))
-        if gpu is None:
-            raise SpecError("devices", name, remedy)
-        chosen.append(gpu)
-    return tuple(chosen)
+def _check_number(field: str, value: object, least: float) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not cast("float", value) >= least:
+        raise SpecError(field, value, f"give a number of at least {least:g}")

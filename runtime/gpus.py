@@ -1,41 +1,60 @@
-"""Which GPUs this machine has, without a CUDA context.
+"""Which GPUs this machine has and how they are, without a CUDA context.
 
 Guarantees: asking never initialises CUDA, which would make every fork from here on unsafe; the
 driver's own ``CUDA_VISIBLE_DEVICES`` counts; a machine without NVIDIA's driver has no GPUs, which
-is an answer and not an error.
+is an answer and not an error. A GPU that is cut up (MIG) stands here as its instances.
 
-Left to others: who may use which (`devices`).
-
-Source: NVML through ``nvidia-ml-py`` where that is installed, else the driver's files in /proc.
-Both list devices in the order of their PCI addresses.
+Left to others: who may use which (`devices`), and whom to ask (`inventory`).
 """
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, Protocol, cast
+
+from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-_PROC = Path("/proc/driver/nvidia")
+    from collections.abc import Iterable, Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device.
+    """One device: a GPU, or one instance (MIG) of a GPU that is cut up.
 
     Attributes:
         uuid: What it is leased by: indices change with ``CUDA_VISIBLE_DEVICES``.
         index: Its place in the order of PCI addresses.
+        parent: The UUID of the GPU that it is an instance of; empty for a whole one.
     """
 
     uuid: str
     index: int
     name: str = ""
+    parent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is wrong with a device.
+
+    Attributes:
+        kind: ``lost`` (it does not answer any more), ``xid`` (an error that the driver reported),
+            ``ecc`` (memory errors that could not be corrected), ``recovery`` (it asks for a reset
+            or a reboot), ``remap`` (it has no spare rows left to mend its memory with) or
+            ``unknown`` (NVML gave an error in place of an answer).
+        text: What, for people.
+        fatal: Whether what runs on it now cannot go on.
+        count: How many there have been, where they are counted: one more is another fault.
+    """
+
+    kind: Literal["lost", "xid", "ecc", "recovery", "remap", "unknown"]
+    text: str
+    fatal: bool = False
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class GpuInventory(Protocol):
@@ -49,92 +68,20 @@ class GpuInventory(Protocol):
         """Return the memory in use on a device; None where that cannot be measured."""
         ...
 
+    def processes(self, uuid: str) -> Mapping[int, int | None] | None:
+        """Return who uses a device and how many bytes of it; None where nobody can say.
+
+        In a container these may be numbers of another namespace, or only some of them.
+        """
+        ...
+
+    def faults(self, uuid: str) -> tuple[Fault, ...]:
+        """Return what is wrong with a device; empty where nothing is known to be."""
+        ...
+
     def close(self) -> None:
         """Let go of the driver; the next question opens it again."""
         ...
-
-
-class NvmlInventory:
-    """Asks NVML. *nvml* is the module ``pynvml``, or what behaves like it."""
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
-        self._open = False
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return every device; none where NVML finds no driver."""
-        return self._ask(self._list, ())
-
-    def used_bytes(self, uuid: str) -> int | None:
-        """Return the memory in use on the device *uuid*."""
-        return self._ask(lambda: self._used(uuid), None)
-
-    def close(self) -> None:
-        """Let go of the driver."""
-        if self._open:
-            self._open = False
-            with contextlib.suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()
-
-    def _list(self) -> tuple[Gpu, ...]:
-        nvml = self._nvml
-        handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-        return tuple(
-            Gpu(_text(nvml.nvmlDeviceGetUUID(handle)), index, _text(nvml.nvmlDeviceGetName(handle)))
-            for index, handle in enumerate(handles)
-        )
-
-    def _used(self, uuid: str) -> int:
-        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        return int(self._nvml.nvmlDeviceGetMemoryInfo(handle).used)
-
-    def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        try:
-            if not self._open:
-                self._nvml.nvmlInit()
-                self._open = True
-            return question()
-        except self._nvml.NVMLError:
-            return otherwise
-
-
-class ProcInventory:
-    """Reads what the kernel module tells of itself; it does not tell of memory."""
-
-    def __init__(self, root: Path = _PROC) -> None:
-        self._root = root
-
-    def gpus(self) -> tuple[Gpu, ...]:
-        """Return every device; none where the kernel module is not loaded."""
-        found: list[dict[str, str]] = []
-        # The folders are named for the PCI addresses, at fixed width: sorted is in their order.
-        for path in sorted(self._root.glob("gpus/*/information")):
-            lines = (line.partition(":") for line in path.read_text().splitlines())
-            about = {key.strip(): value.strip() for key, _, value in lines}
-            if about.get("GPU UUID", "").startswith("GPU-"):
-                found.append(about)
-        return tuple(
-            Gpu(about["GPU UUID"], index, about.get("Model", ""))
-            for index, about in enumerate(found)
-        )
-
-    def used_bytes(self, uuid: str) -> int | None:  # noqa: ARG002  # the protocol's
-        """Return None: it cannot be measured from here."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: nothing is held."""
-
-
-def find_gpus() -> GpuInventory:
-    """Return the inventory of this machine."""
-    try:
-        nvml = import_module("pynvml")
-    except ImportError:
-        return ProcInventory()
-    inventory = NvmlInventory(nvml)
-    # A container may have the devices and their files, but not the library.
-    return inventory if inventory.gpus() else ProcInventory()
 
 
 def visible(gpus: Sequence[Gpu], mask: str | None) -> tuple[Gpu, ...]:
@@ -160,13 +107,28 @@ def select_gpu(gpus: Iterable[Gpu], name: str) -> Gpu | None:
     name = name.removeprefix("cuda:")
     if name.isdecimal():
         return next((gpu for gpu in gpus if gpu.index == int(name)), None)
-    matches = [gpu for gpu in gpus if name.startswith("GPU-") and gpu.uuid.startswith(name)]
+    if not name.startswith(("GPU-", "MIG-")):
+        return None
+    matches = [gpu for gpu in gpus if gpu.uuid.startswith(name)]
     return matches[0] if len(matches) == 1 else None
 
 
-_Answer = TypeVar("_Answer")
+def named_gpus(devices: object, there: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return the devices that a list names, in its order.
 
-
-def _text(value: str | bytes) -> str:
-    # nvidia-ml-py before 11.5 returned bytes.
-    return value.decode() if isinstance(value, bytes) else value
+    Raises:
+        SpecError: it is no list, or names what is not there.
+    """
+    shown = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in there) or "no GPU is visible here"
+    remedy = f"not a device; there is: {shown}; or 'auto', 'cpu', 'cuda', a list of these, a pool"
+    if not isinstance(devices, list | tuple):
+        raise SpecError("devices", devices, remedy)
+    chosen: list[Gpu] = []
+    for name in cast("Sequence[object]", devices):
+        gpu = None
+        if isinstance(name, int | str) and not isinstance(name, bool):
+            gpu = select_gpu(there, str(name))
+        if gpu is None:
+            raise SpecError("devices", name, remedy)
+        chosen.append(gpu)
+    return tuple(chosen)

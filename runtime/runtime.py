@@ -13,10 +13,11 @@ import os
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.supervision import RuntimeFault
 
+from .devices import DevicePool
 from .glances import Glances
 from .hub import Hub
 from .launcher import Launcher, LaunchSpec
@@ -73,6 +74,7 @@ class Runtime:
         }
         self._lock = threading.Lock()
         self._launchers: dict[tuple[str, ...], Launcher] = {}
+        self._pools: dict[tuple[object, ...], DevicePool] = {}
         self._scribe: Scribe | None = None
         self._closed = False
         self.hub = Hub(emit=self._emit)
@@ -99,6 +101,26 @@ class Runtime:
                 )
             return self._scribe
 
+    def devices(self, wanted: Any, world_size: int, devices_per_rank: float = 1) -> DevicePool:
+        """Return the pool that *wanted* means, with a hold on it; see `DevicePool.of`.
+
+        Executors that ask for the same devices share a pool, so that none is leased twice, and a
+        group that follows another waits for the memory that it left.
+        """
+        if wanted == "cpu" or isinstance(wanted, DevicePool):
+            return DevicePool.of(wanted, world_size, devices_per_rank=devices_per_rank)
+        named = isinstance(wanted, list | tuple)
+        names = tuple(map(str, cast("list[object]", wanted))) if named else ("auto",)
+        key = (*names, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        with self._lock:
+            self._check()
+            pool = self._pools.get(key)
+            if pool is not None and (wanted != "cuda" or pool.has_gpus):
+                return DevicePool.of(pool, world_size, devices_per_rank=devices_per_rank)
+            pool = DevicePool.of(wanted, world_size, devices_per_rank=devices_per_rank)
+            self._pools[key] = pool
+            return DevicePool.of(pool, world_size, devices_per_rank=devices_per_rank)
+
     def close(self, deadline: float | None = None) -> None:
         """End everything; by force at *deadline* (monotonic)."""
         with self._lock:
@@ -107,11 +129,14 @@ class Runtime:
             self._closed = True
             scribe, self._scribe = self._scribe, None
             launchers, self._launchers = list(self._launchers.values()), {}
+            pools, self._pools = list(self._pools.values()), {}
         deadline = time.monotonic() + _CLOSE if deadline is None else deadline
         if scribe is not None:
             scribe.close(deadline)
         for launcher in launchers:
             launcher.close(deadline)
+        for pool in pools:
+            pool.close()
         self.glances.close()
         self.hub.close()
 

@@ -260,6 +260,53 @@ class RuntimeFault(PhalanxError):
     """A process, descriptor or socket of phalanx itself failed; the message says which."""
 
 
+class NoDevice(RuntimeFault):
+    """There is no device for a rank: others hold them, or they are in quarantine.
+
+    Attributes:
+        who: The rank that wanted it.
+        share: How many devices it wanted, or which part of one.
+        leased: For each device that others hold, who does.
+        quarantined: For each device that was put aside, why.
+        releasing: Devices whose memory was just being released.
+        soon: Whether such a release could have helped: ask again.
+    """
+
+    def __init__(
+        self,
+        who: str,
+        share: float,
+        *,
+        leased: Mapping[str, tuple[str, ...]],
+        quarantined: Mapping[str, str],
+        releasing: Iterable[str] = (),
+        soon: bool = False,
+    ) -> None:
+        self.who = who
+        self.share = share
+        self.leased = dict(leased)
+        self.quarantined = dict(quarantined)
+        self.releasing = tuple(releasing)
+        self.soon = soon
+        told = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
+        told += [f"{name} is in quarantine: {why}" for name, why in self.quarantined.items()]
+        told += [f"{name} is being released" for name in self.releasing]
+        wanted = "a device" if share == 1 else f"{share:g} of a device"
+        if share > 1:
+            wanted = f"{share:g} devices"
+        super().__init__(f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = {
+            name: getattr(self, name) for name in ("leased", "quarantined", "releasing", "soon")
+        }
+        return _no_device, (self.who, self.share, named)
+
+
+def _no_device(who: str, share: float, named: dict[str, Any]) -> NoDevice:
+    return NoDevice(who, share, **named)
+
+
 def error_text(error: BaseException) -> str:
     """Return *error* as text, also where it is of a class that cannot show itself."""
     try:

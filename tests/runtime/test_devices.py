@@ -1,7 +1,8 @@
-"""One device for each rank, and never more leases than devices."""
+"""Never more of a device is leased than there is, and what is not well is leased to nobody."""
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 import time
@@ -9,10 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from phalanx.runtime.device_events import DeviceQuarantined, DeviceRestored
 from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.gpus import Gpu, NvmlInventory, ProcInventory, find_gpus, visible
+from phalanx.runtime.gpus import Fault, Gpu, visible
+from phalanx.runtime.inventory import ProcInventory, find_gpus
+from phalanx.runtime.lease import Request
+from phalanx.runtime.nvml import NvmlInventory
 from phalanx.runtime.testing import FakeGpus
-from phalanx.supervision import SpecError
+from phalanx.supervision import NoDevice, SpecError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +98,7 @@ def test_a_device_named_twice_is_leased_twice() -> None:
     leases = [pool.acquire(rank) for rank in range(2)]
 
     assert [str(lease) for lease in leases] == ["GPU-00000000-fake"] * 2
-    with pytest.raises(SpecError, match="every device is leased"):
+    with pytest.raises(NoDevice, match="0: Fake 0 is leased to"):
         pool.acquire(2)
 
 
@@ -127,7 +132,7 @@ def test_a_lease_is_taken_back_once() -> None:
 
     pool.release(lease, soon())
 
-    with pytest.raises(SpecError):
+    with pytest.raises(NoDevice):
         pool.acquire(0)
     assert pool.release(other, soon())
 
@@ -153,6 +158,401 @@ def test_a_device_that_stays_full_is_reported_at_the_deadline() -> None:
     gpus.use(gpus.gpus()[0].uuid, 40 * GIB)
 
     assert not pool.release(lease, past())
+
+
+def quarantined(pool: DevicePool) -> dict[str, str]:
+    return {one.device: one.reason for one in pool.status() if one.state == "quarantined"}
+
+
+def test_a_device_that_stays_full_is_put_aside_and_another_is_leased() -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
+    lease = pool.acquire(0, holder="embed/0")
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    pool.give_back(lease, 4711)
+    again = pool.acquire(0, again=lease.names)
+
+    assert str(again) == gpus.uuid(1)
+    reason = quarantined(pool)[gpus.uuid(0)]
+    assert reason == (
+        "40.0 GiB in use, 0.0 GiB before embed/0 (pid 4711, dead) held it: not released in time"
+    )
+
+
+def test_a_device_is_leased_again_when_its_memory_comes_back_late() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    told: list[Any] = []
+    pool.subscribe(told.append)
+    lease = pool.acquire(0)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    pool.give_back(lease)
+    with pytest.raises(NoDevice) as refused:
+        pool.acquire(0)
+    gpus.use(gpus.uuid(0), 0)
+
+    again = pool.acquire(0)
+
+    assert str(again) == gpus.uuid(0)
+    assert "not released" in refused.value.quarantined["0: Fake 0"]
+    assert [type(event) for event in told] == [DeviceQuarantined, DeviceRestored]
+    assert (told[0].cause, told[1].why) == ("memory", "recovered")
+
+
+def test_a_rank_waits_for_its_own_device_rather_than_taking_another() -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    lease = pool.acquire(0)
+    gpus.use(gpus.uuid(0), 40 * GIB, 40 * GIB, 0)
+    pool.give_back(lease)
+
+    with pytest.raises(NoDevice) as refused:
+        pool.acquire(0, again=lease.names)
+    again = pool.acquire(0, again=lease.names)
+
+    assert refused.value.soon
+    assert str(again) == gpus.uuid(0)
+
+
+def test_what_other_programs_use_is_taken_out_of_the_sum() -> None:
+    gpus = FakeGpus(1)
+    uuid = gpus.uuid(0)
+    gpus.hold(uuid, {1: 2 * GIB})  # somebody else, there before
+    gpus.use(uuid, 2 * GIB)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    lease = pool.acquire(0)
+    gpus.hold(uuid, {1: 20 * GIB})  # it has grown meanwhile
+    gpus.use(uuid, 20 * GIB)
+
+    assert pool.release(lease, past(), 4711)
+
+
+def test_memory_that_a_dead_process_is_still_listed_with_is_not_released() -> None:
+    gpus = FakeGpus(1)
+    uuid = gpus.uuid(0)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    lease = pool.acquire(0)
+    gpus.hold(uuid, {4711: 30 * GIB})
+    gpus.use(uuid, 30 * GIB)
+
+    assert not pool.release(lease, past(), 4711)
+
+
+def test_memory_that_somebody_else_takes_unseen_is_taken_for_a_dead_workers() -> None:
+    # In a container nobody is listed; then it can only be put aside, until the user knows better.
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    lease = pool.acquire(0)
+    gpus.use(gpus.uuid(0), 20 * GIB)
+    pool.give_back(lease)
+    assert quarantined(pool)
+
+    pool.restore(0)
+
+    assert pool.acquire(0).used_bytes == 20 * GIB
+    assert not quarantined(pool)
+
+
+def test_an_nvml_that_fails_midway_is_not_taken_for_a_release() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    lease = pool.acquire(0)
+    gpus.use(gpus.uuid(0), None)
+
+    assert not pool.release(lease, past())
+
+    assert "cannot be measured any more" in quarantined(pool)[gpus.uuid(0)]
+    gpus.use(gpus.uuid(0), 0)
+    assert pool.acquire(0)
+
+
+def test_a_device_that_nobody_can_measure_is_leased_again_at_once() -> None:
+    gpus = FakeGpus(1)
+    gpus.use(gpus.uuid(0), None)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    lease = pool.acquire(0)
+
+    assert pool.release(lease, past())
+    assert pool.acquire(0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "fatal"),
+    [
+        (Fault("lost", "GPU is lost", fatal=True), True),
+        (Fault("xid", "Xid 79", fatal=True), True),
+        (Fault("xid", "Xid 94"), False),
+        (Fault("ecc", "2 uncorrected ECC error(s)", count=2), False),
+        (Fault("recovery", "it asks for a reset", fatal=True), True),
+        (Fault("unknown", "NVML: Unknown Error"), False),
+    ],
+)
+def test_a_device_with_a_fault_is_not_leased_and_one_that_is_leased_says_so(
+    fault: Fault, fatal: bool
+) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    held = pool.acquire(0, holder="a/0")
+
+    gpus.fail(gpus.uuid(0), fault)
+    gpus.fail(gpus.uuid(1), fault)
+    broken = pool.look()
+
+    assert broken == ({held: f"device {gpus.uuid(0)}: {fault}"} if fatal else {})
+    with pytest.raises(NoDevice, match="1: Fake 1 is in quarantine"):
+        pool.acquire(1)
+
+
+def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    gpus.lose(gpus.uuid(0))
+    with pytest.raises(NoDevice):
+        pool.acquire(0)
+
+    gpus.heal(gpus.uuid(0))
+
+    assert pool.acquire(0)
+
+
+def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    gpus.report_xid(gpus.uuid(0), 94)
+    with pytest.raises(NoDevice):
+        pool.acquire(0)
+
+    pool.restore(gpus.uuid(0))
+    lease = pool.acquire(0)
+    pool.release(lease, soon())
+    gpus.report_xid(gpus.uuid(0), 94)
+
+    with pytest.raises(NoDevice, match="Xid 94"):
+        pool.acquire(0)
+
+
+def test_a_fault_may_be_tolerated_from_the_start() -> None:
+    gpus = FakeGpus(1)
+    gpus.fail(gpus.uuid(0), Fault("ecc", "1 uncorrected ECC error(s)"))
+    pool = DevicePool.of("auto", 1, gpus, {}, tolerate=lambda fault: fault.kind == "ecc")
+
+    assert pool.acquire(0)
+
+
+def test_the_user_may_put_a_device_aside() -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(2), {})
+    pool.quarantine("cuda:0", "its fan rattles")
+
+    lease = pool.acquire(0)
+
+    assert str(lease) == "GPU-00000001-fake"
+    assert quarantined(pool) == {"GPU-00000000-fake": "its fan rattles"}
+    pool.look()
+    assert quarantined(pool)  # nothing but the user's word takes it up again
+    pool.restore(0)
+    assert pool.acquire(0)
+    with pytest.raises(SpecError, match="device='GPU-7'"):
+        pool.restore("GPU-7")
+
+
+def test_ranks_share_a_device_by_fractions() -> None:
+    pool = DevicePool.of("auto", 8, FakeGpus(2), {}, devices_per_rank=0.25)
+
+    leases = [pool.acquire(rank, share=0.25) for rank in range(8)]
+
+    assert [lease.gpu.index for lease in leases if lease.gpu] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [one.leased for one in pool.status()] == [1.0, 1.0]
+    with pytest.raises(NoDevice, match=r"wants 0\.25 of a device"):
+        pool.acquire(8, share=0.25)
+
+
+def test_ten_tenths_are_a_whole() -> None:
+    pool = DevicePool.of("auto", 10, FakeGpus(1), {}, devices_per_rank=0.1)
+
+    leases = [pool.acquire(rank, share=0.1) for rank in range(10)]
+
+    assert len(leases) == 10
+
+
+def test_fractions_that_do_not_fit_are_refused_with_what_would() -> None:
+    with pytest.raises(SpecError, match=r"1 rank\(s\) can have 0\.6 each"):
+        DevicePool.of("auto", 2, FakeGpus(1), {}, devices_per_rank=0.6)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, True, float("nan"), float("inf"), "half"])
+def test_a_share_that_makes_no_sense_is_refused(share: Any) -> None:
+    with pytest.raises(SpecError, match="devices_per_rank="):
+        DevicePool.of("cpu", 1, devices_per_rank=share)
+
+
+def test_a_rank_may_have_several_devices() -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(4), {}, devices_per_rank=2)
+
+    leases = [pool.acquire(rank, share=2) for rank in range(2)]
+
+    assert [lease.devices for lease in leases] == [("cuda:0", "cuda:1")] * 2
+    assert leases[1].environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000002-fake,GPU-00000003-fake"
+    with pytest.raises(SpecError, match=r"2 rank\(s\) can have 2 each"):
+        DevicePool.of(pool, 3, devices_per_rank=2)
+
+
+def test_all_devices_may_be_seen_each_under_one_name() -> None:
+    gpus = FakeGpus(3)
+    pool = DevicePool.of("auto", 3, gpus, {})
+
+    leases = [pool.acquire(rank, visibility="all") for rank in range(3)]
+
+    assert [lease.device for lease in leases] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert {lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases} == {
+        ",".join(gpu.uuid for gpu in gpus.gpus())
+    }
+
+
+def test_a_device_that_is_lost_is_shown_to_nobody() -> None:
+    gpus = FakeGpus(3)
+    gpus.lose(gpus.uuid(0))
+    pool = DevicePool.of("auto", 2, gpus, {})
+
+    lease = pool.acquire(0, visibility="all")
+
+    assert lease.environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-fake,GPU-00000002-fake"
+    assert lease.device == "cuda:0"
+
+
+def test_instances_are_leased_by_their_own_uuid_and_share_the_faults_of_their_gpu() -> None:
+    gpus = FakeGpus(2, instances=2)
+    pool = DevicePool.of("auto", 4, gpus, {})
+    leases = [pool.acquire(rank) for rank in range(2)]
+
+    gpus.lose("MIG-00000000-0-fake")
+
+    assert leases[1].environment == {"CUDA_VISIBLE_DEVICES": "MIG-00000000-1-fake"}
+    assert set(pool.look()) == set(leases)
+    assert str(pool.acquire(2)) == "MIG-00000001-0-fake"
+    with pytest.raises(SpecError, match="one instance"):
+        DevicePool.of("auto", 2, gpus, {}, devices_per_rank=2)
+
+
+def test_on_a_shared_device_a_dead_process_must_have_left_the_list() -> None:
+    gpus = FakeGpus(1)
+    uuid = gpus.uuid(0)
+    pool = DevicePool.of("auto", 2, gpus, {}, devices_per_rank=0.5)
+    first, second = (pool.acquire(rank, share=0.5) for rank in range(2))
+    gpus.use(uuid, 30 * GIB)
+    gpus.hold(uuid, {1: 10 * GIB, 2: 20 * GIB})
+
+    pool.give_back(first, 1)
+    with pytest.raises(NoDevice) as refused:
+        pool.acquire(0, share=0.5, again=first.names)
+    gpus.hold(uuid, {2: 20 * GIB})
+    gpus.use(uuid, 20 * GIB)
+
+    assert refused.value.soon
+    assert pool.settle([first], soon())
+    assert pool.acquire(0, share=0.5)
+    assert second in {*pool._slots()[0].leases}
+
+
+def test_on_a_shared_device_the_rest_is_found_when_the_last_one_leaves() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 2, gpus, {}, devices_per_rank=0.5)
+    first, second = (pool.acquire(rank, share=0.5) for rank in range(2))
+    gpus.use(gpus.uuid(0), 30 * GIB)
+
+    assert pool.release(first, soon())  # whose those 30 GiB are nobody can tell
+    assert not pool.release(second, past())
+
+    assert quarantined(pool)
+
+
+def test_cpu_slots_keep_the_rules_of_devices() -> None:
+    pool = DevicePool(None, slots=2)
+
+    leases = [pool.acquire(rank, holder=f"a/{rank}") for rank in range(2)]
+
+    assert [lease.names for lease in leases] == [("cpu:0",), ("cpu:1",)]
+    with pytest.raises(NoDevice, match="cpu:1 is leased to a/1"):
+        pool.acquire(2)
+    with pytest.raises(SpecError, match="world_size=3"):
+        DevicePool.of(pool, 3)
+    pool.give_back(leases[1])
+    pool.quarantine("cpu:1", "noisy neighbour")
+    with pytest.raises(NoDevice, match="noisy neighbour"):
+        pool.acquire(1)
+
+
+def test_endless_cpu_slots_are_used_again() -> None:
+    pool = DevicePool.of("cpu", 2)
+    leases = [pool.acquire(rank) for rank in range(3)]
+    pool.give_back(leases[1])
+    pool.quarantine("cpu:1", "noisy neighbour")
+
+    again = [pool.acquire(1), pool.acquire(9)]
+
+    assert [lease.names[0] for lease in (*leases, *again)] == [
+        "cpu:0",
+        "cpu:1",
+        "cpu:2",
+        "cpu:3",
+        "cpu:4",
+    ]
+
+
+def test_ranks_are_leased_devices_together_or_not_at_all() -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(2), {})
+    pool.acquire(1, holder="other/0")
+
+    with pytest.raises(NoDevice):
+        pool.acquire_all([Request(0), Request(1)])
+
+    assert [one.state for one in pool.status()] == ["free", "leased"]
+    assert pool.status()[1].holders == ("other/0",)
+
+
+def test_what_keeps_a_device_is_told_and_survives_pickling() -> None:
+    pool = DevicePool.of("auto", 1, FakeGpus(1), {})
+    pool.acquire(0, holder="embed/0")
+    with pytest.raises(NoDevice) as refused:
+        pool.acquire(0, holder="rank/0")
+
+    copy = pickle.loads(pickle.dumps(refused.value))
+
+    assert str(copy) == "no room for rank/0, which wants a device: 0: Fake 0 is leased to embed/0"
+    assert copy.leased == {"0: Fake 0": ("embed/0",)}
+    assert not copy.soon
+
+
+def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    for _ in range(2):
+        DevicePool.of(pool, 1)
+    pool.close()
+    pool.close()
+    assert gpus.closed == 0
+
+    pool.close()
+
+    assert gpus.closed == 1
+
+
+def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
+    pool = DevicePool.of("auto", 1, FakeGpus(1), {})
+    heard: list[Any] = []
+    logged: list[Any] = []
+    forget = [pool.subscribe(heard.append, logged.append) for _ in range(2)]
+
+    pool.quarantine(0, "test")
+    forget[0]()
+    pool.restore(0)
+
+    assert [event.event for event in heard] == [
+        "phalanx.device_quarantined",
+        "phalanx.device_quarantined",
+        "phalanx.device_restored",
+    ]
+    assert len(logged) == 2
 
 
 def test_the_driver_is_let_go_at_the_end() -> None:
@@ -222,7 +622,7 @@ def test_nvml_without_a_driver_means_no_gpu() -> None:
 
 def test_looking_for_devices_loads_no_torch_and_opens_no_cuda() -> None:
     code = (
-        "import os, sys; from phalanx.runtime.gpus import find_gpus; g = find_gpus(); g.gpus();"
+        "import sys; from phalanx.runtime.inventory import find_gpus; g = find_gpus(); g.gpus();"
         "maps = open('/proc/self/maps').read();"
         "print('torch' in sys.modules, 'libcuda.so' in maps)"
     )
