@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _COMMANDS = {
     "rpc": ("rpc_command", "how long a call takes, beside what a user could use instead"),
     "recovery": ("recovery", "how long a group is gone when a rank is killed"),
+    "kill": ("kill", "what becomes of calls and machines when something is killed"),
     "startup": ("startup", "how long ranks take to start, beside multiprocessing"),
     "supervision": ("supervision", "what supervision costs by the number of children"),
     "peers": ("peers_command", "where peers are installed, and install them"),

@@ -20,6 +20,7 @@ from typing import Any, Self
 from phalanx.supervision import PhalanxError
 
 from .environments import environment_of
+from .peers.turns import CRASH
 from .processes import MARK, Family
 
 _PACKAGE = "phalanx_peers"
@@ -38,6 +39,10 @@ class ContestantBroke(PhalanxError):
         super().__init__(f"{name}: {what}")
         self.name = name
         self.what = what
+
+
+class ContestantSilent(ContestantBroke):
+    """It did not answer in time, and may yet."""
 
 
 class Driven:
@@ -67,7 +72,13 @@ class Driven:
         self.scratch.mkdir()
         self._log = folder / f"{self.mark}.log"
         self._buffer = b""
-        more = {MARK: self.mark, "TMPDIR": str(self.scratch), "XDG_RUNTIME_DIR": str(self.scratch)}
+        self.crash_flag = folder / f"{self.mark}.crash"
+        more = {
+            MARK: self.mark,
+            CRASH: str(self.crash_flag),
+            "TMPDIR": str(self.scratch),
+            "XDG_RUNTIME_DIR": str(self.scratch),
+        }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [python, "-m", _PACKAGE, name],
@@ -162,7 +173,7 @@ class Driven:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([fd], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                raise self._broke("did not answer in time")
+                raise ContestantSilent(self.name, "did not answer in time")
             data = os.read(fd, 1 << 16)
             if not data:
                 raise self._broke("ended")

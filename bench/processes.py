@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 MARK = "PHALANX_BENCH_MARK"
 _SET_SUBREAPER = 36
 _KIB = 1024
+_NAMED = re.compile(rb"^/dev/shm/(\S+)$", re.MULTILINE)
 _MAPPING = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ (\S+) (\d+) *(.*)$")
 
 
@@ -82,6 +83,10 @@ class Family:
         inodes = {inode for _, inode in held}
         alone = (size for (_, inode), size in mapped.items() if inode not in inodes)
         return sum(held.values()) + sum(alone)
+
+    def shm_names(self, pids: Iterable[int]) -> set[str]:
+        """Return the names in ``/dev/shm`` that they have open or mapped."""
+        return {name.decode() for pid in pids for name in _NAMED.findall(_all_files(pid))}
 
     def signal(self, number: int) -> None:
         """Send it to all."""
@@ -153,6 +158,17 @@ def _shared_files(pid: int) -> dict[tuple[int, int], int]:
                 about = os.stat(path)  # noqa: PTH116  # follows the link also where it is deleted
                 found[about.st_dev, about.st_ino] = about.st_blocks * 512
     return found
+
+
+def _all_files(pid: int) -> bytes:
+    """Return the paths that *pid* has open or mapped, one on each line."""
+    found = [line.partition(b"/") for line in _read(f"/proc/{pid}/maps").splitlines()]
+    paths = [slash + rest for _, slash, rest in found]
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208  # only names are needed
+            with contextlib.suppress(OSError):
+                paths.append(os.readlink(f"/proc/{pid}/fd/{name}").encode())  # noqa: PTH115
+    return b"\n".join(paths)
 
 
 def _shared_mappings(pid: int) -> dict[tuple[bytes, int], int]:

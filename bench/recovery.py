@@ -31,7 +31,9 @@ from phalanx import (
 
 from .arguments import add_json, add_peer_env, check_writable, count, give
 from .bare import Bare
+from .environments import Environments
 from .machine import describe, sentence
+from .recovery_peers import measure_peers, peers_text
 from .samples import of
 from .tables import seconds, table, time_with_interval, verdict_table
 from .verdicts import Verdict, at_most
@@ -289,6 +291,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print."""
     check_writable("json", arguments.json)
+    environments = Environments(arguments.peer_env)
     found = measure(arguments.ranks, arguments.kills)
-    give(arguments, values(found), text(found))
+    figures, shown = values(found), text(found)
+    if arguments.peers:
+        fates = measure_peers(arguments.ranks, arguments.peer_kills, environments)
+        figures["peers"] = [fate.values() for fate in fates]
+        shown += f"\n\n{peers_text(fates)}"
+    give(arguments, figures, shown)
     return 0

@@ -26,6 +26,7 @@ MODULES = {
     "monarch": "monarch_mesh",
     "vllm": "vllm_queue",
     "vllm-executor": "vllm_executor",
+    "torchrun": "torchrun_group",
 }
 
 

@@ -14,11 +14,14 @@ from . import turns
 # What a variant of a run with deaths passes on.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    "fail": {"strategy": Strategy.ONE_FOR_ONE},
-    "retry": {"strategy": Strategy.ONE_FOR_ONE},
-    "spare": {"strategy": Strategy.ONE_FOR_ONE, "standby": 1},
+    "fail": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
+    "retry": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
+    "retry, a spare": {
+        "strategy": Strategy.ONE_FOR_ONE,
+        "intensity": Intensity(10, 60.0),
+        "standby": 1,
+    },
 }
-_MANY = Intensity(1_000_000, 1.0)
 
 
 class Echo(turns.Echo, WorkerActor):
@@ -31,8 +34,8 @@ class PhalanxGroup(turns.Contestant):
     _executor: Executor[Echo]
 
     def open(self, ranks: int, variant: str) -> None:
-        self._on_death: Any = "retry" if variant == "retry" else "fail"
-        self._executor = Executor(Echo, ranks, intensity=_MANY, **_VARIANTS[variant])
+        self._on_death: Any = "retry" if variant.startswith("retry") else "fail"
+        self._executor = Executor(Echo, ranks, **_VARIANTS[variant])
 
     def close(self) -> None:
         self._executor.close()
@@ -67,7 +70,7 @@ class PhalanxGroup(turns.Contestant):
         return [str(answer) for answer in answers]
 
     def works(self, timeout: float) -> None:
-        self._executor.collective_rpc("nothing", timeout)
+        self._executor.collective_rpc("nothing", timeout, on_death=self._on_death, retries=10)
 
 
 def make() -> PhalanxGroup:

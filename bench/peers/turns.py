@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from typing import IO, Any
 
+CRASH = "PHALANX_BENCH_CRASH"
 _EVERY = 0.01  # seconds between attempts to call a group that does not work
 
 
@@ -41,6 +43,10 @@ class Contestant:
     def pids(self) -> list[int]:
         """Return the workers' processes by rank; empty where they are threads."""
         return []
+
+    def driver(self) -> int:
+        """Return the process without which the others make no sense."""
+        return os.getpid()
 
     def payload(self, size: int) -> Any:
         """Return *size* bytes in the form in which this contestant sends them fastest."""
@@ -89,7 +95,17 @@ class Contestant:
 
 
 class Echo:
-    """What a worker can do, in every library alike."""
+    """What a worker can do, in every library alike.
+
+    While the file that `CRASH` names is there, none can be made: each dies in its start.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # a library's own actor may stand behind this class
+        flag = os.environ.get(CRASH)
+        if flag is not None and os.path.exists(flag):  # noqa: PTH110  # quick, and before anything
+            note(flag, "died")
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def nothing(self, _value: Any = None) -> None:
         """Do nothing."""
@@ -166,6 +182,7 @@ class _Turns:
             "seconds": time.monotonic() - began,
             "version": self._contestant.version(),
             "pids": self._contestant.pids(),
+            "driver": self._contestant.driver(),
         }
 
     def close(self) -> None:
