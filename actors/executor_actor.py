@@ -11,7 +11,6 @@ pass through here: they run in their callers' threads.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import random
 import threading
@@ -24,9 +23,6 @@ from typing import TYPE_CHECKING, Any
 import pykka
 
 from phalanx.runtime import (
-    CallInProgress,
-    CrashReport,
-    ExitEvidence,
     Frame,
     GroupDown,
     GroupEnded,
@@ -99,18 +95,20 @@ from .notices import (
     StopOverdue,
     StreamEnded,
 )
+from .postmortem import report_on
+from .seat import Progress
 from .standby import Standby
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import DeviceStatus, RemoteFailure, Runtime
+    from phalanx.runtime import CallFate, CrashReport, DeviceStatus, RemoteFailure, Runtime
 
     from .calls import Call
     from .members import Member
     from .plane import Plane
     from .probe import GroupProbe
-    from .seat import Progress, Running
+    from .seat import Running
     from .spec import ExecutorSpec
     from .watch import HangWatch
 
@@ -283,8 +281,7 @@ class ExecutorActor(pykka.ThreadingActor):
                 spare = self._standby.find(rank)
                 member = self._members.find(rank, incarnation)
                 if spare is not None:
-                    self._standby.gone(spare)
-                    self._show()
+                    self._spare_gone(spare)
                 elif member is not None:
                     self._gone(member)
             case StreamEnded(rank, incarnation):
@@ -463,28 +460,8 @@ class ExecutorActor(pykka.ThreadingActor):
     # --- deaths -------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
-        process = member.process
-        assert process is not None
-        status = process.status
-        assert status is not None
         now = time.monotonic()
-        detail = ""
-        if member.failure is not None:
-            detail = f"{member.failure.type_name}: {member.failure.message}"
-        if status.out_of_memory:
-            detail = "out of memory"
-        reason = exit_of_process(
-            status.code,
-            status.signal,
-            asked=member.asked and not member.hung,
-            unresponsive=bool(member.hung),
-            detail=member.hung or detail,
-        )
-        if member.broken:
-            reason = replace(reason, kind=ExitKind.CRASH, detail=member.broken)
-        if not member.ready and not member.asked and not reason.is_failure:
-            # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
-            reason = replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
+        reason = _reason_of(member)
         event = WorkerExited(**_who(member), reason=reason, ran_for=now - member.started_at, at=now)
         progress = self._plane.progress(member.rank, member.incarnation)
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
@@ -501,6 +478,13 @@ class ExecutorActor(pykka.ThreadingActor):
         self._members.bury(member)
         self._perform(actions)
 
+    def _spare_gone(self, spare: Member) -> None:
+        decided = Decided("replace the spare", "its death is no failure of the group")
+        report = report_on(spare, _reason_of(spare), Progress(), decided, self._members)
+        self._standby.gone(spare)
+        self._show()
+        self._file(report)
+
     def _settle_death(
         self,
         member: Member,
@@ -511,14 +495,12 @@ class ExecutorActor(pykka.ThreadingActor):
     ) -> None:
         """Report an unasked death, and settle or re-send what it cut short."""
         now = time.monotonic()
-        if self._state.phase is not Phase.CLOSING and self._state.phase is not Phase.ENDED:
+        ends = self._state.phase in (Phase.CLOSING, Phase.ENDED)
+        if not ends:
             self._restarts += 1
             self._down_at = now
-        report = self._report(member, reason, progress, decided, now)
-        self._last_report = report
-        self._reports = [*self._reports[-_KEPT_REPORTS:], report]
-        self._show()  # whoever hears of the death from a call finds its report in the status
-        message = f"rank {member.rank} (pid {report.pid}) died: {reason}; {decided}"
+        known = report_on(member, reason, progress, decided, self._members)
+        message = f"rank {member.rank} (pid {known.pid}) died: {reason}; {decided}"
         lost = {member.rank: member.incarnation}
         for action in actions:
             # Without hurry the others may finish what they have.
@@ -526,19 +508,24 @@ class ExecutorActor(pykka.ThreadingActor):
                 others = (m for m in self._members.current() if m.rank in action.ranks)
                 lost |= {other.rank: other.incarnation for other in others}
 
-        def died(call: Call) -> BaseException:
-            return WorkerDied(f"{call.name}: {message}", call.reports or (report,))
+        def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
+            self._last_report = report = known.settled(fates, waiting)
+            self._reports = [*self._reports[-_KEPT_REPORTS:], report]
+            self._show()  # whoever hears of the death from a call finds its report in the status
+            return report
 
-        self._plane.lose(lost, report, died)
+        def died(call: Call) -> BaseException:
+            return WorkerDied(f"{call.name}: {message}", call.reports or (self._last_report,))
+
+        self._plane.lose(lost, story, died, ends=ends)
+        report = self._last_report
+        assert report is not None
         if self._state.served_at is None and self.shared.start_error is None:
             self.shared.start_error = _start_error(member, reason, report)
-        self._publish(WorkerCrashed(report=report, at=now))
+        self._file(report)
         self._publish(
             GroupDown(group=self._spec.name, epoch=self._state.epoch, cause=message, at=now)
         )
-        if self._folder is not None:
-            # On a thread of its own: it waits for the disk, and a callback must not delay it.
-            self._writing.run(self._write, self._folder, report)
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""
@@ -547,43 +534,12 @@ class ExecutorActor(pykka.ThreadingActor):
             return ExecutorClosed(message)
         return WorkerDied(message, call.reports or (self._last_report,))
 
-    def _report(
-        self, member: Member, reason: ExitReason, progress: Progress, decided: Decided, now: float
-    ) -> CrashReport:
-        assert member.process is not None
-        status = member.process.status
-        last = self._members.last_lines(member)
-        call = None
-        if progress.method is not None and progress.call is not None:
-            call = CallInProgress(
-                method=progress.method, call_id=progress.call, running_for=progress.running
-            )
-        words = last.last_words or (member.failure.trace if member.failure is not None else "")
-        evidence = ExitEvidence()
-        if status is not None:
-            evidence = ExitEvidence(
-                code=status.code,
-                signal=status.signal,
-                core_dumped=status.core_dumped,
-                oom=status.out_of_memory,
-                rusage=_used(status.usage),
-            )
-        return CrashReport.of(
-            member.labels,
-            reason,
-            at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
-            at_monotonic=now,
-            ran_for=now - member.started_at,
-            call=call,
-            logs=last.logs,
-            stdout=last.stdout,
-            stderr=last.stderr,
-            last_words=words,
-            stacks=self._members.stacks(member),
-            evidence=evidence,
-            decision=decided.text,
-            why=decided.why,
-        )
+    def _file(self, report: CrashReport) -> None:
+        """Tell of a death, and keep its report where there is a folder for that."""
+        self._publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        if self._folder is not None:
+            # On a thread of its own: it waits for the disk, and a callback must not delay it.
+            self._writing.run(self._write, self._folder, report)
 
     def _write(self, folder: ReportFolder, report: CrashReport) -> None:
         self._publish(folder.write(report))
@@ -884,14 +840,6 @@ class ExecutorActor(pykka.ThreadingActor):
             self.shared.callbacks.run(listener, event)
 
 
-def _used(usage: Any) -> dict[str, float]:
-    """Return what a process used, without what Linux does not count."""
-    if usage is None:
-        return {}
-    names = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
-    return {name: getattr(usage, name) for name in names}
-
-
 def _who(member: Member) -> dict[str, Any]:
     return {
         "child": member.labels.child,
@@ -901,6 +849,31 @@ def _who(member: Member) -> dict[str, Any]:
         "epoch": member.epoch,
         "pid": member.labels.pid or None,
     }
+
+
+def _reason_of(member: Member) -> ExitReason:
+    """Return why *member*, whose process has ended, did."""
+    assert member.process is not None
+    status = member.process.status
+    assert status is not None
+    detail = ""
+    if member.failure is not None:
+        detail = f"{member.failure.type_name}: {member.failure.message}"
+    if status.out_of_memory:
+        detail = "out of memory"
+    reason = exit_of_process(
+        status.code,
+        status.signal,
+        asked=member.asked and not member.hung,
+        unresponsive=bool(member.hung),
+        detail=member.hung or detail,
+    )
+    if member.broken:
+        return replace(reason, kind=ExitKind.CRASH, detail=member.broken)
+    if not member.ready and not member.asked and not reason.is_failure:
+        # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
+        return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
+    return reason
 
 
 def _start_error(member: Member, reason: ExitReason, report: CrashReport) -> BaseException:

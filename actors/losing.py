@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from phalanx.runtime import CallFate, Fate
+
 from .calls import Call, Shape
 
 if TYPE_CHECKING:
@@ -33,6 +35,21 @@ class Loss:
     parts: list[Call] = field(default_factory=list["Call"])
     begun: list[Call] = field(default_factory=list["Call"])
     untouched: list[Call] = field(default_factory=list["Call"])
+
+    def fates(self, waiting: Iterable[Call] = (), *, ends: bool = False) -> tuple[CallFate, ...]:
+        """Return what becomes of each call, for the crash report, oldest first.
+
+        Where the group *ends*, nothing is sent again, and those *waiting* for their turn fail too.
+        """
+        told = [_fate(call, Fate.KEPT, begun=True) for call in self.parts]
+        for calls, begun in ((self.begun, True), (self.untouched, False)):
+            for call in calls:
+                again = not ends and (call.retries > 0 or not begun)
+                fate = Fate.SENT_AGAIN if again else Fate.FAILED
+                told.append(_fate(call, fate, begun=begun))
+        if ends:
+            told += [_fate(call, Fate.FAILED, begun=False) for call in waiting]
+        return tuple(sorted(told, key=lambda each: each.call_id))
 
 
 def assess(
@@ -66,6 +83,11 @@ def assess(
         else:
             loss.untouched.append(call)
     return loss
+
+
+def _fate(call: Call, fate: Fate, *, begun: bool) -> CallFate:
+    left = max(0, call.retries - begun) if fate is Fate.SENT_AGAIN else 0
+    return CallFate(method=call.name, call_id=call.seq, fate=fate, begun=begun, retries_left=left)
 
 
 def _any_began(lost: Iterable[Seat], wire: int) -> bool:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import Arena, Payload, withdraw
 from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
@@ -41,7 +41,7 @@ from .turns import Turns
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import Channel, Encoded, Frame, Hub
+    from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, Frame, Hub
 
     from .calls import Call
 
@@ -155,13 +155,26 @@ class Plane:
             return found
 
     def lose(
-        self, ranks: dict[int, int], report: Any, error: Callable[[Call], BaseException]
+        self,
+        ranks: dict[int, int],
+        story: Callable[[tuple[CallFate, ...], int], CrashReport] | None,
+        error: Callable[[Call], BaseException],
+        *,
+        ends: bool = False,
     ) -> None:
         """Settle or send again what was under way on *ranks* (rank to incarnation).
 
-        What they had begun costs an attempt, for which *report* is kept, or ends in *error*. They
-        are dead, or are about to be stopped. Their sockets are given back only by `leave`,
-        since one that is being stopped may still be writing.
+        What they had begun costs an attempt, or ends in *error*. They are dead, or are about to be
+        stopped. Their sockets are given back only by `leave`, since one that is being stopped may
+        still be writing.
+
+        Args:
+            ranks: Who is lost.
+            story: Given what becomes of calls, and how many more wait for their turn, returns the
+                report that is kept for each attempt; None where a stop was asked for. Called under
+                the lock, before anybody hears of the death.
+            error: Returns what a call ends in, after *story*.
+            ends: Whether the group will not serve again.
         """
         settling = self._settling
         with self._lock:
@@ -175,11 +188,15 @@ class Plane:
                 self._arriving.drain(seat)
             survivors = [seat for seat in self._seats if seat not in lost]
             doubted = settling.doubted()
-            if report is None:
+            if story is None:
                 for call in doubted:  # a stop that was asked for explains no exception
                     settling.withdraw(call)
                 doubted = []
             loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
+            report = None
+            if story is not None:
+                waiting = 0 if ends else len(self._turns)
+                report = story(loss.fates(self._turns, ends=ends), waiting)
             for call in loss.parts:
                 settling.lose_part(call, lost, error)
             again = list(loss.untouched)

@@ -101,6 +101,7 @@ class Standby:
             if not spare.ready or process is None or process.status is not None:
                 continue
             if process.is_stopped():  # it would never take its rank
+                spare.hung = "it was stopped when it was needed"
                 process.send_signal(signal.SIGKILL)
                 spare.ready = False
                 continue
