@@ -13,8 +13,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Board, Kind, LockTable, WorkerLabels, await_assignment, worker_logger
-from phalanx.supervision import UnknownMethod
+from phalanx.runtime import (
+    Board,
+    Kind,
+    LockTable,
+    WorkerLabels,
+    await_assignment,
+    land_on,
+    worker_logger,
+)
+from phalanx.supervision import RuntimeFault, UnknownMethod
 
 from .context import WorkerContext
 from .worker import WorkerActor
@@ -194,6 +202,9 @@ def host_spare(factory: bytes, link: Link) -> WorkerHost:
 def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> WorkerHost:
     """Return the host for the `Seed` in *blob*."""
     seed: Seed = pickle.loads(blob)
+    if recipe is not None:
+        _check_unstarted(seed.devices)
+    land_on(seed.devices[0])
     context = WorkerContext(
         group=seed.labels.group,
         rank=seed.rank,
@@ -210,6 +221,16 @@ def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> Worker
         _link=link,
     )
     return WorkerHost(seed, context, recipe, link)
+
+
+def _check_unstarted(devices: tuple[str, ...]) -> None:
+    """Raise where CUDA was started before this process had its device: it would be another."""
+    cuda = sys.modules.get("torch.cuda")
+    if devices[0] != "cpu" and cuda is not None and cuda.is_initialized():
+        msg = (
+            "on_standby, or an import, has started CUDA; a device comes with the rank: use on_start"
+        )
+        raise RuntimeFault(msg)
 
 
 def _leave_process_group() -> None:

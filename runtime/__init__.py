@@ -50,6 +50,7 @@ from .slot import DeviceStatus
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
+from .tensors import land_on
 from .transport import Transport, Zmq, check_transport
 from .tree import TreeReport
 from .tree import read as read_task
@@ -154,6 +155,7 @@ __all__ = [
     "find_gpus",
     "init_process_group",
     "install_last_words",
+    "land_on",
     "ledger",
     "oom_sources",
     "read_report",

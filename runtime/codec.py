@@ -6,23 +6,23 @@ into the pickle, and neither are large ``bytes``; what is decoded from a private
 written in place. Classes and functions defined in ``__main__`` or in a notebook travel by value,
 everything importable by name. torch is used only where the process has already imported it.
 
-Left to others: where the bytes go (`frames`, `arena`).
+Left to others: what becomes of tensors (`tensors`); where the bytes go (`frames`, `arena`).
 
 Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
 """
 
 from __future__ import annotations
 
-import ctypes
 import pickle
 import sys
-from copyreg import dispatch_table as registered
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
 from phalanx.supervision import NotPicklable
+
+from .tensors import reducers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -111,7 +111,7 @@ def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) ->
     target = _Chunks()
     pickler = pickle.Pickler(target, 5, buffer_callback=keep_in_band)
     if torch is not None:
-        pickler.dispatch_table = _torch_table(torch)
+        pickler.dispatch_table = reducers(torch)
     pickler.dump(value)
     return target
 
@@ -130,78 +130,17 @@ _BYTES = (bytes, bytearray)
 
 
 def _dumps_by_value(
-    value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]
+    value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any] | None
 ) -> Sequence[bytes]:
     target = _Chunks()
     # cloudpickle has no types of its own.
     pickler: Any = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
     torch = sys.modules.get("torch")
     if torch is not None:
-        for kind, reduce in _torch_table(torch).items():
+        for kind, reduce in reducers(torch).items():
             pickler.dispatch_table[kind] = reduce
     pickler.dump(value)
     return target
-
-
-_tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
-
-
-def _torch_table(torch: Any) -> dict[type, Callable[[Any], Any]]:
-    """Return the reducers with tensors among them; built once for the module *torch*."""
-    table = _tables.get(id(torch))
-    if table is None:
-        tensor = getattr(torch, "Tensor", None)
-        if tensor is None:  # being imported by another thread just now
-            return dict(registered)
-        table = {**registered, tensor: _reduce_tensor}
-        _tables[id(torch)] = table
-    return table
-
-
-def _reduce_tensor(tensor: Any) -> Any:
-    """Reduce a tensor to its bytes; what is not dense and plain goes torch's own way.
-
-    A CUDA tensor travels through host memory and arrives on the CPU: the driver has no CUDA
-    context, and device numbers mean nothing in another process.
-    """
-    import torch  # noqa: PLC0415  # only processes that hold tensors reach this line
-
-    plain = (
-        tensor.layout == torch.strided
-        and not tensor.is_quantized
-        and tensor.device.type != "meta"
-        and not tensor.is_nested
-    )
-    if not plain:
-        return tensor.__reduce_ex__(5)
-    host = tensor.detach()
-    if host.device.type != "cpu":
-        host = host.cpu()
-    host = host.resolve_conj().resolve_neg().contiguous()
-    size = host.numel() * host.element_size()
-    if size == 0:
-        data: Any = b""
-    else:
-        array = (ctypes.c_char * size).from_address(host.data_ptr())
-        array._phalanx_owner = host  # noqa: SLF001  # ties the storage to the exported buffer
-        data = pickle.PickleBuffer(array)
-    kind = str(host.dtype).removeprefix("torch.")
-    return _tensor_from, (data, kind, tuple(host.shape), bool(tensor.requires_grad))
-
-
-def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
-
-    dtype = getattr(torch, kind)
-    view = memoryview(data)
-    if view.nbytes == 0:
-        tensor = torch.empty(shape, dtype=dtype)
-    else:
-        # Small tensors arrive inside the pickle, as read-only bytes; writing to those in place
-        # would change an immutable object, so they are copied.
-        source = bytearray(view) if view.readonly else view
-        tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
-    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def encode_by_value(value: object, what: str) -> bytes:
@@ -211,9 +150,7 @@ def encode_by_value(value: object, what: str) -> bytes:
         NotPicklable: it cannot travel; *what* names it in the message.
     """
     try:
-        dumps = cast("Any", cloudpickle).dumps  # it has no types
-        pickled: bytes = dumps(value)
+        return b"".join(_dumps_by_value(value, None))
     except Exception as error:
         msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
         raise NotPicklable(msg) from error
-    return pickled

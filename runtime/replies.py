@@ -15,13 +15,11 @@ import threading
 import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
-
-import cloudpickle
+from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import MessageTooLarge, NotPicklable, RemoteError
 
-from .codec import encode
+from .codec import encode, encode_by_value
 from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, send
 
 if TYPE_CHECKING:
@@ -69,8 +67,7 @@ class RemoteFailure:
         except Exception:  # noqa: BLE001  # the same
             trace = ""
         try:
-            dumps = cast("Any", cloudpickle).dumps  # it has no types
-            pickled: bytes | None = dumps(error)
+            pickled: bytes | None = encode_by_value(error, "the exception")
         except Exception:  # noqa: BLE001  # the stand-in says what is known
             pickled = None
         return cls(name, message, trace, pickled)

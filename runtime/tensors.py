@@ -1,0 +1,124 @@
+"""How torch's values travel: through host memory, whatever device they were on.
+
+Guarantees: a dense tensor is reduced to its bytes, which are not copied if they lie on the host
+already; a value from a GPU needs no GPU where it arrives. It lands on the device of the process
+that reads it, where that has said which that is (`land_on`: a worker says its lease), and on the
+host where it has not: so the driver never needs CUDA. Parameters, modules, sparse, nested and
+quantized tensors are made of such tensors or of their bytes, and travel alike.
+
+Prior art: `torch.multiprocessing.reductions`, which shares the device's memory instead; that ties
+the reader's life to the writer's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import pickle
+from copyreg import dispatch_table as registered
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
+_landing: list[str] = []  # pickle calls the functions below with what was pickled, and no more
+
+
+def land_on(device: str | None) -> None:
+    """Have tensors from a GPU land on *device* in this process from now on; None: on the host."""
+    _landing[:] = [] if device is None or device == "cpu" else [device]
+
+
+def reducers(torch: Any) -> dict[type, Callable[[Any], Any]]:
+    """Return the registered reducers, with those of the module *torch* among them; built once."""
+    table = _tables.get(id(torch))
+    if table is None:
+        if not hasattr(torch, "Tensor") or not hasattr(torch, "TypedStorage"):
+            return dict(registered)  # being imported by another thread just now
+        table = {
+            **registered,
+            torch.Tensor: reduce_tensor,
+            torch.UntypedStorage: _reduce_storage,
+            torch.TypedStorage: _reduce_typed_storage,
+        }
+        _tables[id(torch)] = table
+    return table
+
+
+def reduce_tensor(tensor: Any) -> Any:
+    """Reduce a tensor to its bytes; what is not dense and plain goes torch's own way.
+
+    Numbers of devices mean nothing in another process, so only that it was on one is told.
+    """
+    import torch  # noqa: PLC0415  # only processes that hold tensors reach this line
+
+    plain = (
+        tensor.layout == torch.strided
+        and not tensor.is_quantized
+        and tensor.device.type != "meta"
+        and not tensor.is_nested
+    )
+    if not plain:
+        return tensor.__reduce_ex__(5)
+    host = tensor.detach()
+    lands = host.device.type != "cpu"
+    if lands:
+        host = host.cpu()
+    host = host.resolve_conj().resolve_neg().contiguous()
+    size = host.numel() * host.element_size()
+    if size == 0:
+        data: Any = b""
+    else:
+        array = (ctypes.c_char * size).from_address(host.data_ptr())
+        array._phalanx_owner = host  # noqa: SLF001  # ties the storage to the exported buffer
+        data = pickle.PickleBuffer(array)
+    kind = str(host.dtype).removeprefix("torch.")
+    make = _landed if lands else _tensor_from
+    return make, (data, kind, tuple(host.shape), bool(tensor.requires_grad))
+
+
+def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
+
+    dtype = getattr(torch, kind)
+    view = memoryview(data)
+    if view.nbytes == 0:
+        tensor = torch.empty(shape, dtype=dtype)
+    else:
+        # Small tensors arrive inside the pickle, as read-only bytes; writing to those in place
+        # would change an immutable object, so they are copied.
+        source = bytearray(view) if view.readonly else view
+        tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _landed(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+    tensor = _tensor_from(data, kind, shape, False)
+    if _landing:
+        tensor = tensor.to(_landing[0])
+    return tensor.requires_grad_() if requires_grad else tensor
+
+
+def _reduce_storage(storage: Any) -> Any:
+    return _storage_of, (_bytes_of(storage),)
+
+
+def _reduce_typed_storage(storage: Any) -> Any:
+    # The public way to its bytes warns of its removal.
+    return _typed_storage_of, (_bytes_of(storage._untyped_storage), storage.dtype)  # noqa: SLF001
+
+
+def _bytes_of(storage: Any) -> Any:
+    import torch  # noqa: PLC0415  # as above
+
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _storage_of(view: Any) -> Any:
+    return view.untyped_storage()
+
+
+def _typed_storage_of(view: Any, dtype: Any) -> Any:
+    import torch  # noqa: PLC0415  # as above
+
+    return torch.TypedStorage(wrap_storage=view.untyped_storage(), dtype=dtype, _internal=True)

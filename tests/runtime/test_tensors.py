@@ -1,0 +1,136 @@
+"""Tensors travel through host memory, and land where the reader's process says."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from phalanx.runtime.codec import decode, encode, encode_by_value
+from phalanx.runtime.tensors import land_on, reduce_tensor
+
+torch: Any = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def landing() -> Iterator[None]:
+    """Land on torch's device without memory: it is on every machine, and it is not the host."""
+    land_on("meta")
+    yield
+    land_on(None)
+
+
+class OnGpu:
+    """What the reducer sees of a tensor on a GPU; its ``cpu`` is the copy to the host."""
+
+    layout = torch.strided
+    is_quantized = False
+    is_nested = False
+
+    def __init__(self, host: Any, *, requires_grad: bool = False) -> None:
+        self._host = host
+        self.requires_grad = requires_grad
+        self.device = torch.device("cuda", 3)
+        self.copies = 0
+
+    def detach(self) -> OnGpu:
+        return self
+
+    def cpu(self) -> Any:
+        self.copies += 1
+        return self._host
+
+    def __reduce_ex__(self, _protocol: Any) -> Any:
+        return reduce_tensor(self)
+
+
+def travel(value: object) -> Any:
+    encoded = encode(value, "a value")
+    return decode(encoded.body, [memoryview(bytearray(view)) for view in encoded.buffers])
+
+
+@pytest.mark.parametrize("size", [0, 3, 1 << 16])
+def test_a_tensor_from_a_gpu_arrives_on_the_host_of_a_process_without(size: int) -> None:
+    tensor = OnGpu(torch.arange(size, dtype=torch.float32))
+
+    arrived = travel({"x": [tensor]})["x"][0]
+
+    assert arrived.device.type == "cpu"
+    assert torch.equal(arrived, torch.arange(size, dtype=torch.float32))
+    assert tensor.copies == 1
+    arrived.add_(1)  # it is the reader's own
+
+
+@pytest.mark.usefixtures("landing")
+def test_a_tensor_from_a_gpu_lands_on_the_device_of_the_reader() -> None:
+    arrived = travel(OnGpu(torch.ones(2, 3), requires_grad=True))
+
+    assert (arrived.device.type, tuple(arrived.shape)) == ("meta", (2, 3))
+    assert arrived.requires_grad
+    assert arrived.is_leaf
+
+
+@pytest.mark.usefixtures("landing")
+def test_a_tensor_from_the_host_stays_there() -> None:
+    assert travel(torch.ones(2)).device.type == "cpu"
+
+
+def test_a_parameter_of_a_gpu_module_arrives_as_one() -> None:
+    # What torch makes of a parameter: a tensor of its own, and how to wrap it again.
+    parameter = torch.nn.Parameter(torch.ones(4))
+    make, (data, *rest) = parameter.__reduce_ex__(5)
+
+    arrived = make(travel(OnGpu(data)), *rest)
+
+    assert isinstance(arrived, torch.nn.Parameter)
+    assert torch.equal(arrived, parameter)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch has something to say of each of these
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.quantize_per_tensor(torch.ones(4), 0.5, 0, torch.qint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(5).untyped_storage(),
+    ],
+    ids=["sparse", "csr", "quantized", "nested", "storage"],
+)
+def test_other_kinds_travel_too(make: Any) -> None:
+    value = make()
+
+    arrived = travel(value)
+
+    assert type(arrived) is type(value)
+    if isinstance(value, torch.UntypedStorage):
+        assert arrived.tolist() == value.tolist()
+        return
+    parts = (each.unbind() if value.is_nested else [each] for each in (arrived, value))
+    for one, other in zip(*parts, strict=True):
+        dense = [x.dequantize() if x.is_quantized else x.to_dense() for x in (one, other)]
+        assert torch.equal(*dense)
+
+
+def test_what_is_sent_once_and_kept_travels_in_the_same_way() -> None:
+    arrived = pickle.loads(encode_by_value((OnGpu(torch.ones(4)), torch.ones(70_000)), "arguments"))
+
+    assert [tensor.device.type for tensor in arrived] == ["cpu", "cpu"]
+
+
+def test_a_process_without_torch_reads_and_writes_without_it() -> None:
+    code = (
+        "import sys; from phalanx.runtime.codec import decode, encode\n"
+        "print(decode(encode({'a': 1}, 'x').body), 'torch' in sys.modules)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.split("\n")[0] == "{'a': 1} False"
