@@ -1,21 +1,29 @@
-"""Faults for users' own workers, and proof that they lost nothing by them."""
+"""Faults for users' own workers, and proof that they lost nothing by them.
+
+Names are imported when they are first used: each worker of a run imports this folder when it is
+started, and must not pay for what only the driver needs.
+"""
 
 from __future__ import annotations
 
-from .checker import RULES, check
-from .faults import FAULTS, TARGETS, Aim, Fault
-from .history import CallHistory, History
-from .journal import Journal, read_history
-from .orders import InjectedError
-from .plan import Chaos
-from .records import Record, record_of
-from .result import ChaosResult, FaultSummary
-from .run_record import load_plan, load_run
-from .runner import run_chaos
-from .schedule import Schedule, Strike
-from .session import Progress
-from .target import Target, find_examples
-from .violation import INVARIANTS, Violation
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checker import RULES, check
+    from .faults import FAULTS, TARGETS, Aim, Fault
+    from .history import CallHistory, History
+    from .journal import Journal, read_history
+    from .orders import InjectedError
+    from .plan import Chaos
+    from .records import Record, record_of
+    from .result import ChaosResult, FaultSummary
+    from .run_record import load_plan, load_run
+    from .runner import run_chaos
+    from .schedule import Schedule, Strike
+    from .session import Progress
+    from .target import Target, find_examples
+    from .violation import INVARIANTS, Violation
 
 __all__ = [
     "FAULTS",
@@ -45,3 +53,28 @@ __all__ = [
     "record_of",
     "run_chaos",
 ]
+
+_HOMES = {
+    "checker": ("RULES", "check"),
+    "faults": ("FAULTS", "TARGETS", "Aim", "Fault"),
+    "history": ("CallHistory", "History"),
+    "journal": ("Journal", "read_history"),
+    "orders": ("InjectedError",),
+    "plan": ("Chaos",),
+    "records": ("Record", "record_of"),
+    "result": ("ChaosResult", "FaultSummary"),
+    "run_record": ("load_plan", "load_run"),
+    "runner": ("run_chaos",),
+    "schedule": ("Schedule", "Strike"),
+    "session": ("Progress",),
+    "target": ("Target", "find_examples"),
+    "violation": ("INVARIANTS", "Violation"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f".{home}", __name__), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

@@ -40,6 +40,7 @@ class Fault:
         lethal: Whether it ends its victim by itself.
         seconds: How long it lasts unless said otherwise; 0.0 for what does not last.
         recovery: The least time, in seconds, that a group needs to be over it.
+        hangs: Whether it lasts until somebody's limit ends it, which comes on top of that.
         needs: ``gpu``, ``fake devices``, ``checkpoints`` or nothing.
     """
 
@@ -51,6 +52,7 @@ class Fault:
     lethal: bool = False
     seconds: float = 0.0
     recovery: float = 1.0
+    hangs: bool = False
     needs: str = ""
 
 
@@ -107,7 +109,7 @@ FAULTS: Mapping[str, Fault] = _every(
         parts=("group",),
         points=_WORKERS_POINTS,
         seconds=20.0,
-        recovery=6.0,
+        hangs=True,
     ),
     Fault(
         name="gil",
@@ -116,7 +118,7 @@ FAULTS: Mapping[str, Fault] = _every(
         parts=("group",),
         points=_WORKERS_POINTS,
         seconds=20.0,
-        recovery=6.0,
+        hangs=True,
     ),
     Fault(
         name="memory",

@@ -131,13 +131,12 @@ class Chaos:
                 check_point(FAULTS[aims[0].fault], point)
 
     def _check_duration(self, faults: set[str]) -> None:
-        longest = max((FAULTS[name] for name in faults), key=lambda fault: fault.recovery)
-        if self.duration < longest.recovery:
-            raise SpecError(
-                "duration",
-                self.duration,
-                f"shorter than one recovery from {longest.name} takes ({longest.recovery:g} s)",
-            )
+        for name in sorted(faults):
+            fault = FAULTS[name]
+            least = fault.recovery + (min(fault.seconds, self.call_timeout) if fault.hangs else 0.0)
+            if self.duration < least:
+                remedy = f"shorter than one recovery from {name} takes ({least:g} s)"
+                raise SpecError("duration", self.duration, remedy)
 
     def _check_machine(self, faults: set[str]) -> None:
         needing = sorted(name for name in faults if FAULTS[name].needs == "gpu")
@@ -182,6 +181,7 @@ def _check_folder(given: object) -> Path:
     if not isinstance(given, str | Path):
         raise SpecError("record", given, "give a folder")
     folder = Path(given)
+    # A record may not be mixed with another.
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise SpecError("record", str(folder), "is there already; name one that is not")
     return folder.resolve()

@@ -207,19 +207,22 @@ class Session:
         elif phase is not Phase.SERVING and not ended:
             detail = f"it was {phase} and not serving {limit:g} s after the last fault"
         elif not ended:
-            detail = self._ping(group)
+            detail = self._ping(group, deadline)
         return Examined(at=now(), group=group.name, ok=not detail, ended=ended, detail=detail)
 
-    def _ping(self, group: Watched) -> str:
-        """Return what is wrong with *group*, which serves; nothing where every rank answers."""
+    def _ping(self, group: Watched, deadline: float) -> str:
+        """Return what is wrong with *group*, which serves; nothing once every rank answers."""
         subject = self._subject
         if subject is None or subject.executor is None or subject.executor.name != group.spec.name:
             return ""
-        try:
-            subject.executor.check_health(_PING)
-        except PhalanxError as error:
-            return f"a rank did not answer: {error}"
-        return ""
+        while True:
+            try:
+                subject.executor.check_health(_PING)
+            except PhalanxError as error:
+                if time.monotonic() >= deadline:
+                    return f"a rank did not answer: {error}"
+            else:
+                return ""
 
     def _close(self) -> None:
         subject, self._subject = self._subject, None

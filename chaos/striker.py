@@ -63,6 +63,7 @@ class Striker:
         self._pending: list[Pending] = []
         self._starts: list[Pending] = []
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
+        self._over = False
         self.call_large: Callable[[Strike], None] | None = None
 
     # --- the schedule -------------------------------------------------------------------
@@ -99,7 +100,8 @@ class Striker:
             self._signal(strike, group, ranks)
 
     def let_go(self) -> None:
-        """Have what is stopped go on."""
+        """Have what is stopped go on; from now on nothing is ordered any more."""
+        self._over = True
         for pid in list(self._stopped):
             self._go_on(pid)
 
@@ -116,7 +118,7 @@ class Striker:
 
     def reached(self, point: str, group: Watched, ranks: tuple[tuple[int, int], ...]) -> None:
         """Do what was laid in ambush here."""
-        if not self._armed:
+        if not self._armed or (self._over and point != "closing"):
             return
         with self._lock:
             here = [strike for strike in self._armed if strike.point == point]
@@ -135,7 +137,7 @@ class Striker:
 
     def orders(self, group: Watched, shape: str, rank: int | None) -> tuple[Order, ...]:
         """Return what workers are to do to themselves in a call of *group*."""
-        if not self._pending:
+        if self._over or not self._pending:
             return ()
         with self._lock:
             for pending in self._pending:
@@ -150,7 +152,7 @@ class Striker:
 
     def start_orders(self, group: Watched, rank: int) -> tuple[Order, ...]:
         """Return what is to go wrong in a start of *rank*."""
-        if not self._starts:
+        if self._over or not self._starts:
             return ()
         with self._lock:
             found = [p for p in self._starts if p.group is group and rank in p.ranks]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LARGE_BYTES = 256 << 10
 _ROW = 6  # calls in a row
 _MOST_COMPLAINTS = 20
+_BREATH = 0.02  # seconds between a caller's rounds: a history of minutes must still fit into memory
 _PAUSE = 0.05  # seconds before a caller looks again for a group that is being built anew
 _OF_TORCH = ("gloo", "nccl", "Connection closed", "process group", "epoch")
 
@@ -48,6 +49,7 @@ def echo(worker: WorkerActor, token: int, seconds: float, load: bytes) -> tuple[
 
 def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -> None:
     """Make one round of calls and check their answers."""
+    time.sleep(_BREATH)
     token = chance.getrandbits(60)
     load = bytes(_LARGE_BYTES) if chance.random() < 0.05 else b""
     args = (token, chance.choice((0.0, 0.001, 0.005)), load)

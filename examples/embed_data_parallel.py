@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minilm.chaos import target
 from minilm.model import Stage
 from minilm.run import Pipeline, main
 from minilm.weights import Weights
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from minilm.arguments import Options
+    from minilm.chaos import ChaosTarget
 
 
 class Replica(WorkerActor):
@@ -63,6 +65,12 @@ PIPELINE = Pipeline(
         "embed", args=(batch.ticket, batch.ids), timeout=120.0, on_death="retry", retries=retries
     ),
 )
+
+
+def chaos() -> ChaosTarget:
+    """Return what `phalanx chaos` does its faults to."""
+    return target(PIPELINE)
+
 
 if __name__ == "__main__":
     sys.exit(main(PIPELINE))

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minilm.chaos import target
 from minilm.model import Stage, share
 from minilm.run import Pipeline, main
 from minilm.weights import Weights
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from torch.distributed import Work
 
     from minilm.arguments import Options
+    from minilm.chaos import ChaosTarget
 
 
 class Link:
@@ -115,6 +117,12 @@ PIPELINE = Pipeline(
         retries=retries,
     ),
 )
+
+
+def chaos() -> ChaosTarget:
+    """Return what `phalanx chaos` does its faults to."""
+    return target(PIPELINE)
+
 
 if __name__ == "__main__":
     sys.exit(main(PIPELINE))

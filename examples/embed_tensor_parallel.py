@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from minilm.chaos import target
 from minilm.model import Stage
 from minilm.run import Pipeline, main
 from minilm.weights import Weights
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from minilm.arguments import Options
+    from minilm.chaos import ChaosTarget
 
 
 class Shard(WorkerActor):
@@ -79,6 +81,12 @@ PIPELINE = Pipeline(
         retries=retries,
     ),
 )
+
+
+def chaos() -> ChaosTarget:
+    """Return what `phalanx chaos` does its faults to."""
+    return target(PIPELINE)
+
 
 if __name__ == "__main__":
     sys.exit(main(PIPELINE))

@@ -18,6 +18,11 @@ class Primes(WorkerActor):
         return sum(all(n % d for d in range(2, int(n**0.5) + 1)) for n in range(low, high))
 
 
+def chaos() -> Executor[Primes]:
+    """Return what `phalanx chaos` does its faults to."""
+    return Executor(Primes, world_size=2, preload=())
+
+
 def main() -> None:
     """Count the primes below 200,000 with two workers, one of which is killed at it."""
     with Executor(Primes, world_size=2, preload=()) as group:

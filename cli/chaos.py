@@ -1,0 +1,215 @@
+"""``phalanx chaos``: do faults to a target under traffic, and say whether it lost anything.
+
+Guarantees: the exit code is 0 if every invariant held, 1 if one was broken, 2 where what was asked
+for makes no sense and nothing was started, 130 after Ctrl-C; the closing table is printed in every
+case but that one. What the target itself prints goes into the run's folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, run_chaos
+from phalanx.supervision import CallerError, PhalanxError, SpecError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Generator
+    from types import FrameType
+
+    from phalanx.chaos import Progress
+
+_FOLDER = "chaos-runs"
+_QUIET_LINE = 5.0  # seconds between lines where there is no terminal
+OUTPUT = "output.log"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command line of this subcommand."""
+    parser.epilog = "faults: " + "; ".join(f"{f.name} ({f.about})" for f in FAULTS.values())
+    add = parser.add_argument
+    where = (
+        "a function that returns an executor, or (executor, traffic); a worker class; an example"
+    )
+    add("target", metavar="EXAMPLE|module:factory", help=where)
+    add("--duration", type=float, default=60.0, metavar="S", help="seconds of faults (60)")
+    add("--rate", type=float, default=1.0, metavar="N", help="faults per second (1)")
+    names = "fault[:target][@point],... (kill)"
+    add("--faults", default="kill", metavar="LIST", help=names)
+    add("--seed", type=int, metavar="N", help="what the faults are drawn from (a new one)")
+    whom = f"for faults without one: {', '.join(TARGETS)}, or a rank (random)"
+    add("--targets", default="random", metavar="LIST", help=whom)
+    moments = "moments that faults may be aimed at: before_send, queued, running, after_reply, ..."
+    add("--at", default="", metavar="LIST", help=moments)
+    add("--schedule", type=Path, metavar="FILE", help="the faults themselves, as a JSON list")
+    add("--callers", type=int, default=4, metavar="N", help="threads that make calls (4)")
+    limit = "seconds for a call of the traffic made for a target without its own (5)"
+    add("--call-timeout", type=float, default=5.0, metavar="S", help=limit)
+    heals = "seconds to serve again after the last fault (60)"
+    add("--recovery-limit", type=float, default=60.0, metavar="S", help=heals)
+    keep = "let the target keep its restart intensity, and build it again when it gives up"
+    add("--keep-intensity", action="store_true", help=keep)
+    add("--out", type=Path, metavar="DIR", help=f"where the record goes (a new one in {_FOLDER})")
+    add("--json", action="store_true", help="print the figures as one JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run it; return the exit code."""
+    target = Target.of(arguments.target)
+    plan = _plan(arguments)
+    stop = threading.Event()
+    shown = os.fdopen(os.dup(2), "w")
+    live = _Live(shown)
+    try:
+        assert plan.record is not None
+        with _ctrl_c(stop), _output_to(plan.record / OUTPUT):
+            result = run_chaos(target, plan, on_progress=live.show, interrupt=stop)
+    except CallerError:
+        _forget(plan)
+        raise
+    except Exception as error:  # noqa: BLE001  # the target's own, told as Python tells it
+        live.end()
+        if isinstance(error, PhalanxError):
+            print(f"phalanx chaos: {error}", file=sys.stderr)
+        else:
+            traceback.print_exception(error)
+        print(f"the target's output is in {plan.record}", file=sys.stderr)
+        return 1
+    live.end()
+    print(result.to_json() if arguments.json else result.render())
+    if not result.ok:
+        return 1
+    return 130 if result.interrupted else 0
+
+
+def _plan(arguments: argparse.Namespace) -> Chaos:
+    schedule = None
+    if arguments.schedule is not None:
+        try:
+            schedule = Schedule.from_json(arguments.schedule.read_text())
+        except OSError as error:
+            raise SpecError("schedule", str(arguments.schedule), str(error)) from error
+    plan = Chaos(
+        duration=arguments.duration,
+        rate=arguments.rate,
+        faults=arguments.faults,
+        seed=arguments.seed,
+        targets=arguments.targets,
+        points=arguments.at,
+        schedule=schedule,
+        callers=arguments.callers,
+        call_timeout=arguments.call_timeout,
+        keep_intensity=arguments.keep_intensity,
+        recovery_limit=arguments.recovery_limit,
+        record=arguments.out,
+    )
+    if plan.record is None:
+        object.__setattr__(plan, "record", _new_folder(arguments.target, plan.seed))
+    assert plan.record is not None
+    plan.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return plan
+
+
+def _new_folder(target: str, seed: int) -> Path:
+    stem = re.sub(r"\W+", "-", target).strip("-")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{stem}-seed{seed}-{stamp}"
+    folder = Path(_FOLDER).resolve() / name
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = folder.with_name(f"{name}-{number}")
+    return folder
+
+
+def _forget(plan: Chaos) -> None:
+    """Remove the folder of a run that never was, if there is nothing in it but its own output."""
+    if plan.record is not None:
+        with contextlib.suppress(OSError):
+            (plan.record / OUTPUT).unlink(missing_ok=True)
+            (plan.record / "run.json").unlink(missing_ok=True)
+            plan.record.rmdir()
+            if plan.record.parent.name == _FOLDER:
+                plan.record.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
+    """Have Ctrl-C end the run in good order; a second one ends it at once."""
+
+    def on_sigint(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = signal.signal(signal.SIGINT, on_sigint)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def _output_to(path: Path) -> Generator[None, None, None]:
+    """Have what this process and its workers print go to *path*: it would bury the progress."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, fd in zip((1, 2), kept, strict=True):
+            os.dup2(fd, number)
+            os.close(fd)
+
+
+class _Live:
+    """How far the run is: one line, drawn anew on a terminal."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._told = 0.0
+        self._drawn = False
+
+    def show(self, progress: Progress) -> None:
+        """Draw it, or write a line of it now and then."""
+        calls = " ".join(f"{name}={count}" for name, count in sorted(progress.calls.items()))
+        line = (
+            f"{progress.seconds:5.1f}/{progress.duration:g} s  {progress.state}  "
+            f"faults {progress.struck}/{progress.strikes}  restarts {progress.restarts}  {calls}"
+        )
+        if self._stream.isatty():
+            self._drawn = True
+            self._stream.write(f"\r\x1b[K{line[: _width(self._stream) - 1]}")
+        elif time.monotonic() - self._told >= _QUIET_LINE:
+            self._told = time.monotonic()
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._drawn:
+            self._stream.write("\n")
+        self._stream.close()
+
+
+def _width(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns
+    except OSError:
+        return 100

@@ -1,0 +1,89 @@
+"""What the tests of chaos runs are pointed at."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.actors.workers import Echo, Reducer
+
+from phalanx.actors import Executor, WorkerActor
+from phalanx.runtime import Runtime
+from phalanx.supervision import Strategy
+
+
+def build(world_size: int = 2, **options: Any) -> Executor[Any]:
+    return Executor(Echo, world_size, preload=(), start_timeout=30.0, **options)
+
+
+def one_for_one() -> Executor[Any]:
+    return build(2, strategy=Strategy.ONE_FOR_ONE)
+
+
+def with_a_spare() -> Executor[Any]:
+    return build(2, standby=1)
+
+
+class Quiet:
+    """A target on a runtime that says nothing and outlives the run."""
+
+    def __init__(self, runtime: Runtime, world_size: int = 2, **options: Any) -> None:
+        self.options = {"runtime": runtime, **options}
+        self.world_size = world_size
+
+    def __call__(self) -> Executor[Any]:
+        return build(self.world_size, **self.options)
+
+
+def reducing(executor: Executor[Any], chance: random.Random) -> None:
+    """Add up over the process group, and check the sum."""
+    value = float(chance.randrange(100))
+    total = executor.collective_rpc("total", 30.0, (value,), on_death="retry", retries=9)
+    if total != [3 * value] * 2:
+        raise AssertionError(total)
+
+
+class Reducing:
+    """A target whose ranks meet in a process group."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def __call__(self) -> tuple[Executor[Any], Any]:
+        built: Executor[Any] = Executor(Reducer, 2, start_timeout=60.0, runtime=self.runtime)
+        return built, reducing
+
+
+class Forgetful(WorkerActor):
+    """Counts, and counts anew after each restart."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+
+def counting(executor: Executor[Any], _chance: random.Random) -> None:
+    """Believe, wrongly, that a count survives a restart."""
+    count = executor.call(0, "add", 30.0, on_death="retry", retries=9)
+    latest: list[int] = counting.__dict__.setdefault("latest", [])
+    if latest and count <= latest[-1]:
+        raise AssertionError(f"after {latest[-1]} came {count}")
+    latest.append(count)
+
+
+def forgetful() -> tuple[Executor[Any], Any]:
+    counting.__dict__.pop("latest", None)
+    return Executor(Forgetful, 1, preload=()), counting
+
+
+VALUE = 3
+
+
+def wants_more(argument: int) -> None: ...
+
+
+def returns_nonsense() -> int:
+    return 7

@@ -1,0 +1,339 @@
+"""Chaos runs, short and seeded: faults of every kind, at every moment, to everybody."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos import targets
+
+from phalanx.actors import POINTS, Executor, installed
+from phalanx.chaos import (
+    FAULTS,
+    Aim,
+    Chaos,
+    ChaosResult,
+    Progress,
+    Schedule,
+    Strike,
+    Target,
+    load_run,
+    run_chaos,
+)
+from phalanx.chaos.records import Ended, LifeEnded, RankDied, Struck
+from phalanx.runtime import Runtime, find_gpus
+from phalanx.supervision import ExecutorClosed, Intensity, SpecError, Strategy
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def struck(result: ChaosResult) -> set[tuple[str, str]]:
+    return {(each.fault, each.point) for each in result.history.every(Struck)}
+
+
+def at_once(*strikes: tuple[str, str, str], gap: float = 0.4, **fields: Any) -> Schedule:
+    return Schedule(
+        tuple(
+            Strike(
+                number=i + 1,
+                at=0.2 + gap * i,
+                fault=fault,
+                target=target,
+                point=point,
+                seconds=fields.get("seconds", 0.0),
+                draw=(i * 0.37) % 1,
+            )
+            for i, (fault, target, point) in enumerate(strikes)
+        )
+    )
+
+
+# --- runs that hold -----------------------------------------------------------------------
+
+
+def test_kills_of_random_ranks_lose_nothing(runtime: Runtime) -> None:
+    result = run_chaos(
+        targets.Quiet(runtime, 3), duration=3.0, rate=3.0, faults=("kill", "term"), seed=11
+    )
+
+    assert result.violations == ()
+    assert result.restarts > 0
+    assert result.calls["value"] > 0
+
+
+def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
+    schedule = at_once(*(("kill", "random", point) for point in POINTS), gap=0.35)
+    result = run_chaos(targets.Quiet(runtime), duration=2.6, schedule=schedule, seed=1)
+
+    assert result.violations == ()
+    assert {point for _, point in struck(result)} == set(POINTS)
+
+
+def test_faults_that_a_worker_does_to_itself_are_done(runtime: Runtime) -> None:
+    names = [
+        *("segv", "exit", "raise", "unpicklable", "memory"),
+        *("slow", "grandchild", "descriptors", "start_raise"),
+    ]
+    schedule = at_once(*((name, "random", "") for name in names), gap=0.3)
+    runtime_target = targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE)
+
+    result = run_chaos(runtime_target, duration=3.5, schedule=schedule, seed=2)
+
+    assert result.violations == ()
+    assert {fault for fault, _ in struck(result)} == set(names)
+    errors = {ended.error for ended in result.history.every(Ended)}
+    assert {"InjectedError", "UnpicklableError", "MemoryError"} <= errors
+
+
+def test_hangs_and_stops_end_by_themselves_or_by_a_limit(runtime: Runtime) -> None:
+    schedule = at_once(
+        *(("hang", "0", ""), ("gil", "1", ""), ("stop", "random", ""), ("slow", "group", "")),
+        seconds=1.2,
+    )
+    result = run_chaos(
+        targets.Quiet(runtime, strategy=Strategy.ONE_FOR_ONE),
+        duration=3.0,
+        schedule=schedule,
+        seed=3,
+        call_timeout=0.5,
+    )
+
+    assert result.violations == ()
+    assert any("unresponsive" in died.reason for died in result.history.every(RankDied))
+
+
+def test_the_processes_around_the_ranks_may_die_too() -> None:
+    aims = ("kill:zygote", "kill:logs", "kill:standby", "kill:group", "stop:zygote", "large")
+    schedule = Schedule(
+        tuple(
+            Strike(
+                number=i + 1,
+                at=0.3 * (i + 1),
+                fault=Aim.of(text).fault,
+                target=Aim.of(text).target or "group",
+                seconds=0.3,
+            )
+            for i, text in enumerate(aims)
+        )
+    )
+    result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=4)
+
+    assert result.violations == ()
+    assert {fault for fault, _ in struck(result)} == {"kill", "stop", "large"}
+
+
+def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
+    schedule = at_once(("kill", "store", ""), ("kill", "0", ""))
+    target = targets.Reducing(torch_runtime)
+
+    result = run_chaos(target, duration=2.0, schedule=schedule, callers=2)
+
+    assert result.violations == ()
+    assert len(result.history.every(Struck)) == 2
+
+
+def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) -> None:
+    schedule = at_once(("kill", "random", ""), ("kill", "driver", ""), gap=0.7)
+    plan = Chaos(duration=2.5, schedule=schedule, seed=5, record=tmp_path / "run")
+
+    result = run_chaos(targets.one_for_one, plan)
+
+    assert result.violations == ()
+    lives = result.history.every(LifeEnded)
+    assert [life.closed for life in lives] == [False, True]
+    assert ("kill", "") in struck(result)
+
+
+def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
+    runtime: Runtime,
+) -> None:
+    schedule = at_once(*[("kill", "random", "")] * 5, gap=0.3)
+    target = targets.Quiet(runtime, intensity=Intensity(1, 60.0))
+
+    result = run_chaos(target, duration=2.5, schedule=schedule, keep_intensity=True)
+
+    assert result.violations == ()
+    assert len(result.history.groups) > 1
+
+
+# --- what a run finds ---------------------------------------------------------------------
+
+
+def test_a_worker_that_forgets_is_found_by_its_own_traffic(tmp_path: Path) -> None:
+    schedule = at_once(("kill", "0", ""), ("kill", "0", ""))
+    plan = Chaos(duration=2.0, schedule=schedule, callers=1, record=tmp_path / "run")
+
+    result = run_chaos(targets.forgetful, plan)
+
+    assert {violation.invariant for violation in result.violations} == {"right_answers"}
+    assert "AssertionError: after" in result.render()
+    assert "VIOLATED: right_answers" in result.render()
+
+
+def test_a_record_tells_the_same_as_the_run(runtime: Runtime, tmp_path: Path) -> None:
+    plan = Chaos(duration=2.0, rate=2.0, seed=6, record=tmp_path / "run")
+    result = run_chaos(targets.Quiet(runtime), plan)
+
+    again = load_run(tmp_path / "run")
+
+    assert again.history == result.history
+    assert again.plan.strikes == plan.strikes
+    assert again.render() == result.render()
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["seed"] == 6
+
+
+def test_a_run_can_be_ended_early(runtime: Runtime) -> None:
+    stop = threading.Event()
+    seen: list[Progress] = []
+
+    def on_progress(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.calls:
+            stop.set()
+
+    result = run_chaos(
+        targets.Quiet(runtime), duration=600.0, on_progress=on_progress, interrupt=stop
+    )
+
+    assert result.interrupted
+    assert result.violations == ()
+    assert "(interrupted)" in result.render()
+    assert seen[-1].state == "serving"
+
+
+# --- schedules ----------------------------------------------------------------------------
+
+
+def drawn(seed: int) -> Schedule:
+    aims = [Aim("kill"), Aim("hang"), Aim("clock"), Aim("stop", "zygote"), Aim("exit")]
+    return Schedule.draw(
+        seed, duration=100.0, rate=1.0, aims=aims, targets=("random", "group"), points=POINTS
+    )
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    assert drawn(7) == drawn(7)
+    assert drawn(7) != drawn(8)
+    assert Schedule.from_json(drawn(7).to_json()) == drawn(7)
+
+
+def test_a_drawn_schedule_holds_only_what_can_be_done() -> None:
+    for strike in drawn(9):
+        fault = FAULTS[strike.fault]
+        assert not strike.point or strike.point in fault.points
+        assert strike.target == "random" or strike.target in fault.parts
+    assert 50 < len(drawn(9)) < 150
+
+
+def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
+    part = drawn(7).only([3, 5])
+
+    assert [strike.number for strike in part] == [3, 5]
+    assert set(part) <= set(drawn(7))
+
+
+# --- mistakes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("faults", {"faults": ("explode",)}),
+        ("faults", {"faults": ()}),
+        ("faults", {"faults": 3}),
+        ("point", {"faults": ("kill@midnight",)}),
+        ("point", {"faults": ("raise@closing",)}),
+        ("points", {"points": ("midnight",)}),
+        ("point", {"faults": ("large",), "points": ("running",)}),
+        ("target", {"faults": ("kill:moon",)}),
+        ("target", {"faults": ("hang:zygote",)}),
+        ("target", {"faults": ("clock:0",)}),
+        ("targets", {"targets": ("moon",)}),
+        ("rate", {"rate": 0}),
+        ("rate", {"rate": -1.0}),
+        ("rate", {"rate": float("nan")}),
+        ("duration", {"duration": 0}),
+        ("duration", {"duration": 0.5}),
+        ("duration", {"duration": 3.0, "faults": ("hang",)}),
+        (
+            "duration",
+            {"duration": 2.0, "schedule": Schedule((Strike(number=1, at=5.0, fault="kill"),))},
+        ),
+        ("seed", {"seed": "seven"}),
+        ("callers", {"callers": 0}),
+        ("record", {"record": Path(__file__)}),
+        ("schedule", {"schedule": [1]}),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_name(field: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        Chaos(**fields)
+
+    assert caught.value.field == field
+
+
+@pytest.mark.skipif(bool(find_gpus().gpus()), reason="there is a GPU here")
+def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
+    with pytest.raises(SpecError, match="needs an NVIDIA GPU"):
+        Chaos(faults=("kill", "cuda_oom"))
+
+
+@pytest.mark.parametrize(
+    ("target", "told"),
+    [
+        ("tests.chaos.targets:absent", "has no 'absent'"),
+        ("tests.chaos.targets:VALUE", "not a factory"),
+        ("tests.chaos.targets:wants_more", "takes no arguments"),
+        ("tests.chaos.targets", "has no 'chaos'"),
+        ("there_is.no.such:module", "cannot be imported"),
+        ("tests.chaos.targets:", "module:factory"),
+        ("", "module:factory"),
+        (7, "not a factory"),
+    ],
+)
+def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        run_chaos(target, duration=2.0)
+
+
+def test_a_factory_that_returns_nonsense_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="returned a int"):
+        run_chaos(targets.returns_nonsense, duration=2.0)
+
+
+def test_a_factory_that_raises_is_heard() -> None:
+    def broken() -> Executor[Any]:
+        raise KeyError("of the user's own")
+
+    with pytest.raises(KeyError, match="of the user's own"):
+        run_chaos(broken, duration=2.0)
+
+
+def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:
+    class Nothing:
+        def adjust(self, spec: Any) -> Any:
+            return spec
+
+        def attach(self, spec: Any, shared: Any) -> Any:
+            raise ExecutorClosed
+
+    with installed(Nothing()), pytest.raises(SpecError, match="another run"):
+        run_chaos(targets.Quiet(runtime), duration=2.0)
+
+
+def test_a_worker_class_is_a_target_by_itself() -> None:
+    assert Target.of("tests.actors.workers:Echo").name == "tests.actors.workers:Echo"
+
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_nothing_looks_on_where_no_run_is_under_way(make: Make) -> None:
+    executor = make()
+
+    assert executor._core.shared.probe is None
+    assert executor.collective_rpc("echo", args=(1,)) == [1, 1]

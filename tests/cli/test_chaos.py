@@ -1,0 +1,137 @@
+"""``phalanx chaos``: what it prints, what it leaves, what its exit code says."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from phalanx.chaos import load_run
+from phalanx.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+TARGETS = """
+from phalanx import Executor, WorkerActor
+
+class Echo(WorkerActor):
+    pass
+
+class Liar(WorkerActor):
+    def one(self):
+        print("on my own stdout", flush=True)
+        return 2
+
+def build():
+    return Executor(Echo, 2, preload=())
+
+def lying():
+    def traffic(executor, chance):
+        assert executor.call(0, "one") == 1, "one is not one"
+    return Executor(Liar, 1, preload=()), traffic
+
+def broken():
+    raise KeyError("of the user's own")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(TARGETS)
+    return tmp_path
+
+
+def chaos(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "phalanx.cli", "chaos", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def test_a_run_ends_with_the_table_and_leaves_its_record(folder: Path) -> None:
+    run = chaos(folder, "mine:build", "--duration", "1.5", "--rate", "2", "--seed", "3")
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 0, err
+    assert "seed 3" in out
+    assert "ok: every invariant held" in out
+    (record,) = (folder / "chaos-runs").iterdir()
+    assert str(record) in out
+    assert load_run(record).ok
+    assert "phalanx.worker_crashed" in (record / "output.log").read_text()
+
+
+def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path) -> None:
+    words = ("--duration", "1", "--seed", "4", "--out", "found", "--json")
+    run = chaos(folder, "mine:lying", *words)
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1, err
+    told = json.loads(out)
+    assert told["ok"] is False
+    assert {each["invariant"] for each in told["violations"]} == {"right_answers"}
+    assert "one is not one" in out
+    assert "on my own stdout" in (folder / "found" / "output.log").read_text()
+
+
+def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None:
+    run = chaos(folder, "mine:build", "--duration", "600", "--rate", "2", "--out", "cut")
+    assert run.stderr is not None
+    while "serving" not in run.stderr.readline():
+        assert run.poll() is None
+
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 130, err
+    assert "held       nothing_left" in out
+    assert "(interrupted)" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mine:build", "--rate", "0"], "rate=0.0"),
+        (["mine:build", "--faults", "explode"], "no such fault"),
+        (["mine:build", "--at", "midnight"], "no such point"),
+        (["mine:build", "--duration", "0.2"], "shorter than one recovery"),
+        (["mine:absent"], "has no 'absent'"),
+        (["nowhere:build"], "cannot be imported"),
+        (["mine:build", "--schedule", "absent.json"], "absent.json"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    code = main(["chaos", *words])
+
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert out == ""
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert not (folder / "chaos-runs").exists()
+
+
+def test_a_factory_that_raises_is_told_with_its_traceback(folder: Path) -> None:
+    run = chaos(folder, "mine:broken")
+    _, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1
+    assert 'KeyError: "of the user\'s own"' in err
