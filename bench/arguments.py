@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,11 @@ _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 <<
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Take ``--json``."""
     parser.add_argument(
-        "--json", metavar="FILE", help="write the figures to FILE; - prints them, and no table"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write the figures to FILE; without one, or with -, print them instead of tables",
     )
 
 
@@ -38,13 +43,18 @@ def add_peer_env(parser: argparse.ArgumentParser) -> None:
 
 
 def check_writable(option: str, path: str | None) -> None:
-    """Raise where the folder of *path* is not there.
+    """Raise where *path* cannot be written.
 
     Raises:
         SpecError: naming *option*.
     """
-    if path not in (None, "-") and not Path(path or "").absolute().parent.is_dir():
+    if path is None or path == "-":
+        return
+    folder = Path(path).absolute().parent
+    if not folder.is_dir():
         raise SpecError(option, path, "its folder does not exist: make it first")
+    if not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise SpecError(option, path, "cannot be written: name another file")
 
 
 def give(arguments: argparse.Namespace, values: dict[str, Any], text: str) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from phalanx.supervision import SpecError
 
 from .machine import sentence
 from .roster import OURS
@@ -20,16 +19,9 @@ if TYPE_CHECKING:
 _EMPTY_AT = 256  # bytes: where an empty call stands on an axis that has no zero
 
 
-def check() -> None:
-    """Raise before anything is measured where there is nothing to draw with.
-
-    Raises:
-        SpecError: matplotlib is missing.
-    """
-    try:
-        import_module("matplotlib")
-    except ModuleNotFoundError as error:
-        raise SpecError("plot", "matplotlib", "is missing: pip install 'phalanx[bench]'") from error
+def can_draw() -> bool:
+    """Return whether there is something to draw with."""
+    return find_spec("matplotlib") is not None
 
 
 def draw(found: Found, path: Path) -> None:

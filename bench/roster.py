@@ -76,21 +76,27 @@ class Present:
 
 
 def choose(
-    only: Sequence[str] | None, environments: Environments
+    only: Sequence[str] | None, peers: Sequence[str], environments: Environments
 ) -> tuple[list[Present], dict[str, str]]:
-    """Return who takes part, and why others do not; *only* None takes everybody.
+    """Return who takes part, and why others do not.
+
+    Args:
+        only: Who may; None lets everybody.
+        peers: Who of those with environments of their own: names, ``all`` or ``none``.
+        environments: Where those are.
 
     Raises:
         SpecError: A name is nobody's.
     """
-    known = {entry.name: entry for entry in ENTRIES}
-    for name in only or ():
-        if name not in known:
-            raise SpecError("only", name, f"no such contestant; there are {', '.join(known)}")
+    _check_names("only", only or (), [entry.name for entry in ENTRIES])
+    foreign = [entry.name for entry in ENTRIES if entry.environment is not None]
+    _check_names("peers", peers, [*foreign, "all", "none"])
     present: list[Present] = []
     absent: dict[str, str] = {}
     for entry in ENTRIES:
         if only is not None and entry.name not in only and entry.name != OURS:
+            continue
+        if entry.name in foreign and "all" not in peers and entry.name not in peers:
             continue
         if entry.environment is None:
             present.append(Present(entry, sys.executable))
@@ -99,3 +105,9 @@ def choose(
         else:
             absent[entry.name] = f"absent: phalanx bench peers --install {entry.environment}"
     return present, absent
+
+
+def _check_names(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise SpecError(option, name, f"there is no such one; there are {', '.join(known)}")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from phalanx.supervision import SpecError
 
 from . import plot
 from .arguments import add_json, add_peer_env, check_writable, count, give, several, size, span
@@ -16,6 +19,7 @@ from .rpc_table import text, values
 if TYPE_CHECKING:
     import argparse
 
+_PICTURE = "phalanx-rpc.png"
 _QUICK = Plan(ranks=(1, 4), sizes=(0, 1 << 20), rounds=6, seconds=0.05, rest=1.0, growth=False)
 
 
@@ -32,18 +36,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--growth", action="store_true", default=None, help="with 64 ranks as well")
     parser.add_argument("--no-growth", dest="growth", action="store_false", default=None)
     parser.add_argument("--only", type=several(str), metavar=names, help="who takes part")
+    parser.add_argument(
+        "--peers",
+        type=several(str),
+        nargs="?",
+        const=["all"],
+        default=["all"],
+        metavar="all|none|NAMES",
+        help="which of those in environments of their own; all that are installed unless told",
+    )
     add_peer_env(parser)
     add_json(parser)
-    parser.add_argument("--plot", metavar="FILE.png", help="draw a picture")
+    parser.add_argument(
+        "--plot",
+        metavar="FILE.png",
+        help=f"where to draw a picture; {_PICTURE} unless told, where matplotlib is installed",
+    )
+    parser.add_argument("--no-plot", action="store_true", help="draw none")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure; return 130 where Ctrl-C ended it, with what there was by then."""
     check_writable("json", arguments.json)
     check_writable("plot", arguments.plot)
-    if arguments.plot is not None:
-        plot.check()
-    present, absent = choose(arguments.only, Environments(arguments.peer_env))
+    picture = _picture(arguments)
+    present, absent = choose(arguments.only, arguments.peers, Environments(arguments.peer_env))
     run = RpcRun(present, absent, _plan(arguments))
     code = 0
     try:
@@ -54,9 +71,20 @@ def run(arguments: argparse.Namespace) -> int:
     if sys.stderr.isatty():
         print(file=sys.stderr)
     give(arguments, values(run.found), text(run.found))
-    if arguments.plot is not None:
-        plot.draw(run.found, Path(arguments.plot))
+    if picture is not None:
+        plot.draw(run.found, picture)
+        print(f"drawn in {picture}", file=sys.stderr)
     return code
+
+
+def _picture(arguments: argparse.Namespace) -> Path | None:
+    """Return where to draw; without matplotlib that is a mistake only where it was asked for."""
+    can_draw = plot.can_draw()
+    if arguments.no_plot or (arguments.plot is None and not (can_draw and os.access(".", os.W_OK))):
+        return None
+    if not can_draw:
+        raise SpecError("plot", arguments.plot, "matplotlib is missing: install 'phalanx[bench]'")
+    return Path(arguments.plot or _PICTURE)
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:

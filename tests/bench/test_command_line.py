@@ -56,7 +56,7 @@ def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(
 
 
 def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
-    done = bench("recovery", "--kills", "1", "--ranks", "2", "--json", "-", cwd=tmp_path)
+    done = bench("recovery", "--kills", "1", "--ranks", "2", "--json", cwd=tmp_path)
 
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -83,7 +83,9 @@ def test_the_others_give_their_figures(words: tuple[str, ...], key: str, tmp_pat
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("rpc", "--only", "nobody"), "no such contestant"),
+        (("rpc", "--only", "nobody"), "there is no such one"),
+        (("rpc", "--peers", "pipe"), "there is no such one"),
+        (("kill", "--scenarios", "boredom"), "there are in-flight, idle"),
         (("rpc", "--peer-env", "ray=/nowhere"), "neither bin/python nor an interpreter"),
         (("rpc", "--peer-env", "dask=/usr"), "write NAME=PATH"),
         (("rpc", "--json", "nowhere/out.json"), "its folder does not exist"),
