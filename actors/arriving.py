@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Arrival, Kind
+from phalanx.runtime import Arrival, Frame, Kind
 
 from .interrupts import uninterrupted
 
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    from phalanx.runtime import Frame
-
-    from .reading import Reading
+    from .reading import Events, Reading
     from .seat import Seat, Seats
     from .sending import Sending
     from .settling import Settling
@@ -65,33 +63,35 @@ class Arriving:
         self._settling = settling
 
     @uninterrupted
-    def on_ready(self, fd: int, events: int) -> None:
-        """Act on what epoll says of *fd*; on whichever thread reads."""
-        ended: Seat | None = None
+    def on_ready(self, events: Events) -> None:
+        """Act on what epoll says; on whichever thread reads."""
+        ended: list[Seat] = []
         with self._lock:
-            seat = self._seats.reading(fd)
-            if seat is None:
-                return
-            if events & select.EPOLLOUT:
-                self._sending.flush(seat)
-                self._sending.pump()
-            if events & ~select.EPOLLOUT and not self._read(seat):
-                seat.ended = True
-                self.stop(seat)
-                ended = seat
-        if ended is not None:
-            self._on_end(ended.rank, ended.incarnation)
+            reading = self._seats.reading
+            for fd, event in events:
+                seat = reading(fd)
+                if seat is None:
+                    continue
+                if event & select.EPOLLOUT:
+                    self._sending.flush(seat)
+                    self._sending.pump()
+                if event & ~select.EPOLLOUT and not self._read(seat):
+                    seat.ended = True
+                    self.stop(seat)
+                    ended.append(seat)
+        for seat in ended:
+            self._on_end(seat.rank, seat.incarnation)
 
     def drain(self, seat: Seat) -> None:
         """Read everything that *seat* has written."""
         while not seat.ended:
             frame = seat.channel.receive()
-            if frame is Arrival.FOREIGN:
-                self._drop_foreign(seat)
-            elif isinstance(frame, Arrival):
-                return
-            else:
+            if isinstance(frame, Frame):
                 self._arrive(seat, frame)
+            elif frame is _FOREIGN:
+                self._drop_foreign(seat)
+            else:
+                return
 
     def stop(self, seat: Seat) -> None:
         """Read *seat* no longer."""
@@ -100,16 +100,17 @@ class Arriving:
 
     def _read(self, seat: Seat) -> bool:
         """Read what is there and act on it; return False at the end of the stream."""
-        channel = seat.channel
+        receive = seat.channel.receive
+        sent = seat.sent
         while True:
-            frame = channel.receive()
-            if isinstance(frame, Arrival):
-                if frame is not Arrival.FOREIGN:
-                    return frame is Arrival.NOTHING
+            frame = receive()
+            if isinstance(frame, Frame):
+                self._arrive(seat, frame)
+            elif frame is _FOREIGN:
                 self._drop_foreign(seat)
             else:
-                self._arrive(seat, frame)
-            if not seat.sent:
+                return frame is _NOTHING
+            if not sent:
                 return True  # it owes no answer: asking once more would cost and find nothing
 
     def _drop_foreign(self, seat: Seat) -> None:
@@ -120,18 +121,13 @@ class Arriving:
 
     def _arrive(self, seat: Seat, frame: Frame) -> None:
         wire = frame.call_id
-        if frame.incarnation != seat.incarnation or wire not in seat.sent:
+        sent = seat.sent
+        if wire not in sent or frame.incarnation != seat.incarnation:
             frame.drop()
             self.dropped += 1
             return
         is_item = frame.kind == Kind.ITEM
-        if is_item:
-            call = seat.sent[wire]
-        else:
-            call = seat.sent.pop(wire)
-            if seat.limits:
-                seat.limits.pop(wire, None)
-            self._seats.tell_idle()
+        call = sent[wire] if is_item else self._seats.pay(seat, wire)
         if call is None or call.done or call.wire != wire or (is_item and call.stream is None):
             frame.drop()  # it was settled without this answer
             self.dropped += 1
@@ -141,3 +137,7 @@ class Arriving:
         else:
             self._settling.hear(call, seat.rank, frame)
         self._sending.pump_for(seat)
+
+
+_NOTHING = Arrival.NOTHING  # to look a member of an enum up takes as long as a call
+_FOREIGN = Arrival.FOREIGN

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
 from phalanx.supervision import CallTimeout, SpecError
@@ -22,6 +21,8 @@ from .outcomes import Outcome, OutcomeKind
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
+
+    from phalanx.runtime import Timer
 
     from .probe import CallTap
     from .streams import Incoming
@@ -39,8 +40,7 @@ class Shape(Enum):
     POOL = auto()  # any idle rank
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class Terms(NamedTuple):
     """How a call is to be treated.
 
     Attributes:
@@ -58,31 +58,43 @@ class Terms:
 
 
 class Call:
-    """One call and its outcome. Fields are guarded by the plane's lock until `done`."""
+    """One call and its outcome. Guarded by the plane's lock until `done`.
 
-    __slots__ = (
-        "answers",
-        "done",
-        "error",
-        "failed",
-        "hang_after",
-        "missing",
-        "name",
-        "payloads",
-        "rank",
-        "reports",
-        "retries",
-        "seq",
-        "settled",
-        "shape",
-        "stream",
-        "tap",
-        "terms",
-        "timer",
-        "waiters",
-        "want",
-        "wire",
-    )
+    What most calls never need is of the class until it is set, so that making one stays quick.
+
+    Attributes:
+        payloads: One for all ranks, or one for each.
+        want: The rank whose value is wanted; None for every rank's.
+        rank: The rank a SINGLE call goes to; where a POOL call went.
+        retries: How many deaths may still send it again.
+        hang_after: Seconds it may run on a rank; None for no limit.
+        stream: What has arrived of its items; None for a call with one answer.
+        wire: The number of its latest sending; 0 while it waits for its turn.
+        asked: The ranks that the latest sending went to.
+        answers: What they have answered.
+        error: What it ended with, if not with answers.
+        failed: The exception that a rank raised, and that rank.
+        reports: The crash reports of the deaths that have cost it an attempt.
+        waiters: Who sleeps until it is done (`reading`).
+        watchers: What to run once it is done, on whichever thread settles it.
+        timer: What ends it at its deadline, where nobody waits for it.
+        tap: What looks on, where faults are injected; else None.
+    """
+
+    want: int | None = None
+    rank: int | None = None
+    hang_after: float | None = None
+    stream: Incoming | None = None
+    wire = 0
+    asked: tuple[int, ...] = ()
+    error: BaseException | None = None
+    failed: tuple[Frame, int] | None = None
+    done = False
+    reports: tuple[Any, ...] = ()
+    waiters: tuple[threading.Lock, ...] = ()
+    watchers: tuple[Callable[[Call], None], ...] = ()
+    timer: Timer | None = None
+    tap: CallTap | None = None
 
     def __init__(
         self,
@@ -91,43 +103,23 @@ class Call:
         shape: Shape,
         payloads: Sequence[Payload],
         terms: Terms,
-        *,
-        want: int | None = None,
-        rank: int | None = None,
-        hang_after: float | None = None,
-        stream: Incoming | None = None,
-        tap: CallTap | None = None,
     ) -> None:
         self.seq = seq
         self.name = name
         self.shape = shape
-        self.payloads = payloads  # one for all ranks, or one for each
+        self.payloads = payloads
         self.terms = terms
-        self.want = want  # the rank whose value is wanted; None for every rank's
-        self.rank = rank  # the rank a SINGLE call goes to; where a POOL call went
         self.retries = terms.retries if terms.on_death == "retry" else 0
-        self.hang_after = hang_after  # seconds it may run on a rank; None for no limit
-        self.stream = stream  # what has arrived of its items; None for a call with one answer
-        self.tap = tap  # what looks on, where faults are injected; else None
-        self.reports: list[Any] = []
-        self.wire = 0  # the id of the latest sending; 0 while it waits for its turn
         self.answers: dict[int, Frame | Outcome] = {}
-        self.missing: set[int] = set()
-        self.error: BaseException | None = None
-        self.failed: tuple[Frame, int] | None = None
-        self.done = False
-        self.waiters: list[threading.Lock] = []
-        self.settled: list[Callable[[Call], None]] = []
-        self.timer: Any = None
 
     def fits(self, size: int) -> bool:
         """Whether a group of *size* ranks can answer it."""
         return len(self.payloads) in (1, size) and (self.want is None or self.want < size)
 
-    def payload(self, rank: int) -> Payload:
-        """Return what goes to *rank*."""
-        payloads = self.payloads
-        return payloads[rank] if len(payloads) > 1 else payloads[0]
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that have been asked and have not answered."""
+        return [rank for rank in self.asked if rank not in self.answers]
 
     def result(
         self, aggregate: Callable[[list[Any], int], Any] | None = None, lead: int = 0
@@ -140,9 +132,9 @@ class Call:
             raise self.error
         if self.failed is not None:
             raise self.fail(*self.failed)
-        if self.shape is Shape.GATHER:
-            return [self._outcome(rank) for rank in sorted(self.answers)]
-        if self.shape is not Shape.COLLECTIVE:
+        if self.shape is not _COLLECTIVE:
+            if self.shape is Shape.GATHER:
+                return [self._outcome(rank) for rank in self.asked]
             assert self.rank is not None
             return self._value(self.rank)
         if aggregate is None and self.want is not None:
@@ -151,7 +143,7 @@ class Call:
                 if isinstance(answer, Frame):
                     answer.drop()
             return value
-        values = [self._value(rank) for rank in sorted(self.answers)]
+        values = [self._value(rank) for rank in self.asked]
         return values if aggregate is None else aggregate(values, lead)
 
     def fail(self, frame: Frame, rank: int) -> BaseException:
@@ -171,7 +163,7 @@ class Call:
     def timed_out(self) -> CallTimeout:
         """Return the error of a call whose deadline has passed."""
         aimed = [] if self.rank is None else [self.rank]
-        ranks = sorted(self.missing) if self.wire else aimed
+        ranks = self.missing if self.wire else aimed
         return CallTimeout(self.name, ranks, self.terms.timeout or 0.0, sent=bool(self.wire))
 
     def drop(self) -> None:
@@ -200,6 +192,9 @@ class Call:
             return Outcome(rank, OutcomeKind.ERROR, error=error)
 
 
+_COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
+
+
 def terms_of(
     *,
     now: float,
@@ -222,14 +217,8 @@ def terms_of(
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
     _check_retries(retries)
-    return Terms(
-        deadline=None if timeout is None else now + timeout,
-        timeout=timeout,
-        on_death=on_death,
-        retries=retries,
-        on_timeout=on_timeout,
-        tell=tell,
-    )
+    deadline = None if timeout is None else now + timeout
+    return Terms(deadline, timeout, on_death, retries, on_timeout, tell)
 
 
 def _check_timeout(timeout: object) -> None:

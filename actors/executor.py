@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from phalanx.runtime import DevicePool, Vitals, encode
+from phalanx.runtime import DevicePool, Payload, Vitals, encode
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -46,7 +46,7 @@ from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_o
 from .steps import Steps, step_function
 from .streams import Incoming, InlineStream, ReplyStream
 from .termination import living
-from .worker import Methods, WorkerActor
+from .worker import Declared, Methods, WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from phalanx.runtime import (
         CrashReport,
         DeviceStatus,
-        Payload,
         ReportFolder,
         Runtime,
         Transport,
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
 
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
-    from .plane import Plane
     from .probe import CallTap
     from .spec import Launch, Survivors
 
@@ -255,6 +253,7 @@ class Executor(Generic[W]):
                 raise SpecError("worker", worker, f"{each!r} is a method of every executor: rename")
         self._seq = itertools.count(1)
         self._listeners = itertools.count(1)
+        self._bare: dict[str, tuple[Payload]] = {}  # calls without arguments, by method
         self._inline: InlineRank | None = None
         self._inline_closed = False
         self._inline_listeners: dict[int, Callable[[Any], None]] = {}
@@ -335,7 +334,9 @@ class Executor(Generic[W]):
             on_timeout=on_timeout,
             want=want,
             non_block=non_block,
-            decode=functools.partial(Call.result, aggregate=aggregate, lead=lead),
+            decode=Call.result
+            if aggregate is None
+            else functools.partial(Call.result, aggregate=aggregate, lead=lead),
         )
 
     @overload
@@ -789,26 +790,11 @@ class Executor(Generic[W]):
         window: int | None = None,
         decode: Callable[[Call], Any] = Call.result,
     ) -> Any:
-        hang_after = self._spec.hang_after
-        if isinstance(method, str):
-            name = method
-            known = self._methods.find(method)
-            for args, kwargs in each:
-                known.check(args, kwargs)
-            if on_death is None:
-                on_death = "retry" if known.declared.idempotent else "fail"
-            if known.declared.hang_after is not None:
-                hang_after = known.declared.hang_after
-        elif callable(method):
-            name = getattr(method, "__qualname__", None) or repr(method)
-            if on_death is None:
-                on_death = "fail"
-        else:
-            raise SpecError("method", method, "give a method's name or a callable")
+        name, declared = self._declared(method, each)
         terms = terms_of(
             now=time.monotonic(),
             timeout=timeout,
-            on_death=on_death,
+            on_death=on_death or ("retry" if declared.idempotent else "fail"),
             retries=retries,
             on_timeout=on_timeout,
             tell=tell,
@@ -827,38 +813,59 @@ class Executor(Generic[W]):
                 non_block=non_block,
             )
         self._core.check_process()
-        plane = self._plane
         if not non_block:
             self._check_may_wait(name)
         tap = self._tap(name, method, shape, rank, is_stream=window is not None)
-        method = method if tap is None else tap.method
-        payloads = _payloads(name, method, each, plane)
-        call = Call(
-            next(self._seq),
-            name,
-            shape,
-            payloads,
-            terms,
-            want=want,
-            rank=rank,
-            hang_after=None if hang_after == math.inf or window is not None else hang_after,
-            stream=None if window is None else Incoming(window),
-            tap=tap,
-        )
-        if non_block:
-            try:
-                plane.submit(call, waits=False)
-            except BaseException as error:
-                plane.cancel(call, error)
-                raise
-            if terms.deadline is not None:
-                self._expire_later(call, terms.deadline)
-            if window is not None:
-                return ReplyStream(call, plane, self._core.shared.callbacks)
-            return CallFuture(call, plane, self._core.shared.callbacks, decode)
+        if tap is not None:
+            method = tap.method
+        call = Call(next(self._seq), name, shape, self._payloads(name, method, each), terms)
+        call.want = want
+        call.rank = rank
+        call.tap = tap
+        if window is not None:
+            call.stream = Incoming(window)
+        else:
+            limit = declared.hang_after
+            if limit is None:
+                limit = self._spec.hang_after
+            call.hang_after = None if limit == math.inf else limit
+        return self._submit(call, decode) if non_block else self._wait_for(call, decode)
+
+    def _declared(
+        self,
+        method: str | Callable[..., Any],
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    ) -> tuple[str, Declared]:
+        """Return the name of *method* and what is declared of it; checks the arguments."""
+        if isinstance(method, str):
+            known = self._methods.find(method)
+            for args, kwargs in each:
+                known.check(args, kwargs)
+            return method, known.declared
+        if callable(method):
+            return getattr(method, "__qualname__", None) or repr(method), _UNDECLARED
+        raise SpecError("method", method, "give a method's name or a callable")
+
+    def _submit(self, call: Call, decode: Callable[[Call], Any]) -> CallFuture | ReplyStream:
+        """Send *call*, or have it wait for its turn, and return what becomes of it."""
+        plane = self._plane
+        try:
+            plane.submit(call, waits=False)
+        except BaseException as error:
+            plane.cancel(call, error)
+            raise
+        if call.terms.deadline is not None:
+            self._expire_later(call, call.terms.deadline)
+        if call.stream is not None:
+            return ReplyStream(call, plane, self._core.shared.callbacks)
+        return CallFuture(call, plane, self._core.shared.callbacks, decode)
+
+    def _wait_for(self, call: Call, decode: Callable[[Call], Any]) -> Any:
+        """Send *call* and return its value, or raise its error."""
+        plane = self._plane
         try:
             plane.submit(call, waits=True)
-            if not plane.wait(call, terms.deadline):
+            if not plane.wait(call, call.terms.deadline):
                 _restart_late(self._core, call, plane.expire(call))
         except BaseException as error:
             if isinstance(error, ExecutorClosed):
@@ -879,6 +886,32 @@ class Executor(Generic[W]):
         if probe is None:
             return None
         return probe.tap(name, method, shape=shape.name.lower(), rank=rank, is_stream=is_stream)
+
+    def _payloads(
+        self,
+        name: str,
+        method: object,
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    ) -> Sequence[Payload]:
+        """Return what is to be sent, one for all ranks or one for each."""
+        if len(each) == 1 and isinstance(method, str):
+            args, kwargs = each[0]
+            if not args and not kwargs:  # the same bytes each time
+                bare = self._bare.get(method)
+                if bare is None:
+                    encoded = encode((method, (), {}), name)
+                    bare = self._bare[method] = (Payload.of(encoded),)
+                return bare
+        payloads: list[Payload] = []
+        try:
+            for args, kwargs in each:
+                encoded = encode((method, args, kwargs), f"the arguments of {name}")
+                payloads.append(self._plane.pack(encoded))
+        except BaseException:
+            for payload in payloads:  # what one rank was to get cannot travel
+                payload.close()
+            raise
+        return payloads
 
     def _call_inline(
         self,
@@ -1004,27 +1037,14 @@ def _ping(_worker: object) -> None:
     """Answer, from the main loop."""
 
 
-def _payloads(
-    name: str,
-    method: object,
-    each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
-    plane: Plane,
-) -> list[Payload]:
-    """Return what is to be sent, one for all ranks or one for each."""
-    payloads: list[Payload] = []
-    try:
-        for args, kwargs in each:
-            encoded = encode((method, args, kwargs), f"the arguments of {name}")
-            payloads.append(plane.pack(encoded))
-    except BaseException:
-        for payload in payloads:  # what one rank was to get cannot travel
-            payload.close()
-        raise
-    return payloads
+_UNDECLARED = Declared()
+_NO_KEYWORDS: Mapping[str, Any] = {}
 
 
 def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments of one call if that is what they are."""
+    if kwargs is None and type(args) is tuple:
+        return args, _NO_KEYWORDS
     if not isinstance(args, list | tuple):
         raise SpecError("args", args, "give the positional arguments as a tuple")
     if kwargs is not None and not isinstance(kwargs, Mapping):

@@ -29,18 +29,35 @@ if TYPE_CHECKING:
 class CallFuture(Future[Any]):
     """What becomes of one call."""
 
+    _value: Any = None
+    _error: BaseException | None = None
+
     def __init__(
         self, call: Call, plane: Plane, callbacks: Callbacks, decode: Callable[[Call], Any]
     ) -> None:
-        super().__init__()
+        # What `concurrent.futures` needs (a condition, lists of waiters and callbacks) is made by
+        # `__getattr__` when something asks for it: most futures are only asked for their result,
+        # and to make all that takes as long as the rest of the call.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
         self._decode = decode
-        self._decoded = False
         self._decoding = threading.Lock()
-        self.set_running_or_notify_cancel()
-        plane.when_settled(call, self._settled)
+        self._decoded = False
+
+    def __getattr__(self, name: str) -> Any:
+        """Become a whole future of `concurrent.futures`, and go on."""
+        if name not in _MACHINERY:
+            msg = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(msg)
+        with self._decoding:
+            made = "_state" in self.__dict__
+            if not made:
+                super().__init__()
+                self.set_running_or_notify_cancel()
+        if not made:
+            self._plane.when_settled(self._call, self._settled)
+        return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -49,13 +66,19 @@ class CallFuture(Future[Any]):
             TimeoutError: *timeout* seconds passed; the call goes on.
             WouldDeadlock: from a done-callback of a call that is not done.
         """
-        self._wait(timeout)
-        return super().result(0)
+        error = self.exception(timeout)
+        if error is None:
+            return self._value
+        try:
+            raise error
+        finally:
+            del self, error  # the traceback that is made here refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the call's error, or None; waits like `result`."""
-        self._wait(timeout)
-        return super().exception(0)
+        if not self._decoded:
+            self._wait(timeout)
+        return self._error
 
     def cancel(self) -> bool:
         """Withdraw the call, or void its answer if it has been sent; False if it is done."""
@@ -100,6 +123,10 @@ class CallFuture(Future[Any]):
             raise asyncio.CancelledError
         return self.result(0)
 
+    def __repr__(self) -> str:
+        state = "done" if self.done() else "running" if self.running() else "waiting"
+        return f"<CallFuture of {self._call.name} (call {self._call.seq}): {state}>"
+
     def _wait(self, timeout: float | None) -> None:
         call = self._call
         if not call.done:
@@ -113,24 +140,25 @@ class CallFuture(Future[Any]):
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         # Decoded here, by whoever wants it, and kept for the next one who asks. Not under the
-        # future's own lock: whoever settles calls takes that, and must not wait for this.
+        # future's own condition: whoever settles calls takes that, and must not wait for this.
         with self._decoding:
             if self._decoded:
                 return
             try:
-                value = self._decode(call)
+                self._value = self._decode(call)
             except BaseException as error:  # noqa: BLE001  # it is the call's outcome
-                self._exception = error
-            else:
-                self._result = value
-            self._state = "FINISHED"
+                self._error = error
             self._decoded = True
 
     def _settled(self, _: Call) -> None:
         """Wake who waits through `concurrent.futures`; runs on the thread that settles the call."""
+        failed = self._call.error is not None or self._call.failed is not None
         with self._condition:
             self._state = "FINISHED"
             for waiter in self._waiters:
-                waiter.add_result(self)
+                (waiter.add_exception if failed else waiter.add_result)(self)
             self._condition.notify_all()
-        self._invoke_callbacks()  # type: ignore[attr-defined]  # what set_result ends with
+        self._invoke_callbacks()  # what set_result ends with
+
+
+_MACHINERY = frozenset(vars(Future[Any]()))

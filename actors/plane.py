@@ -28,6 +28,7 @@ from phalanx.runtime import Arena, Payload, withdraw
 from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
 
 from .arriving import Arriving
+from .calls import Shape
 from .interrupts import uninterrupted
 from .losing import assess
 from .reading import Reading, Ticket
@@ -73,8 +74,8 @@ class Plane:
         self.arena = Arena.create()
         self._lock = lock = threading.Lock()
         self._seats = seats = Seats(size)
-        self._turns = turns = Turns(size, depth)
-        self._reading = reading = Reading(hub, lock, lambda: seats.owe)
+        self._turns = turns = Turns(depth)
+        self._reading = reading = Reading(hub, lock, lambda: seats.owed > 0)
         self._sending = sending = Sending(
             seats, turns, reading, depth=depth, on_refused=self._refused, on_busy=on_busy
         )
@@ -100,13 +101,13 @@ class Plane:
     def resize(self, size: int) -> None:
         """Have *size* seats; those beyond must be empty, and their calls are re-aimed or failed."""
         with self._lock:
-            for call in self._turns.resize(size):
-                gone = ExecutorClosed(f"rank {call.rank} was taken away")
+            for call in self._turns.misfits(size):
+                if call.shape is Shape.SINGLE:
+                    gone: BaseException = ExecutorClosed(f"rank {call.rank} was taken away")
+                else:
+                    msg = f"{call.name}: the group has {size} ranks now; it was made for more"
+                    gone = SpecError("world_size", size, msg)
                 self._settling.settle(call, error=gone)
-            for call in [each for each in self._turns.everyone if not each.fits(size)]:
-                self._turns.everyone.remove(call)
-                msg = f"{call.name}: the group has {size} ranks now; it was made for another size"
-                self._settling.settle(call, error=SpecError("world_size", size, msg))
             self._seats.resize(size)
 
     def join(self, rank: int, incarnation: int, channel: Channel) -> None:
@@ -184,6 +185,8 @@ class Plane:
                 if (seat := self._seats.find(rank, incarnation)) is not None
             ]
             self._sending.whole = False  # before their answers make room for further calls
+            if self._sending.kept:
+                self._sending.send_kept()
             for seat in lost:
                 self._arriving.drain(seat)
             survivors = [seat for seat in self._seats if seat not in lost]
@@ -202,7 +205,7 @@ class Plane:
             again = list(loss.untouched)
             for call in loss.begun:
                 if report is not None:
-                    call.reports.append(report)
+                    call.reports += (report,)
                 if call.retries > 0:
                     call.retries -= 1
                     again.append(call)
@@ -210,7 +213,7 @@ class Plane:
                     settling.settle(call, error=error(call))
             settling.send_again(again)
             for seat in lost:
-                seat.sent.clear()
+                self._seats.write_off(seat)
                 seat.ended = True
                 self._arriving.stop(seat)
             self._sending.pump()
@@ -221,7 +224,7 @@ class Plane:
         with self._lock:
             seat = self._seats.find(rank, incarnation)
             if seat is not None:
-                self._seats.by_rank[rank] = None
+                self._seats.leave(seat)
                 self._arriving.stop(seat)
                 seat.channel.close()
 
@@ -364,7 +367,10 @@ class Plane:
         """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
         with self._lock:
             if not call.done:
-                call.settled.append(then)
+                if not call.watchers:
+                    self._reading.watched += 1
+                call.watchers += (then,)
+                self._reading.see_to_it()
                 return
         then(call)
 
@@ -377,16 +383,23 @@ class Plane:
         try:
             ok = done.wait(limit)
         finally:
-            if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
-                self.resume()
+            self._stop_holding_for(ok=ok)
         return ok
 
     @uninterrupted
     def _hold_for(self, done: threading.Event) -> None:
         with self._lock:
             self._sending.holds += 1
+            self._reading.watched += 1
             self._seats.when_idle(done)
             self._reading.see_to_it()
+
+    @uninterrupted
+    def _stop_holding_for(self, *, ok: bool) -> None:
+        with self._lock:
+            self._reading.watched -= 1
+        if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
+            self.resume()
 
     @uninterrupted
     def resume(self) -> None:
@@ -459,7 +472,7 @@ class Plane:
 
     def _refused(self, seat: Seat, wire: int, error: OSError) -> None:
         """End the call in a packet that could not be sent to *seat*, whose rank is alive."""
-        call = seat.sent.pop(wire, None)
+        call = self._seats.pay(seat, wire) if wire in seat.sent else None
         if call is not None:
             msg = f"{call.name} could not be sent to rank {seat.rank}: {error}"
             self._settling.withdraw(call, error=RuntimeFault(msg))

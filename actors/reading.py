@@ -2,7 +2,8 @@
 
 Guarantees: while anything is unanswered somebody reads; a caller that finds a reader sleeps until
 it is either served or made the reader; at rest nobody reads and nothing runs. A caller that waits
-alone reads in its own thread: its answer takes no hop.
+alone reads in its own thread: its answer takes no hop. What nobody waits for and nobody watches is
+read within a few milliseconds; what somebody watches, at once.
 
 Left to others: what is read, and when something is done (`plane`). All bookkeeping is under the
 plane's lock, which is handed in.
@@ -29,8 +30,11 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Hub
 
+Events = list[tuple[int, int]]
+
 _BATCH = 64  # events taken from the kernel at once
 _LONGEST_POLL = 86400.0  # seconds; the kernel counts milliseconds in an int
+_TICK = 0.001  # seconds after which the hub reads what nobody watches
 _LAST_READER = 5.0  # seconds for a reader that was woken to let go
 
 
@@ -38,17 +42,14 @@ class Waitable(Protocol):
     """What a caller can wait for: set *done* under the lock, then call `Reading.wake`."""
 
     done: bool
-    waiters: list[threading.Lock]
+    waiters: tuple[threading.Lock, ...]
 
 
 class Ticket:
     """A place in a queue that becomes free."""
 
-    __slots__ = ("done", "waiters")
-
-    def __init__(self) -> None:
-        self.done = False
-        self.waiters: list[threading.Lock] = []
+    done = False
+    waiters: tuple[threading.Lock, ...] = ()
 
 
 class Reading:
@@ -57,27 +58,36 @@ class Reading:
     Args:
         lock: The plane's.
         is_due: Whether anything is unanswered; asked under the lock.
+
+    Attributes:
+        watched: How much there is that somebody wants to hear of at once, without waiting for it.
     """
 
     def __init__(self, hub: Hub, lock: threading.Lock, is_due: Callable[[], bool]) -> None:
+        self._hub = hub
         self._lock = lock
         self._is_due = is_due
         self._epoll = select.epoll()
         ledger.own(self._epoll.fileno())
         self._kick = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
-        self._epoll.register(self._kick, select.EPOLLIN)
+        self._kicked = (self._kick, select.EPOLLIN)
+        self._epoll.register(*self._kicked)
         self._reader = 0  # the thread that reads; 0 for nobody
         self._reads_for: Waitable | None = None
         self._next: deque[threading.Lock] = deque()  # callers that could read
         self._armed = False
+        self._ticking = False
+        self._read = 0  # how often somebody has read
+        self.watched = 0
         self._closing: threading.Event | None = None
         self._watch = hub.watch(self._epoll.fileno(), 0, self._on_hub)
 
-    def start(self, on_ready: Callable[[int, int], None], on_nudge: Callable[[], None]) -> None:
+    def start(self, on_ready: Callable[[Events], None], on_nudge: Callable[[], None]) -> None:
         """Learn whom to tell, before anything is read.
 
         Args:
-            on_ready: Acts on (descriptor, events); runs without the lock, on the reader's thread.
+            on_ready: Acts on a list of (descriptor, events), in which some may be nobody's; runs
+                without the lock, on the reader's thread.
             on_nudge: Called after `nudge`, in the same way.
         """
         self._on_ready = on_ready
@@ -135,7 +145,7 @@ class Reading:
             turn = threading.Lock()
             if not what.done:
                 turn.acquire()
-                what.waiters.append(turn)
+                what.waiters += (turn,)
                 self._next.append(turn)
             return turn
 
@@ -149,20 +159,30 @@ class Reading:
 
     def wake(self, what: Waitable) -> None:
         """Wake who waits for *what*, which is done. Under the lock."""
-        for turn in what.waiters:
-            if turn.locked():
-                with contextlib.suppress(ValueError):
-                    self._next.remove(turn)
-                turn.release()
-        what.waiters.clear()
+        if what.waiters:
+            for turn in what.waiters:
+                if turn.locked():
+                    with contextlib.suppress(ValueError):
+                        self._next.remove(turn)
+                    turn.release()
+            what.waiters = ()
         if self._reads_for is what and self._reader != threading.get_ident():
             os.eventfd_write(self._kick, 1)
 
     def see_to_it(self) -> None:
-        """Have the hub read, if something is unanswered and nobody reads. Under the lock."""
-        if not self._reader and not self._armed and self._is_due():
-            self._armed = True
-            self._watch.modify(select.EPOLLIN)
+        """Have the hub read, if something is unanswered and nobody reads. Under the lock.
+
+        At once, or, where nobody would hear of it, when nobody else has by then: to wake the hub
+        for each answer costs more than the answer, and a caller that has sent a row of calls is
+        likely to come for them.
+        """
+        if self._reader or self._armed or not self._is_due():
+            return
+        if self.watched:
+            self._arm()
+        elif not self._ticking:
+            self._ticking = True
+            self._tick_later()
 
     def nudge(self) -> None:
         """Have whoever reads, if anybody does, call *on_nudge*. Takes no lock."""
@@ -194,23 +214,23 @@ class Reading:
                 timeout = min(deadline - time.monotonic(), _LONGEST_POLL)
                 if timeout <= 0:
                     return
-            for fd, events in poll(timeout, _BATCH):
-                self._take(fd, events)
+            self._take(poll(timeout, _BATCH))
             if interrupts.pending:
                 return
 
-    def _take(self, fd: int, events: int) -> None:
-        if fd == self._kick:
+    def _take(self, events: Events) -> None:
+        self._read += 1
+        self._on_ready(events)
+        if self._kicked in events:
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(fd)
+                os.eventfd_read(self._kick)
             self._on_nudge()
-        else:
-            self._on_ready(fd, events)
 
     def _unfollow(self, turn: threading.Lock, what: Waitable, *, leaves: bool) -> None:
         """Take a follower off the lists, however its wait ended. Under the lock."""
         with contextlib.suppress(ValueError):
-            what.waiters.remove(turn)
+            at = what.waiters.index(turn)
+            what.waiters = what.waiters[:at] + what.waiters[at + 1 :]
         try:
             self._next.remove(turn)
         except ValueError:
@@ -225,13 +245,30 @@ class Reading:
                 return
             self._reader = threading.get_ident()
         try:
-            for fd, events in self._epoll.poll(0, _BATCH):
-                self._take(fd, events)
+            self._take(self._epoll.poll(0, _BATCH))
         finally:
             with self._lock:
                 if self._next or not self._is_due():
                     self._disarm()
                 self._step_down()
+
+    def _tick_later(self) -> None:
+        read = self._read
+
+        def tick() -> None:
+            with self._lock:
+                self._ticking = False
+                if self._closing is None and self._read == read and not self._reader:
+                    if not self._armed and self._is_due():
+                        self._arm()
+                else:
+                    self.see_to_it()
+
+        self._hub.call_at(time.monotonic() + _TICK, tick)
+
+    def _arm(self) -> None:
+        self._armed = True
+        self._watch.modify(select.EPOLLIN)
 
     def _step_down(self) -> None:
         self._reader = 0

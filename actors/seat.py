@@ -85,7 +85,7 @@ class Seat:
 
     def has_room(self, depth: int) -> bool:
         """Whether it may be sent another call, where *depth* may be under way."""
-        return len(self.sent) < depth and not self.ended and not self.channel.is_backed_up
+        return len(self.sent) < depth and not self.ended and not self.channel.backed_up
 
     def has_begun(self, wire: int) -> bool:
         """Whether it has been sent *wire* and has begun it."""
@@ -128,10 +128,14 @@ class Seats:
 
     Attributes:
         by_rank: One entry for each rank; None where nobody sits just now.
+        all: The same, where somebody sits in each; else empty.
+        owed: How many answers are owed by all of them together.
     """
 
     def __init__(self, size: int) -> None:
         self.by_rank: list[Seat | None] = [None] * size
+        self.all: tuple[Seat, ...] = ()
+        self.owed = 0
         self._by_fd: dict[int, Seat] = {}
         self._idle: list[threading.Event] = []
 
@@ -144,8 +148,12 @@ class Seats:
 
     def find(self, rank: int, incarnation: int) -> Seat | None:
         """Return the seat of *rank* if that incarnation sits in it."""
-        seat = self.by_rank[rank] if 0 <= rank < len(self.by_rank) else None
+        seat = self.at(rank)
         return seat if seat is not None and seat.incarnation == incarnation else None
+
+    def at(self, rank: int) -> Seat | None:
+        """Return the seat of *rank*, if there is one and it is taken."""
+        return self.by_rank[rank] if 0 <= rank < len(self.by_rank) else None
 
     def reading(self, fd: int) -> Seat | None:
         """Return whose channel *fd* is, while it is read."""
@@ -153,12 +161,19 @@ class Seats:
 
     def resize(self, size: int) -> None:
         """Have *size* seats; those beyond must be empty."""
-        self.by_rank[:] = (self.by_rank + [None] * size)[:size]
+        self.by_rank = (self.by_rank + [None] * size)[:size]
+        self._note()
 
     def take(self, seat: Seat) -> None:
         """Have *seat* in its rank's place."""
         self.by_rank[seat.rank] = seat
         self._by_fd[seat.channel.fileno()] = seat
+        self._note()
+
+    def leave(self, seat: Seat) -> None:
+        """Have nobody in *seat*'s place."""
+        self.by_rank[seat.rank] = None
+        self._note()
 
     def unread(self, seat: Seat) -> bool:
         """Forget *seat*'s descriptor, which is read no more; return False if that was done."""
@@ -170,13 +185,34 @@ class Seats:
 
     def clear(self) -> None:
         """Have none any more."""
-        self.by_rank.clear()
+        self.by_rank = []
         self._by_fd.clear()
+        self._note()
 
-    @property
-    def owe(self) -> bool:
-        """Whether anybody owes an answer."""
-        return any(seat is not None and seat.sent for seat in self.by_rank)
+    # --- what they owe --------------------------------------------------------------------
+
+    def owe(self, seat: Seat, wire: int, call: Call) -> None:
+        """Note that *seat* is about to be sent *call* as *wire*."""
+        seat.sent[wire] = call
+        self.owed += 1
+        if call.hang_after is not None:
+            seat.limits[wire] = (call.name, call.hang_after)
+
+    def pay(self, seat: Seat, wire: int) -> Call | None:
+        """Strike *wire*, which *seat* owes, off its list; return its call, if it is not settled."""
+        call = seat.sent.pop(wire)
+        self.owed -= 1
+        if seat.limits:
+            seat.limits.pop(wire, None)
+        if self._idle:
+            self.tell_idle()
+        return call
+
+    def write_off(self, seat: Seat) -> None:
+        """Strike everything off *seat*'s list."""
+        self.owed -= len(seat.sent)
+        seat.sent.clear()
+        seat.limits.clear()
 
     def when_idle(self, event: threading.Event) -> None:
         """Set *event* once nobody owes an answer."""
@@ -185,7 +221,11 @@ class Seats:
 
     def tell_idle(self) -> None:
         """Look whether anybody still owes an answer, if somebody waits for that."""
-        if self._idle and not self.owe:
+        if self._idle and not self.owed:
             for event in self._idle:
                 event.set()
             self._idle.clear()
+
+    def _note(self) -> None:
+        taken = tuple(self)
+        self.all = taken if len(taken) == len(self.by_rank) else ()

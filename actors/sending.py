@@ -2,7 +2,9 @@
 
 Guarantees: a call leaves once all of its ranks have room for it, so it has a slot on every one
 before its first byte goes out; a sending has a number of its own, higher than every one before
-it and the same on all ranks; a message is encoded once, however many ranks get it.
+it and the same on all ranks; a message is encoded once, however many ranks get it. Of calls in a
+row those for which every rank has plenty to do before are kept for a moment, and leave in one
+packet: long before any rank runs out of calls, and at the latest when somebody begins to read.
 
 Left to others: the order of the queues (`turns`), who waits for answers (`reading`). Everything
 here is under the plane's lock.
@@ -10,14 +12,14 @@ here is under the plane's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime import EVERY_RANK, Flag, Kind, Payload, call_id_of
+from phalanx.runtime import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind, Payload, bundle, call_id_of
 
 from .calls import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .calls import Call
     from .reading import Reading
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from .turns import Turns
 
 _NOTHING = Payload.of(None)
+_PLENTY: Final = 16  # calls that a rank has been sent and not answered before more are kept
+_ROW: Final = 16  # calls that are kept at most
 
 
 class Sending:
@@ -42,6 +46,7 @@ class Sending:
         watched: Whether *on_busy* has been told that ranks owe answers.
         whole: Whether collective calls may leave: every seat is taken, under one epoch.
         holds: Drains under way: while there are any, nothing new is sent.
+        kept: Packets for all ranks that have not been sent yet, in order.
     """
 
     def __init__(
@@ -66,98 +71,134 @@ class Sending:
         self.watched = False
         self.whole = False
         self.holds = 0
+        self.kept: list[bytes] = []
+        self._kept_bytes = 0
+
+    # --- whose turn it is -----------------------------------------------------------------
 
     def pump(self) -> None:
         """Send what may be sent, in order."""
-        seats = self._seats.by_rank
-        if self.holds or not seats:
-            return
         turns = self._turns
+        if self.holds:
+            return
         everyone = turns.everyone
-        depth = self._depth
-        if self.whole and everyone:
-            taken = list(self._seats)
-            while everyone and len(taken) == len(seats):
-                if not all(seat.has_room(depth) for seat in taken):
-                    break
-                self._send(everyone.popleft(), taken)
+        if everyone and self.whole:
+            seats = self._seats.all
+            depth = self._depth
+            while everyone and _have_room(seats, depth):
+                self._send(everyone.popleft(), seats)
         # Calls of one rank overtake collective ones only while those wait for a restart.
-        if not (self.whole and everyone):
-            for seat, alone in zip(seats, turns.alone, strict=True):
-                while alone and seat is not None and seat.has_room(depth):
-                    self._send(alone.popleft(), [seat])
-            for seat in self._seats:
-                if not turns.pool:
-                    break
-                if not seat.ended and not seat.sent:
-                    self._send(turns.pool.popleft(), [seat])
+        if (turns.alone or turns.pool) and not (self.whole and everyone):
+            self._pump_single()
         turns.admit(self._reading.wake)
 
     def pump_for(self, seat: Seat) -> None:
         """Send what waited for *seat*, which has answered."""
         turns = self._turns
-        if turns.everyone or turns.pool or turns.alone[seat.rank]:
+        if turns.everyone or turns.pool or seat.rank in turns.alone:
             self.pump()
+        if self.kept and len(seat.sent) - len(self.kept) < _PLENTY // 2:
+            self.send_kept()
 
-    def _send(self, call: Call, seats: list[Seat]) -> None:
-        """Send *call* to *seats*, which have room for it."""
-        self._wire += 1
-        wire = call.wire = self._wire
+    def _pump_single(self) -> None:
+        turns = self._turns
+        for rank in list(turns.alone):
+            seat = self._seats.at(rank)
+            while seat is not None and rank in turns.alone and seat.has_room(self._depth):
+                self._send(turns.next_for(rank), (seat,))
+        for seat in self._seats:
+            if not turns.pool:
+                break
+            if not seat.ended and not seat.sent:
+                self._send(turns.pool.popleft(), (seat,))
+
+    # --- sending --------------------------------------------------------------------------
+
+    def _send(self, call: Call, seats: Sequence[Seat]) -> None:
+        self._wire = wire = call.wire = self._wire + 1
+        shape = call.shape
         flags = Flag.NONE
-        if call.shape is Shape.COLLECTIVE:
-            flags |= Flag.COLLECTIVE
-        elif call.shape is Shape.POOL:
+        if shape is _COLLECTIVE:
+            flags = Flag.COLLECTIVE
+        elif shape is Shape.POOL:
             call.rank = seats[0].rank
         if call.terms.tell:
             flags |= Flag.TELL
         if call.stream is not None:
             flags |= Flag.STREAM
-        limit = call.hang_after
-        call.missing = {seat.rank for seat in seats}
+        call.asked = tuple([seat.rank for seat in seats])
+        owe = self._seats.owe
         for seat in seats:
-            seat.sent[wire] = call
-            if limit is not None:
-                seat.limits[wire] = (call.name, limit)
+            owe(seat, wire, call)
         if call.tap is not None:
             call.tap.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in seats))
-        packet = b""
-        payload = call.payload(seats[0].rank)
-        refused: list[tuple[Seat, OSError]] = []
-        for seat in seats:
-            mine = call.payload(seat.rank)
-            if mine is not payload or not packet:
-                payload = mine
-                packet = payload.packet(
-                    Kind.CALL,
-                    epoch=self.epoch,
-                    call_id=wire,
-                    incarnation=self.round,
-                    flags=flags,
-                    extra=EVERY_RANK if call.want is None else call.want,
-                )
-            if payload.extent is not None:
-                seat.channel.lend(payload)
-            error = self._transmit(seat, packet, payload.file)
-            if error is not None:
-                refused.append((seat, error))
-            elif call.stream is not None:
-                self.say(seat, Kind.MORE, wire, call.stream.window)
-        for seat, error in refused:  # last: it ends the call, and its memory with it
-            self._on_refused(seat, wire, error)
+        want = call.want
+        extra = EVERY_RANK if want is None else want
+        payloads = call.payloads
+        if len(payloads) > 1:
+            for seat in seats:
+                self._send_one(call, payloads[seat.rank], (seat,), flags, extra)
+        else:
+            self._send_one(call, payloads[0], seats, flags, extra)
+        limit = call.hang_after
         if limit is not None or not self.watched:
             self.watched = True
             self._on_busy(limit)
         if call.tap is not None and any(len(seat.sent) > 1 for seat in seats):
             call.tap.queued()
 
-    def say(self, seat: Seat, kind: Kind, wire: int, extra: int = 0) -> None:
+    def _send_one(
+        self, call: Call, payload: Payload, seats: Sequence[Seat], flags: int, extra: int
+    ) -> None:
+        """Send *payload* to *seats*, now or soon."""
+        wire = call.wire
+        packet = payload.packet(
+            Kind.CALL,
+            epoch=self.epoch,
+            call_id=wire,
+            incarnation=self.round,
+            flags=flags,
+            extra=extra,
+        )
+        file = payload.file
+        if file is None and call.stream is None and seats is self._seats.all:
+            busy = len(seats[0].sent) > _PLENTY and _are_busy(seats)
+            if busy and self._keep(packet):
+                if payload.extent is not None:
+                    for seat in seats:
+                        seat.channel.lend(payload)
+                return
+        if self.kept:
+            self.send_kept()
+        refused: list[tuple[Seat, OSError]] = []
+        for seat in seats:
+            channel = seat.channel
+            if payload.extent is not None:
+                channel.lend(payload)
+            try:
+                if not channel.send(packet, file):
+                    self._reading.want_to_write(channel.fileno(), on=True)
+            except OSError as error:
+                refused.append((seat, error))
+            else:
+                if call.stream is not None:
+                    self.say(seat, Kind.MORE, wire, call.stream.window)
+        for seat, refusal in refused:  # last: it ends the call, and its memory with it
+            self._on_refused(seat, wire, refusal)
+
+    def say(self, seat: Seat, kind: int, wire: int, extra: int = 0) -> None:
         """Send *seat* a message without a body about the sending *wire*."""
         self.transmit(seat, _NOTHING.packet(kind, epoch=self.epoch, call_id=wire, extra=extra))
 
     def transmit(self, seat: Seat, packet: bytes) -> None:
         """Send *seat* a packet, or have it sent when there is room."""
-        error = self._transmit(seat, packet)
-        if error is not None:
+        if self.kept:
+            self.send_kept()
+        channel = seat.channel
+        try:
+            if not channel.send(packet):
+                self._reading.want_to_write(channel.fileno(), on=True)
+        except OSError as error:
             self._on_refused(seat, call_id_of(packet), error)
 
     def flush(self, seat: Seat) -> None:
@@ -165,14 +206,48 @@ class Sending:
         channel = seat.channel
         for packet, error in channel.flush():
             self._on_refused(seat, call_id_of(packet), error)
-        if not channel.is_backed_up and not seat.ended:
+        if not channel.backed_up and not seat.ended:
             self._reading.want_to_write(channel.fileno(), on=False)
 
-    def _transmit(self, seat: Seat, packet: bytes, file: int | None = None) -> OSError | None:
-        channel = seat.channel
-        try:
-            if not channel.send(packet, file):
-                self._reading.want_to_write(channel.fileno(), on=True)
-        except OSError as error:
-            return error
-        return None
+    # --- rows of calls ----------------------------------------------------------------------
+
+    def _keep(self, packet: bytes) -> bool:
+        """Keep *packet* for all ranks, if it fits in; sends the row when it is complete."""
+        size = len(packet) + 4
+        if size > BUNDLE_LIMIT - self._kept_bytes:
+            return False
+        self.kept.append(packet)
+        self._kept_bytes += size
+        if len(self.kept) >= _ROW:
+            self.send_kept()
+        return True
+
+    def send_kept(self) -> None:
+        """Send what is kept."""
+        kept, self.kept = self.kept, []
+        self._kept_bytes = 0
+        packet = kept[0] if len(kept) == 1 else bundle(kept)
+        for seat in self._seats.all:
+            channel = seat.channel
+            try:
+                if not channel.send(packet):
+                    self._reading.want_to_write(channel.fileno(), on=True)
+            except OSError as error:
+                for each in kept:
+                    self._on_refused(seat, call_id_of(each), error)
+
+
+_COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
+
+
+def _have_room(seats: Sequence[Seat], depth: int) -> bool:
+    """Whether all of *seats*, of which there are some, may be sent another call."""
+    for seat in seats:
+        if len(seat.sent) >= depth or seat.ended or seat.channel.backed_up:
+            return False
+    return bool(seats)
+
+
+def _are_busy(seats: Sequence[Seat]) -> bool:
+    """Whether each of *seats* has plenty to do before what it is about to be sent."""
+    return all(len(seat.sent) > _PLENTY for seat in seats)

@@ -58,9 +58,12 @@ class Settling:
 
     def hear(self, call: Call, rank: int, frame: Frame) -> None:
         """Take what *rank* has answered."""
-        if frame.kind == Kind.REPLY:
-            self._answer(call, rank, frame)
-        elif frame.kind != Kind.ERROR:
+        kind = frame.kind
+        if kind == Kind.REPLY:
+            call.answers[rank] = frame
+            if len(call.answers) == len(call.asked) and call.failed is None:
+                self.settle(call)
+        elif kind != Kind.ERROR:
             frame.drop()
         elif call.shape is Shape.GATHER:
             self._answer(call, rank, frame)
@@ -75,14 +78,17 @@ class Settling:
         call.done = True
         if call.tap is not None:
             call.tap.settled(call)
-        self._doubtful.pop(call.wire, None)
+        if self._doubtful:
+            self._doubtful.pop(call.wire, None)
         call.drop()
         if call.timer is not None:
             call.timer.cancel()
         self._reading.wake(call)
-        for then in call.settled:
-            then(call)
-        call.settled.clear()
+        if call.watchers:
+            self._reading.watched -= 1
+            watchers, call.watchers = call.watchers, ()
+            for then in watchers:
+                then(call)
         if call.stream is not None:
             self._taking.end(call)
 
@@ -98,21 +104,21 @@ class Settling:
             return
         for seat in self._seats:
             if call.wire in seat.sent:
-                seat.sent[call.wire] = None
+                seat.sent[call.wire] = None  # it is still owed; what comes of it is void
 
     def lose_part(
         self, call: Call, lost: Iterable[Seat], error: Callable[[Call], BaseException]
     ) -> None:
         """Have *lost* answer the gather *call* with their death."""
         for seat in lost:
-            if seat.rank in call.missing and call.wire in seat.sent:
+            if seat.rank not in call.answers and call.wire in seat.sent:
                 dead = Outcome(seat.rank, OutcomeKind.DEAD, error=error(call))
                 self._answer(call, seat.rank, dead)
 
     def run_late(self, call: Call) -> None:
         """End *call*, whose deadline has passed."""
         if call.shape is Shape.GATHER and call.wire:
-            for rank in sorted(call.missing):
+            for rank in call.missing:
                 error = call.timed_out()
                 call.answers[rank] = Outcome(rank, OutcomeKind.TIMEOUT, error=error)
             self.withdraw(call)
@@ -144,8 +150,7 @@ class Settling:
 
     def _answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
         call.answers[rank] = answer
-        call.missing.discard(rank)
-        if not call.missing and call.failed is None:
+        if len(call.answers) == len(call.asked) and call.failed is None:
             self.settle(call)
 
     def _refuse(self, call: Call, rank: int, frame: Frame) -> None:
@@ -156,7 +161,6 @@ class Settling:
         have passed for the survivor's own exception, and a call to be retried would have failed.
         Where every rank has raised, none of them has died of it.
         """
-        call.missing.discard(rank)
         if call.failed is None:
             call.failed = (frame, rank)
         if call.shape is not Shape.COLLECTIVE or not frame.flags & Flag.JOINED:

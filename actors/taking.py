@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .reading import Reading
     from .seat import Seats
     from .sending import Sending
+    from .streams import Incoming
 
 
 class Taking:
@@ -51,14 +52,14 @@ class Taking:
         if stream.items:
             rank, frame = stream.items.popleft()
             more = stream.grant(rank)
-            seat = self._seats.by_rank[rank] if rank < len(self._seats) else None
+            seat = self._seats.at(rank)
             if more is not None and seat is not None and seat.sent.get(call.wire) is call:
                 self._sending.say(seat, Kind.MORE, call.wire, more)
             return rank, frame
         if call.done:
             return None
         stream.ticket = Ticket()
-        stream.wake = wake
+        self._watch(stream, wake)
         self._reading.see_to_it()
         return stream.ticket
 
@@ -87,9 +88,14 @@ class Taking:
         stream = call.stream
         assert stream is not None
         ticket, stream.ticket = stream.ticket, None
-        wake, stream.wake = stream.wake, None
+        wake = stream.wake
+        self._watch(stream, None)
         if ticket is not None:
             ticket.done = True
             self._reading.wake(ticket)
         if wake is not None:
             wake()
+
+    def _watch(self, stream: Incoming, wake: Callable[[], None] | None) -> None:
+        self._reading.watched += (wake is not None) - (stream.wake is not None)
+        stream.wake = wake

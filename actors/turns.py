@@ -3,8 +3,8 @@
 Guarantees: calls leave in the order in which they came; what is sent again after a death stands
 before what came later; no more than *depth* wait, besides those whose callers wait for them.
 
-Left to others: whose turn it is (`plane`), what becomes of a call that is taken out (`settling`).
-Everything here is under the plane's lock.
+Left to others: whose turn it is (`sending`), what becomes of a call that is taken out
+(`settling`). Everything here is under the plane's lock.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ class Turns:
 
     Attributes:
         everyone: Calls for all ranks (COLLECTIVE and GATHER).
-        alone: Calls for one named rank (SINGLE), by rank.
+        alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
     """
 
-    def __init__(self, size: int, depth: int) -> None:
+    def __init__(self, depth: int) -> None:
         self.everyone: deque[Call] = deque()
-        self.alone: list[deque[Call]] = [deque() for _ in range(size)]
+        self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
         self._depth = depth
         self._room: deque[Ticket] = deque()  # submitters that wait for a place
 
     def __len__(self) -> int:
-        return len(self.everyone) + len(self.pool) + sum(map(len, self.alone))
+        waiting = len(self.everyone) + len(self.pool)
+        return waiting + sum(map(len, self.alone.values())) if self.alone else waiting
 
     def __iter__(self) -> Iterator[Call]:
-        for queue in (self.everyone, self.pool, *self.alone):
+        for queue in (self.everyone, self.pool, *self.alone.values()):
             yield from list(queue)
 
     @property
@@ -55,43 +56,58 @@ class Turns:
     def put_back(self, calls: Iterable[Call]) -> None:
         """Put *calls* first again, oldest before younger; they are as if never sent."""
         for call in sorted(calls, key=lambda each: each.seq, reverse=True):
+            if call.shape is Shape.POOL:
+                call.rank = None
             self._queue(call).appendleft(call)
             call.failed = None
             call.wire = 0
             call.answers.clear()
-            if call.shape is Shape.POOL:
-                call.rank = None
+
+    def next_for(self, rank: int) -> Call:
+        """Take out the first call for *rank* alone; there is one."""
+        queue = self.alone[rank]
+        call = queue.popleft()
+        if not queue:
+            del self.alone[rank]
+        return call
 
     def remove(self, call: Call) -> None:
         """Take *call* out, wherever it is; it may have been taken already."""
-        with contextlib.suppress(ValueError, IndexError):
-            self._queue(call).remove(call)
+        with contextlib.suppress(ValueError):
+            queue = self._queue(call)
+            queue.remove(call)
+        if call.shape is Shape.SINGLE and not queue:
+            assert call.rank is not None
+            del self.alone[call.rank]
 
-    def resize(self, size: int) -> list[Call]:
-        """Have queues for *size* ranks; take out and return calls for ranks that are no more."""
-        lost = [call for queue in self.alone[size:] for call in queue]
-        self.alone = (self.alone + [deque[Call]() for _ in range(size)])[:size]
+    def misfits(self, size: int) -> list[Call]:
+        """Take out and return the calls that a group of *size* ranks cannot answer."""
+        lost = [each for each in self.everyone if not each.fits(size)]
+        for call in lost:
+            self.everyone.remove(call)
+        for rank in [rank for rank in self.alone if rank >= size]:
+            lost += self.alone.pop(rank)
         return lost
 
     def clear(self) -> None:
         """Have nothing waiting."""
-        for queue in (self.everyone, self.pool, *self.alone):
-            queue.clear()
+        self.everyone.clear()
+        self.pool.clear()
+        self.alone.clear()
 
     def _queue(self, call: Call) -> deque[Call]:
-        match call.shape:
-            case Shape.COLLECTIVE | Shape.GATHER:
-                return self.everyone
-            case Shape.SINGLE:
-                assert call.rank is not None
-                return self.alone[call.rank]
-            case Shape.POOL:
-                return self.pool
+        shape = call.shape
+        if shape is _COLLECTIVE or shape is Shape.GATHER:
+            return self.everyone
+        if shape is Shape.POOL:
+            return self.pool
+        assert call.rank is not None
+        return self.alone.setdefault(call.rank, deque())
 
     # --- places -------------------------------------------------------------------------
 
     def ask_for_a_place(self) -> Ticket:
-        """Return a ticket that is done once a place is free."""
+        """Return a ticket that is done once there are places again."""
         ticket = Ticket()
         self._room.append(ticket)
         return ticket
@@ -102,11 +118,19 @@ class Turns:
             self._room.remove(ticket)
 
     def admit(self, wake: Callable[[Ticket], None], *, everyone: bool = False) -> None:
-        """Let in as many as there are places for, or *everyone*."""
+        """Let in those who wait for a place, once half of the places are free, or *everyone*.
+
+        One at a time would have a caller that submits a row of calls sleep and wake for each.
+        """
         room = self._room
-        free = len(room) if everyone else self._depth - len(self) if room else 0
+        if not room or not (everyone or len(self) <= self._depth // 2):
+            return
+        free = len(room) if everyone else self._depth - len(self)
         while room and free > 0:
             ticket = room.popleft()
             ticket.done = True
             wake(ticket)
             free -= 1
+
+
+_COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call

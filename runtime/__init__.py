@@ -25,7 +25,18 @@ from .events import (
     fields,
 )
 from .evidence import oom_sources
-from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, call_id_of, receive, send
+from .frames import (
+    BUNDLE_LIMIT,
+    EVERY_RANK,
+    Flag,
+    Frame,
+    Kind,
+    Payload,
+    bundle,
+    call_id_of,
+    receive,
+    send,
+)
 from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
 from .gpus import Fault, Gpu, GpuInventory
@@ -60,6 +71,7 @@ from .worker_main import Boot, Link
 __all__ = [
     "ARENA_IDLE",
     "ARENA_LONGEST",
+    "BUNDLE_LIMIT",
     "EVERY_RANK",
     "LEVELS",
     "MARK",
@@ -142,6 +154,7 @@ __all__ = [
     "Zmq",
     "acquire_shared",
     "await_assignment",
+    "bundle",
     "call_id_of",
     "check_share",
     "check_transport",

@@ -224,7 +224,7 @@ class Berth:
             self.board.finish(call_id, served=served)
             self.running = 0
 
-    def _answer(self, call: Frame, kind: Kind) -> None:
+    def _answer(self, call: Frame, kind: int) -> None:
         packet = Payload.of(None).packet(
             kind, epoch=call.epoch, call_id=call.call_id, incarnation=self._incarnation
         )

@@ -41,19 +41,20 @@ class Arrival(Enum):
     END = auto()  # the worker has closed its end, and everything it wrote has been read
 
 
+_NOTHING = Arrival.NOTHING  # to look a member of an enum up takes as long as a call
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
+
+
 class Channel(Protocol):
     """The driver's end. Used by one thread at a time.
 
     Attributes:
         board: What the worker has begun and ended, as it says itself.
+        backed_up: Packets wait for room: then nothing new should be sent.
     """
 
     board: Board
-
-    @property
-    def is_backed_up(self) -> bool:
-        """Whether packets wait for room: then nothing new should be sent."""
-        ...
+    backed_up: bool
 
     def fileno(self) -> int:
         """Return what is readable when there is something to receive, writable for `flush`."""
@@ -89,13 +90,15 @@ class Channel(Protocol):
 class SocketChannel:
     """A channel to a worker on this machine: a pair of sequenced-packet sockets."""
 
-    __slots__ = ("_exchange", "_sock", "_theirs", "_waiting", "board")
+    __slots__ = ("_exchange", "_send", "_sock", "_theirs", "_waiting", "backed_up", "board")
 
     def __init__(
         self, sock: socket.socket, theirs: socket.socket, board: Board, exchange: DriverExchange
     ) -> None:
         self.board = board
+        self.backed_up = False
         self._sock = sock
+        self._send = sock.send
         self._theirs = theirs
         self._exchange = exchange
         self._waiting: deque[tuple[bytes, int | None]] = deque()
@@ -129,11 +132,6 @@ class SocketChannel:
         """Let go of what only the worker uses, once it has it."""
         self._theirs.close()
 
-    @property
-    def is_backed_up(self) -> bool:
-        """See `Channel`."""
-        return bool(self._waiting)
-
     def fileno(self) -> int:
         """See `Channel.fileno`."""
         return self._sock.fileno()
@@ -144,9 +142,12 @@ class SocketChannel:
 
     def send(self, packet: bytes, file: int | None = None) -> bool:
         """See `Channel.send`."""
-        if not self._waiting:
+        if not self.backed_up:
             try:
-                send(self._sock, packet, file)
+                if file is None:
+                    self._send(packet, _NO_SIGNAL)
+                else:
+                    send(self._sock, packet, file)
             except BlockingIOError:
                 pass
             except OSError as error:
@@ -156,6 +157,7 @@ class SocketChannel:
             else:
                 return True
         self._waiting.append((packet, None if file is None else os.dup(file)))
+        self.backed_up = True
         return False
 
     def flush(self) -> list[tuple[bytes, OSError]]:
@@ -173,6 +175,7 @@ class SocketChannel:
             self._waiting.popleft()
             if file is not None:
                 os.close(file)
+        self.backed_up = bool(self._waiting)
         return refused
 
     def receive(self) -> Frame | Arrival:
@@ -181,14 +184,14 @@ class SocketChannel:
             try:
                 frame = receive(self._sock, self._exchange.reader)
             except BlockingIOError:
-                return Arrival.NOTHING
+                return _NOTHING
             except ConnectionResetError:
                 continue  # it died with unread input; what it wrote before follows
             except OSError:
                 return Arrival.END
-            if frame is None:
-                return Arrival.FOREIGN
-            return frame if isinstance(frame, Frame) else Arrival.END
+            if isinstance(frame, Frame):
+                return frame
+            return Arrival.FOREIGN if frame is None else Arrival.END
 
     def close(self) -> None:
         """See `Channel.close`."""

@@ -1,77 +1,79 @@
 """One message on the wire between the driver and one worker.
 
-Guarantees: a frame is one packet of a sequenced-packet socket, so it arrives whole or not at all;
-what is not a frame of ours decodes to None, never to an exception. Bytes too many for a packet are
-written once for all readers: into the sender's arena, or, where that has no room or there is none,
-into a fresh sealed memory file whose descriptor rides on the packet. A reader maps either
-privately: writing in place changes nobody else's data. A message that no memory is left for is
-refused before its first byte is written.
+Guarantees: a frame comes in one packet of a sequenced-packet socket, so it arrives whole or not at
+all; what is not a frame of ours decodes to nothing, never to an exception. Small frames in a row
+may share a packet (`bundle`).
 
 Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation alone, so a
 call needs no incarnation and carries in its place the round it was sent in (`board`): one
 encoding serves every rank.
+
+Left to others: bodies too large for a packet (`far`).
 """
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import mmap
 import os
 import socket
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.supervision import MessageTooLarge, RuntimeFault
+from phalanx.supervision import RuntimeFault
 
-from .codec import Encoded, decode
-from .memory import writable_bytes
+from .far import decode_far, lay_out, map_file, write_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .arena import Arena, Borrower, Extent
     from .arena_reader import ArenaReader
+    from .codec import Encoded
 
-MAGIC = 0x5048
+MAGIC: Final = 0x5048
 HEADER = struct.Struct("<HBBIQII")
 """magic, kind, flags, epoch, call id, incarnation, extra: 24 bytes."""
 
-INLINE_LIMIT = 32 * 1024
+INLINE_LIMIT: Final = 32 * 1024
 """Bytes of body that travel in the packet itself."""
 
-PACKET_LIMIT = HEADER.size + INLINE_LIMIT + 4096
-ALIGNMENT = 64
-EVERY_RANK = 0xFFFFFFFF
+BUNDLE_LIMIT: Final = INLINE_LIMIT
+"""Bytes of frames that travel in one packet."""
+
+PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096
+
+EVERY_RANK: Final = 0xFFFFFFFF
 
 
-class Kind(IntEnum):
-    """What a frame says."""
+class Kind:
+    """What a frame says. Plain integers: to look a member of an enum up takes as long as a call."""
 
-    CALL = 1
-    STOP = 2
-    HELLO = 3
-    MORE = 4
-    CLOSE = 5
-    ASSIGN = 8
-    REFORM = 9
-    REPLY = 16
-    ERROR = 17
-    SKIPPED = 18
-    READY = 19
-    START_FAILED = 20
-    EVENT = 21
-    LAST_WORDS = 22
-    ITEM = 23
-    STANDBY = 24
-    LEFT = 25
-    NOT_REFORMED = 26
-    PASSED = 27
-    LINK_ENDED = 28
+    CALL: Final[int] = 1
+    STOP: Final[int] = 2
+    HELLO: Final[int] = 3
+    MORE: Final[int] = 4
+    CLOSE: Final[int] = 5
+    BUNDLE: Final[int] = 6
+    ASSIGN: Final[int] = 8
+    REFORM: Final[int] = 9
+    REPLY: Final[int] = 16
+    ERROR: Final[int] = 17
+    SKIPPED: Final[int] = 18
+    READY: Final[int] = 19
+    START_FAILED: Final[int] = 20
+    EVENT: Final[int] = 21
+    LAST_WORDS: Final[int] = 22
+    ITEM: Final[int] = 23
+    STANDBY: Final[int] = 24
+    LEFT: Final[int] = 25
+    NOT_REFORMED: Final[int] = 26
+    PASSED: Final[int] = 27
+    LINK_ENDED: Final[int] = 28
 
 
 class Flag:
-    """How a frame is to be read. Plain integers: arithmetic on an `IntFlag` takes a microsecond."""
+    """How a frame is to be read."""
 
     NONE: Final[int] = 0
     FILE: Final[int] = 1  # the body lies in the memory file whose descriptor came along
@@ -84,28 +86,37 @@ class Flag:
     PACED: Final[int] = 128  # the next call waits elsewhere: `Kind.PASSED` lets it come
 
 
-@dataclass(slots=True)
+LARGE: Final = Flag.FILE | Flag.ARENA
+
+
 class Frame:
-    """One message.
+    """One message, whose body came in the packet.
 
     Attributes:
         incarnation: Whose reply it is; for a call the round it was sent in.
         extra: For a call the rank whose value is wanted, or `EVERY_RANK`; for an item its number;
             for `Kind.MORE` how many items are wanted in all.
-        body: The bytes in the packet; for a large message where it lies.
-        fds: Descriptors that came along; whoever decodes or drops the frame closes them.
-        lender: What a message in an arena is read through and given back to; None once it has been.
     """
 
-    kind: int
-    flags: int
-    epoch: int
-    call_id: int
-    incarnation: int
-    extra: int
-    body: bytes | memoryview
-    fds: list[int]
-    lender: ArenaReader | None = None
+    __slots__ = ("body", "call_id", "epoch", "extra", "flags", "incarnation", "kind")
+
+    def __init__(  # noqa: PLR0917  # as they stand in the header
+        self,
+        kind: int,
+        flags: int,
+        epoch: int,
+        call_id: int,
+        incarnation: int,
+        extra: int,
+        body: bytes | memoryview,
+    ) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.epoch = epoch
+        self.call_id = call_id
+        self.incarnation = incarnation
+        self.extra = extra
+        self.body = body
 
     def value(self) -> Any:
         """Return the decoded body, once; gives back what came along.
@@ -115,15 +126,7 @@ class Frame:
             RuntimeFault: its descriptor could not be received.
             Exception: whatever decoding raises.
         """
-        if self.flags & Flag.LOST:
-            msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
-            raise RuntimeFault(msg)
-        try:
-            if not self.flags & LARGE:
-                return decode(self.body) if self.body else None
-            return _decode_large(self._open())
-        finally:
-            self.drop()
+        return loads(self.body) if self.body else None
 
     def large(self) -> memoryview | None:
         """Return the bytes of a large body, once; None for one that lies in the packet.
@@ -133,24 +136,47 @@ class Frame:
         Raises:
             ValueError: they do not lie where the frame says.
         """
-        if not self.flags & LARGE:
-            return None
-        try:
-            return self._open()
-        finally:
-            self.drop()
-
-    def _open(self) -> memoryview:
-        if self.flags & Flag.FILE:
-            return _map_file(self.fds[0], *_IN_FILE.unpack(self.body))
-        lender, self.lender = self.lender, None
-        if lender is None:
-            msg = "this message has been read or dropped before"
-            raise ValueError(msg)
-        return lender.open(*_IN_ARENA.unpack(self.body))
+        return None
 
     def drop(self) -> None:
         """Give back what came along."""
+
+
+class FarFrame(Frame):
+    """One message whose body lies elsewhere; the packet says where.
+
+    Attributes:
+        fds: Descriptors that came along; whoever decodes or drops the frame closes them.
+        lender: What a message in an arena is read through and given back to; None once it has been.
+    """
+
+    __slots__ = ("fds", "lender")
+
+    fds: list[int]
+    lender: ArenaReader | None
+
+    def value(self) -> Any:
+        """See `Frame.value`."""
+        if self.flags & Flag.LOST:
+            msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
+            raise RuntimeFault(msg)
+        return decode_far(self.large())
+
+    def large(self) -> memoryview:
+        """See `Frame.large`."""
+        try:
+            if self.flags & Flag.FILE:
+                return map_file(self.fds[0], *_IN_FILE.unpack(self.body))
+            lender, self.lender = self.lender, None
+            if lender is None:
+                msg = "this message has been read or dropped before"
+                raise ValueError(msg)
+            return lender.open(*_IN_ARENA.unpack(self.body))
+        finally:
+            self.drop()
+
+    def drop(self) -> None:
+        """See `Frame.drop`."""
         while self.fds:
             os.close(self.fds.pop())
         lender, self.lender = self.lender, None
@@ -188,10 +214,10 @@ class Payload:
             return cls(Flag.NONE, b"")
         if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
             return cls(Flag.NONE, small)
-        parts, offsets, size = _lay_out(encoded)
+        parts, offsets, size = lay_out(encoded)
         extent = arena.place(size) if arena is not None else None
         if extent is None:
-            return cls.in_file(_write_file(parts, offsets, size), size)
+            return cls.in_file(write_file(parts, offsets, size), size)
         try:
             extent.write(parts, offsets)
         except BaseException:
@@ -216,7 +242,7 @@ class Payload:
 
     def packet(
         self,
-        kind: Kind,
+        kind: int,
         *,
         epoch: int,
         call_id: int,
@@ -226,8 +252,7 @@ class Payload:
     ) -> bytes:
         """Return the packet; `file` must ride on it."""
         flags |= self.flags
-        head = HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra)
-        return head + self.tail
+        return HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
 
     def close(self) -> None:
         """Let go of the memory; who has been sent it keeps it."""
@@ -245,40 +270,51 @@ def call_id_of(packet: bytes) -> int:
     return call_id
 
 
+def bundle(packets: Sequence[bytes]) -> bytes:
+    """Return one packet that holds *packets*, on which no descriptor rides.
+
+    Together they have at most `BUNDLE_LIMIT` bytes.
+    """
+    head = HEADER.pack(MAGIC, Kind.BUNDLE, Flag.NONE, 0, 0, 0, len(packets))
+    return head + struct.pack(f"<{len(packets)}I", *map(len, packets)) + b"".join(packets)
+
+
+def unbundle(frame: Frame, lender: ArenaReader | None) -> list[Frame] | None:
+    """Return the frames in a frame of kind `Kind.BUNDLE`, or None where it holds something else."""
+    body = memoryview(frame.body)
+    at = 4 * frame.extra
+    if not 0 < at < len(body):
+        return None
+    frames: list[Frame] = []
+    for (size,) in struct.iter_unpack("<I", body[:at]):
+        inner = unpack(bytes(body[at : at + size]), [], lender) if at + size <= len(body) else None
+        if inner is None or inner.kind == Kind.BUNDLE:
+            return None
+        frames.append(inner)
+        at += size
+    return frames if at == len(body) else None
+
+
 def unpack(
-    packet: bytes | memoryview,
-    fds: list[int],
-    lender: ArenaReader | None = None,
-    *,
-    lost: bool = False,
+    packet: bytes, fds: list[int], lender: ArenaReader | None = None, *, lost: bool = False
 ) -> Frame | None:
     """Return the frame in *packet*, or None (its descriptors closed) where it is not one.
 
     Where descriptors were *lost* on the way, the frame has the flag `Flag.LOST`.
     """
-    if len(packet) >= HEADER.size:
-        magic, kind, flags, epoch, call_id, incarnation, extra = HEADER.unpack_from(packet)
-        body = packet[HEADER.size :]
-        match flags & LARGE:
-            case 0:
-                whole = not fds
-                lender = None
-            case Flag.FILE if lost and not fds:
-                # Its call must still be answered: to drop the frame would leave it waiting.
-                whole = len(body) == _IN_FILE.size
-                flags |= Flag.LOST
-                lender = None
-            case Flag.FILE:
-                whole = len(fds) == 1 and len(body) == _IN_FILE.size
-                lender = None
-            case Flag.ARENA:
-                whole = not fds and len(body) == _IN_ARENA.size and lender is not None
-            case _:
-                whole = False
-        if whole and magic == MAGIC:
-            return Frame(kind, flags, epoch, call_id, incarnation, extra, body, fds, lender)
+    if len(packet) >= _HEAD:
+        magic, kind, flags, epoch, call_id, incarnation, extra = _read_head(packet)
+        if magic == MAGIC:
+            if not flags & LARGE and not fds:
+                return Frame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+            far = FarFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+            far.fds = fds
+            far.lender = None
+            if _is_whole(far, lender, lost=lost):
+                return far
     for fd in fds:
         os.close(fd)
+    fds.clear()
     return None
 
 
@@ -291,14 +327,14 @@ def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | b
         BlockingIOError: nothing to read on a non-blocking socket.
         ConnectionResetError: the peer died with unread input; read on, its last words follow.
     """
-    packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, _ANCILLARY)
+    packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, _ANCILLARY, _CLOSE_ON_EXEC)
+    if not ancillary and not cut & _CUT:
+        return unpack(packet, [], lender) if packet else b""
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             count = len(data) // 4
             fds.extend(struct.unpack(f"<{count}i", data[: count * 4]))
-    if not packet and not fds:
-        return b""
     if cut & socket.MSG_TRUNC:
         packet = b""
     return unpack(packet, fds, lender, lost=bool(cut & socket.MSG_CTRUNC))
@@ -313,113 +349,29 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
         sock.sendmsg([packet], [rights], socket.MSG_NOSIGNAL)
 
 
+_read_head = HEADER.unpack_from
+_HEAD: Final = HEADER.size
 _ANCILLARY = socket.CMSG_SPACE(4 * 4)
-LARGE = Flag.FILE | Flag.ARENA
+_CLOSE_ON_EXEC: Final[int] = socket.MSG_CMSG_CLOEXEC
+_CUT: Final[int] = socket.MSG_TRUNC | socket.MSG_CTRUNC
 _IN_FILE = struct.Struct("<Q")
 """size"""
 
 _IN_ARENA = struct.Struct("<IQQ")
 """slot, start, size"""
 
-_COUNT = struct.Struct("<Q")
-_ENTRY = struct.Struct("<QQ")
 
-
-def _lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
-    """Return what a large message consists of, where each part begins, and its size.
-
-    It begins with a table: how many parts there are, and (offset, size) of each; the first part is
-    the pickle, the others are the buffers it refers to.
-    """
-    count = 1 + len(encoded.buffers)
-    end = _COUNT.size + count * _ENTRY.size
-    chunks = [memoryview(chunk) for chunk in encoded.chunks]
-    offsets = [0]
-    entries = [_ENTRY.pack(end, sum(chunk.nbytes for chunk in chunks))]
-    for chunk in chunks:
-        offsets.append(end)
-        end += chunk.nbytes
-    for buffer in encoded.buffers:
-        end = -(-end // ALIGNMENT) * ALIGNMENT
-        entries.append(_ENTRY.pack(end, buffer.nbytes))
-        offsets.append(end)
-        end += buffer.nbytes
-    table = memoryview(_COUNT.pack(count) + b"".join(entries))
-    return [table, *chunks, *encoded.buffers], offsets, end
-
-
-def _write_file(parts: list[memoryview], offsets: list[int], size: int) -> int:
-    """Return a sealed memory file with the message in it."""
-    file = new_message_file(size)
-    try:
-        for part, offset in zip(parts, offsets, strict=True):
-            _write_all(file, part, offset)
-        return seal_message_file(file)
-    except OSError as error:
-        os.close(file)
-        if error.errno in _NO_MEMORY:
-            raise MessageTooLarge(size, writable_bytes(size)) from error
-        raise
-    except BaseException:
-        os.close(file)
-        raise
-
-
-def new_message_file(size: int) -> int:
-    """Return an empty memory file for a message of *size* bytes.
-
-    Raises:
-        MessageTooLarge: there is not memory enough for it.
-    """
-    room = writable_bytes(size)
-    if size > room:
-        raise MessageTooLarge(size, room)
-    file = os.memfd_create("phalanx-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, size)
-    except OSError as error:
-        os.close(file)
-        raise MessageTooLarge(size, room) from error
-    return file
-
-
-def seal_message_file(file: int) -> int:
-    """Make *file* one that nobody can change any more, its readers included; return it."""
-    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
-    return file
-
-
-_NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
-
-
-def _write_all(file: int, data: memoryview, offset: int) -> None:
-    while data.nbytes:
-        written = os.pwrite(file, data, offset)
-        data = data[written:]
-        offset += written
-
-
-def _map_file(file: int, size: int) -> memoryview:
-    """Return the message in *file*, to be written in place as one likes."""
-    seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
-    if not seals & fcntl.F_SEAL_SHRINK or not 0 < size <= os.fstat(file).st_size:
-        # One that can shrink would end its reader by SIGBUS.
-        msg = f"a message of {size} bytes in a file that is smaller or not sealed"
-        raise ValueError(msg)
-    return memoryview(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
-
-
-def _decode_large(message: memoryview) -> Any:
-    size = message.nbytes
-    count = _COUNT.unpack_from(message)[0] if size >= _COUNT.size else 0
-    end = _COUNT.size + count * _ENTRY.size
-    if not count or end > size:
-        msg = f"a message of {size} bytes with a table of {count} parts"
-        raise ValueError(msg)
-    entries = list(_ENTRY.iter_unpack(message[_COUNT.size : end]))
-    if any(offset + length > size for offset, length in entries):
-        msg = f"a message of {size} bytes whose table points outside of it"
-        raise ValueError(msg)
-    parts = [message[offset : offset + length] for offset, length in entries]
-    return decode(parts[0], parts[1:])
+def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
+    """Whether *far* came with what its flags say; sees to its lender."""
+    match far.flags & LARGE:
+        case Flag.FILE if lost and not far.fds:
+            # Its call must still be answered: to drop the frame would leave it waiting.
+            far.flags |= Flag.LOST
+            return len(far.body) == _IN_FILE.size
+        case Flag.FILE:
+            return len(far.fds) == 1 and len(far.body) == _IN_FILE.size
+        case Flag.ARENA if not far.fds and len(far.body) == _IN_ARENA.size:
+            far.lender = lender
+            return lender is not None
+        case _:
+            return False

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from .frames import Payload, new_message_file, seal_message_file
+from .far import new_message_file, seal_message_file
+from .frames import Payload
 
 if TYPE_CHECKING:
     from .arena import Arena

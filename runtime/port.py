@@ -13,7 +13,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .frames import Frame, receive, send
+from .frames import Frame, Kind, receive, send, unbundle
 
 if TYPE_CHECKING:
     from .arena_reader import ArenaReader
@@ -33,6 +33,7 @@ class Port:
         self._sock.setblocking(False)
         self._reader = reader
         self._waiting: deque[tuple[bytes, int | None, int]] = deque()
+        self._ahead: deque[Frame] = deque()  # of a packet that held several
         self.fd = fd
         self.ended = False
         self.foreign = 0
@@ -61,6 +62,8 @@ class Port:
 
     def receive(self) -> Frame | None:
         """Return the next frame, or None where none is there now; see `ended`."""
+        if self._ahead:
+            return self._ahead.popleft()
         while self.fd >= 0 and not self.ended:
             try:
                 frame = receive(self._sock, self._reader)
@@ -74,7 +77,13 @@ class Port:
             if frame is None:
                 self.foreign += 1
             elif isinstance(frame, Frame):
-                return frame
+                if frame.kind != Kind.BUNDLE:
+                    return frame
+                frames = unbundle(frame, self._reader)
+                if frames is not None:
+                    self._ahead.extend(frames[1:])
+                    return frames[0]
+                self.foreign += 1
             else:
                 self.ended = True
         return None

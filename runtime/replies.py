@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pickle
 import queue
+import socket
 import sys
 import threading
 import traceback
@@ -20,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import MessageTooLarge, NotPicklable, RemoteError
 
 from .codec import encode, encode_by_value
-from .frames import EVERY_RANK, Flag, Frame, Kind, Payload, send
+from .frames import EVERY_RANK, HEADER, MAGIC, Flag, Frame, Kind, Payload, send
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable
 
     from .arena_exchange import WorkerExchange
@@ -102,7 +102,9 @@ class ReplyLine:
 
     def answer(self, call: Frame, result: Any) -> None:
         """Answer *call* with *result*, now or when its turn comes."""
-        if isinstance(result, AsyncOutput):
+        if result is None and not self._unsent:
+            self._acknowledge(call)
+        elif isinstance(result, AsyncOutput):
             self._later(call, result.get_output)
         elif self._unsent:
             self._later(call, lambda: result)
@@ -185,7 +187,7 @@ class ReplyLine:
     def _send_result(self, call: Frame, result: Any) -> None:
         wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
         if not wanted or result is None:
-            self._send(call, Kind.REPLY, None)
+            self._acknowledge(call)
             return
         try:
             encoded = encode(result, "the reply")
@@ -199,6 +201,14 @@ class ReplyLine:
                 raise
             self._send_error(call, error)
 
+    def _acknowledge(self, call: Frame) -> None:
+        """Answer *call* with nothing."""
+        number, mine = call.call_id, self._incarnation
+        self._sock.send(
+            HEADER.pack(MAGIC, Kind.REPLY, Flag.NONE, call.epoch, number, mine, EVERY_RANK),
+            socket.MSG_NOSIGNAL,
+        )
+
     def _send_error(self, call: Frame, error: BaseException) -> None:
         flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
@@ -206,7 +216,7 @@ class ReplyLine:
     def _send(
         self,
         call: Frame,
-        kind: Kind,
+        kind: int,
         encoded: Any,
         flags: int = Flag.NONE,
         extra: int = EVERY_RANK,

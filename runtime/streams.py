@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import ExecutorClosed
 
-from .frames import Frame, Kind, receive
+from .frames import Frame, Kind, receive, unbundle
 
 if TYPE_CHECKING:
     import socket
@@ -101,17 +101,33 @@ class Inbox:
             frame = receive(self._sock, self._lender)
         except ConnectionResetError:
             return
-        if frame is None:
-            self._foreign += 1
-            if self._foreign == 1:
-                self._on_foreign()
-        elif not isinstance(frame, Frame):
-            self._ahead.append(None)
-        elif frame.kind in (Kind.MORE, Kind.CLOSE):
-            if frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:
-                self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
-        else:
+        if not isinstance(frame, Frame):
+            if frame is None:
+                self._drop_foreign()
+            else:
+                self._ahead.append(None)
+        elif frame.kind == Kind.CALL:
             self._ahead.append(frame)
+        elif frame.kind == Kind.BUNDLE:
+            frames = unbundle(frame, self._lender)
+            if frames is None:
+                self._drop_foreign()
+            else:
+                for each in frames:
+                    self._keep(each)
+        else:
+            self._keep(frame)
+
+    def _keep(self, frame: Frame) -> None:
+        if frame.kind not in (Kind.MORE, Kind.CLOSE):
+            self._ahead.append(frame)
+        elif frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:
+            self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
+
+    def _drop_foreign(self) -> None:
+        self._foreign += 1
+        if self._foreign == 1:
+            self._on_foreign()
 
 
 def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine) -> None:

@@ -100,7 +100,7 @@ class Link:
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
 
-    def tell(self, kind: Kind, value: object = None) -> None:
+    def tell(self, kind: int, value: object = None) -> None:
         """Send *value* to the driver, outside of any call."""
         payload = Payload.of(None if value is None else encode(value, "the event"))
         try:
