@@ -172,12 +172,13 @@ def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
 
 def _run(birth: Birth, order: _Order) -> NoReturn:
     _, go, stdout, stderr, *own = order.fds
-    os.setsid()
     for fd, standard in ((stdout, 1), (stderr, 2)):
         os.dup2(fd, standard)
         os.close(fd)
     # Armed before the process between has ended, the parent-death signal would be its death's.
     await_go(go)
+    # Not before: a driver that has missed the word of our birth knows us by the zygote's session.
+    os.setsid()
     _reseed()
     sys.exit(live(birth, dict(zip(birth.names, own, strict=True))))
 
