@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         Transport,
         Visibility,
     )
-    from phalanx.supervision import BackOff, ExitReason, SupervisorSnapshot
+    from phalanx.supervision import BackOff, Decider, ExitReason, SupervisorSnapshot
 
     from .calls import OnDeath, OnTimeout
     from .executor_actor import GroupView, RankInfo
@@ -134,6 +134,12 @@ class Executor(Generic[W]):
         device_timeout: Seconds that a restart waits while there is no device for it: every one is
             leased to others, or in quarantine. Then the group ends. None waits for ever, 0 not at
             all. The first start waits only for memory that is just being released.
+        decider: What an exception of a method means for the rank that raised it, by its type, name
+            or a predicate: to *resume* (what is not decided), to *restart* the process, to *stop*
+            the group or to *escalate*; and what its exits mean, in place of *restart*. The caller
+            gets the exception first. A rule's *child* is the rank, as text. None restarts a rank
+            after CUDA errors that leave its process unusable, and resumes after all others, running
+            out of memory included.
         preload: Modules that the zygote imports once for all workers.
         launch: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
@@ -191,6 +197,7 @@ class Executor(Generic[W]):
         devices_per_rank: float = 1,
         visibility: Visibility = "one",
         device_timeout: float | None = 30.0,
+        decider: Decider | None = None,
         preload: Sequence[str] = ("torch",),
         launch: Launch = "zygote",
         env: Mapping[str, str] | None = None,
@@ -229,6 +236,7 @@ class Executor(Generic[W]):
             devices_per_rank=devices_per_rank,
             visibility=visibility,
             device_timeout=device_timeout,
+            decider=decider,
             preload=preload,
             launch=launch,
             env=env,

@@ -43,6 +43,7 @@ from phalanx.supervision import (
     CallerError,
     CloseAsked,
     Decided,
+    Directive,
     End,
     ExecutorClosed,
     ExitKind,
@@ -465,8 +466,9 @@ class ExecutorActor(pykka.ThreadingActor):
         event = WorkerExited(**_who(member), reason=reason, ran_for=now - member.started_at, at=now)
         progress = self._plane.progress(member.rank, member.incarnation)
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
+        directive = self._directive(member, reason)
         self._state, actions = decide_ranks(
-            self._state, RankExited(member.rank, member.incarnation, reason, now, jitter)
+            self._state, RankExited(member.rank, member.incarnation, reason, now, jitter, directive)
         )
         self._publish(event)
         decided = next((a for a in actions if isinstance(a, Decided)), None)
@@ -484,6 +486,15 @@ class ExecutorActor(pykka.ThreadingActor):
         self._standby.gone(spare)
         self._show()
         self._file(report)
+
+    def _directive(self, member: Member, reason: ExitReason) -> Directive | None:
+        """Return what the user's decider says of an unasked exit, or said in the worker."""
+        failure, decider = member.failure, self._spec.decider
+        if failure is not None and failure.directive:
+            return Directive(failure.directive)
+        if decider is None or member.asked:
+            return None
+        return decider.directive(reason, str(member.rank), failed=self._complain)
 
     def _settle_death(
         self,

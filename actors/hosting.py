@@ -22,7 +22,7 @@ from phalanx.runtime import (
     land_on,
     worker_logger,
 )
-from phalanx.supervision import RuntimeFault, UnknownMethod
+from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive, RuntimeFault, UnknownMethod
 
 from .context import WorkerContext
 from .worker import WorkerActor
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from phalanx.runtime import Link, Rendezvous
-    from phalanx.supervision import ExitReason
+    from phalanx.supervision import Decider, ExitReason
 
     from .layout import Layout
     from .probe import Witness
@@ -46,6 +46,7 @@ class Seed:
             empty for a spare, which has had it.
         keywords: The pickled keyword arguments of this rank alone.
         witness: The pickled `Witness` that looks on; empty for none.
+        decider: The user's pickled decider; empty for the usual one.
     """
 
     factory: bytes
@@ -59,6 +60,7 @@ class Seed:
     devices: tuple[str, ...]
     rendezvous: Rendezvous | None
     witness: bytes = b""
+    decider: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +114,7 @@ class WorkerHost:
         self._context = context
         self._recipe = recipe
         self._actor: WorkerActor | None = None
+        self._decider: Decider | None = None
         self._witness: Witness | None = None
         if seed.witness and link is not None:
             self._witness = pickle.loads(seed.witness)
@@ -178,6 +181,17 @@ class WorkerHost:
         except Exception:  # reported; the worker stops all the same
             self._context.log.exception("phalanx.on_stop_failed")
         _leave_process_group()
+
+    def judge(self, error: BaseException) -> Directive:
+        """Return what the decider says of an error of a method: to go on, where it says nothing."""
+        if self._decider is None:
+            own = self._seed.decider
+            self._decider = pickle.loads(own) if own else RESUME_UNLESS_BROKEN
+        directive = self._decider.directive(error, str(self._seed.rank), failed=self._undecided)
+        return Directive.RESUME if directive is None else directive
+
+    def _undecided(self, error: BaseException) -> None:
+        self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=error)
 
     def note_foreign(self) -> None:
         """Log that the call socket brought a packet that was no message; the worker goes on."""

@@ -484,6 +484,7 @@ class Members:
             layout=layout,
             coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
             devices=member.lease.devices,
+            decider=spec.decider_blob,
             rendezvous=formation.rendezvous,
             witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
         )

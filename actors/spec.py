@@ -23,7 +23,15 @@ from phalanx.runtime import (
     check_transport,
     encode_by_value,
 )
-from phalanx.supervision import BackOff, BadArguments, Intensity, Restart, SpecError, Strategy
+from phalanx.supervision import (
+    BackOff,
+    BadArguments,
+    Decider,
+    Intensity,
+    Restart,
+    SpecError,
+    Strategy,
+)
 
 from .layout import Layout
 from .worker import WorkerActor
@@ -77,6 +85,8 @@ class ExecutorSpec:
     devices_per_rank: float
     visibility: Visibility
     device_timeout: float | None
+    decider: Decider | None
+    decider_blob: bytes
     preload: tuple[str, ...]
     launch: Launch
     start_timeout: float
@@ -181,6 +191,7 @@ def spec_of(
     devices_per_rank: float,
     visibility: Visibility,
     device_timeout: float | None,
+    decider: Decider | None,
     preload: Sequence[str],
     launch: Launch,
     env: Mapping[str, str] | None,
@@ -225,6 +236,8 @@ def spec_of(
     _check_arguments(args, kwargs)
     for index, own in enumerate(keywords):
         _check_constructor(worker, args, kwargs or {}, own, index)
+    if decider is not None:
+        _check_kind("decider", decider, Decider)
     check_share(devices_per_rank)
     _check_choice("visibility", visibility, ("one", "all"))
     # More leases than devices is told here.
@@ -249,6 +262,8 @@ def spec_of(
         device_timeout=(
             None if device_timeout is None else check_seconds("device_timeout", device_timeout)
         ),
+        decider=decider,
+        decider_blob=b"" if decider is None else encode_by_value(decider, f"decider={decider!r}"),
         preload=tuple(preload),
         launch=launch,
         start_timeout=check_seconds("start_timeout", start_timeout, positive=True),

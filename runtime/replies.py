@@ -44,12 +44,14 @@ class RemoteFailure:
     Attributes:
         pickled: The exception itself, or None where it cannot be pickled.
         trace: The formatted traceback, causes included.
+        directive: What was decided about the worker for it; empty for nothing.
     """
 
     type_name: str
     message: str
     trace: str
     pickled: bytes | None
+    directive: str = ""
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
@@ -87,12 +89,19 @@ class RemoteFailure:
 
 
 class ReplyLine:
-    """Sends one worker's answers in order."""
+    """Sends one worker's answers in order; *refused* is told of each error that has been sent."""
 
     def __init__(
-        self, sock: socket.socket, exchange: WorkerExchange, rank: int, incarnation: int
+        self,
+        sock: socket.socket,
+        exchange: WorkerExchange,
+        rank: int,
+        incarnation: int,
+        *,
+        refused: Callable[[BaseException], None] | None = None,
     ) -> None:
         self._sock = sock
+        self._refused = refused
         self._exchange = exchange
         self._rank = rank
         self._incarnation = incarnation
@@ -212,6 +221,8 @@ class ReplyLine:
     def _send_error(self, call: Frame, error: BaseException) -> None:
         flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
+        if self._refused is not None:
+            self._refused(error)
 
     def _send(
         self,

@@ -121,4 +121,5 @@ def _storage_of(view: Any) -> Any:
 def _typed_storage_of(view: Any, dtype: Any) -> Any:
     import torch  # noqa: PLC0415  # as above
 
-    return torch.TypedStorage(wrap_storage=view.untyped_storage(), dtype=dtype, _internal=True)
+    make: Any = torch.TypedStorage  # untyped
+    return make(wrap_storage=view.untyped_storage(), dtype=dtype, _internal=True)

@@ -17,10 +17,10 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
+from phalanx.supervision import Directive, ExitKind, ExitReason, RuntimeFault
 
 from .arena import ARENA_IDLE, ARENA_LONGEST
 from .arena_exchange import WorkerExchange
@@ -63,6 +63,10 @@ class Hosted(Protocol):
 
     def stop(self, reason: ExitReason) -> None:
         """Run the user's stop hook."""
+        ...
+
+    def judge(self, error: BaseException) -> Directive:
+        """Return what becomes of this worker, whose method raised *error*."""
         ...
 
     def note_foreign(self) -> None:
@@ -142,7 +146,13 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             return _start_exit_code(error)
         _greet(data, link)
         exchange = WorkerExchange.inherit(fds)
-        replies = ReplyLine(data, exchange, link.rank, link.incarnation)
+
+        def refused(error: BaseException) -> None:
+            directive = hosted.judge(error)
+            if directive is not Directive.RESUME:
+                _end_for(error, directive, link, hosted)
+
+        replies = ReplyLine(data, exchange, link.rank, link.incarnation, refused=refused)
         worker = _Worker(data, link, board=board, hosted=hosted, replies=replies, exchange=exchange)
         return worker.run()
     except Terminated as end:
@@ -301,6 +311,18 @@ def _die_of(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     time.sleep(1)  # never returns, except for PID 1 of a namespace, which default actions spare
+
+
+def _end_for(error: BaseException, directive: Directive, link: Link, hosted: Hosted) -> None:
+    """End this process at once, from whichever thread; never returns."""
+    failure = RemoteFailure.of(error)
+    link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
+    hosted.fail(error)
+    sys.stderr.write(f"{failure.trace}\nended by the decider ({directive}) for the error above\n")
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without clean-up: what has broken a process may hold its clean-up up for ever.
+    os._exit(1)
 
 
 def _start_exit_code(error: BaseException) -> int:

@@ -20,6 +20,7 @@ from .child import (
 )
 from .decider import (
     GPU_WORKER,
+    RESUME_UNLESS_BROKEN,
     Cause,
     Decider,
     Directive,
@@ -149,6 +150,7 @@ __all__ = [
     "IGNORE",
     "KILLED",
     "NORMAL",
+    "RESUME_UNLESS_BROKEN",
     "SHUTDOWN",
     "AutoShutdown",
     "BackOff",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, cast
 
-from .errors import SpecError
+from .errors import SpecError, error_text
 from .exits import ExitKind, ExitReason
 
 
@@ -148,6 +148,8 @@ class Decider:
 # runtime, which torch passes on.
 _STICKY = (
     "device-side assert",
+    "hardware stack error",
+    "invalid program counter",
     "illegal memory access",
     "illegal instruction",
     "misaligned address",
@@ -162,7 +164,9 @@ def is_sticky_device_error(cause: Cause) -> bool:
     """Return whether *cause* is a CUDA error after which its process cannot go on."""
     if isinstance(cause, ExitReason) or "OutOfMemoryError" in _names(type(cause)):
         return False
-    text = str(cause).lower()
+    text = error_text(cause).lower()
+    if "cuda" not in text and not _names(type(cause)) & {"AcceleratorError", "CudaError"}:
+        return False
     return any(phrase in text for phrase in _STICKY)
 
 
@@ -176,3 +180,6 @@ GPU_WORKER = Decider(
     )
 )
 """Sensible directives for methods of GPU workers: what breaks the process restarts it."""
+
+RESUME_UNLESS_BROKEN = Decider((Rule(is_sticky_device_error, Directive.RESTART),))
+"""What holds for methods of a rank where nobody says otherwise: it goes on, unless it cannot."""

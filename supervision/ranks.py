@@ -25,7 +25,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, assert_never
 
-from .exits import SHUTDOWN, ExitReason
+from .decider import Directive
+from .exits import SHUTDOWN, ExitKind, ExitReason
 from .strategy import Restart, Strategy
 
 if TYPE_CHECKING:
@@ -125,13 +126,19 @@ class RankReformed:
 
 @dataclass(frozen=True, slots=True)
 class RankExited:
-    """A rank's process has ended; *jitter* in [0, 1) spreads the back-off."""
+    """A rank's process has ended.
+
+    Attributes:
+        jitter: In [0, 1), spreads the back-off.
+        directive: What the user's decider says of it; None leaves it to the restart type.
+    """
 
     rank: int
     incarnation: int
     reason: ExitReason
     at: float
     jitter: float = 0.0
+    directive: Directive | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +334,15 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         told = Decided("stop the group", f"{name} failed in the group's first start")
         state, actions = _close(state, event.reason, hurry=True)
         return state, (told, *actions)
-    if not _is_restarted(state.restart, event.reason):
+    if event.directive in (Directive.STOP, Directive.ESCALATE):
+        text = f"{name}: {event.directive} by the decider: stop the group"
+        ending = replace(SHUTDOWN, detail=f"gave up: {name} ended {event.reason}: escalated")
+        if event.directive is Directive.STOP:
+            ending = ExitReason(ExitKind.NORMAL, f"{name} was stopped by the decider")
+        state, actions = _close(state, ending, hurry=event.directive is Directive.ESCALATE)
+        return state, (Decided(text), *actions)
+    wanted = event.directive is Directive.RESTART
+    if not wanted and not _is_restarted(state.restart, event.reason):
         why = f"{name} is {state.restart} and its end was {event.reason.kind}"
         state, actions = _close(state, event.reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)

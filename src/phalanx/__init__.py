@@ -43,11 +43,14 @@ from phalanx.runtime import (
     Zmq,
 )
 from phalanx.supervision import (
+    GPU_WORKER,
     BackOff,
     BadArguments,
     CallerError,
     CallTimeout,
     ChildSpec,
+    Decider,
+    Directive,
     ExecutorClosed,
     ExitKind,
     ExitReason,
@@ -60,6 +63,7 @@ from phalanx.supervision import (
     PhalanxError,
     RemoteError,
     Restart,
+    Rule,
     RuntimeFault,
     SpecError,
     StartFailed,
@@ -74,6 +78,7 @@ from phalanx.supervision import (
 )
 
 __all__ = [
+    "GPU_WORKER",
     "AsyncOutput",
     "BackOff",
     "BadArguments",
@@ -82,11 +87,13 @@ __all__ = [
     "CallerError",
     "ChildSpec",
     "CrashReport",
+    "Decider",
     "DeviceAwaited",
     "DevicePool",
     "DeviceQuarantined",
     "DeviceRestored",
     "DeviceStatus",
+    "Directive",
     "Emitted",
     "Executor",
     "ExecutorClosed",
@@ -113,6 +120,7 @@ __all__ = [
     "ReplyStream",
     "ReportFolder",
     "Restart",
+    "Rule",
     "Runtime",
     "RuntimeFault",
     "SharedLock",
