@@ -41,7 +41,7 @@ class Fault:
         seconds: How long it lasts unless said otherwise; 0.0 for what does not last.
         recovery: The least time, in seconds, that a group needs to be over it.
         hangs: Whether it lasts until somebody's limit ends it, which comes on top of that.
-        needs: ``gpu``, ``fake devices``, ``checkpoints`` or nothing.
+        needs: ``gpu`` or nothing.
     """
 
     name: str
@@ -176,6 +176,12 @@ FAULTS: Mapping[str, Fault] = _every(
         parts=("driver",),
         seconds=3.0,
         recovery=4.0,
+    ),
+    Fault(
+        name="device",
+        about="a device of a fake inventory reports a fatal error, and is well again later",
+        how="driver",
+        seconds=2.0,
     ),
     Fault(
         name="cuda_oom",

@@ -97,8 +97,7 @@ class Session:
         """
         self._journal = Journal(self.folder, f"driver-{self.life}")
         before = Footprint.now(devices=_may_use_devices())
-        self._striker = Striker(self._journal, lambda: self._recorder.groups)
-        self._striker.call_large = self._call_large
+        self._striker = Striker(self._journal, lambda: self._recorder.groups, self._call_large)
         widened = None if self.plan.keep_intensity else _widened(self.plan)
         self._recorder = Recorder(
             self.folder, self._journal, self._striker, life=self.life, widened=widened
@@ -252,7 +251,7 @@ class Session:
         subject = self._subject
         executor = None if subject is None else subject.executor
         if executor is None:
-            self._striker.miss(strike, "there was no executor to call just then")
+            self._striker.miss(strike, "there is no executor that could be called")
             return
         self._striker.told(strike, self._recorder.groups[-1])
         flood = threading.Thread(

@@ -14,9 +14,10 @@ import os
 import signal
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import read_task
+from phalanx.runtime import DevicePool, read_task
 from phalanx.supervision import Phase
 
 from .envelope import Order
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .schedule import Strike
 
 _SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+_XID = 79  # "the GPU has fallen off the bus"
 _IN_WORKERS = ("running", "after_reply")
 _ALIVE = (Phase.STARTING, Phase.SERVING, Phase.MENDING, Phase.WAITING)
 
@@ -54,9 +56,15 @@ class Striker:
         done: The numbers of the strikes that the driver did.
     """
 
-    def __init__(self, journal: Journal, groups: Callable[[], list[Watched]]) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        groups: Callable[[], list[Watched]],
+        call_large: Callable[[Strike], None],
+    ) -> None:
         self._journal = journal
         self._groups = groups
+        self._call_large = call_large
         self._before = {part.pid for part in parts_of(os.getpid())}
         self._lock = threading.RLock()
         self._armed: list[Strike] = []
@@ -64,18 +72,15 @@ class Striker:
         self._starts: list[Pending] = []
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
         self._over = False
-        self.call_large: Callable[[Strike], None] | None = None
+        self._spoilt: dict[int, tuple[Callable[[], None], threading.Timer]] = {}
 
     # --- the schedule -------------------------------------------------------------------
 
     def strike(self, strike: Strike) -> None:
         """Do *strike*, or lay it in ambush."""
         fault = FAULTS[strike.fault]
-        if fault.how == "driver":
-            if self.call_large is None:
-                self.miss(strike, "the target has no executor of its own that could be called")
-            else:
-                self.call_large(strike)
+        if strike.fault == "large":
+            self._call_large(strike)
             return
         found = self._victim(strike)
         if found is None:
@@ -84,7 +89,9 @@ class Striker:
         group, rank = found
         size = len(group.shared.view.ranks)
         ranks = tuple(range(size)) if strike.target == "group" else (rank,)
-        if fault.how == "start":
+        if strike.fault == "device":
+            self._spoil(strike, group)
+        elif fault.how == "start":
             with self._lock:
                 self._starts.append(Pending(strike, group, ranks))
             self._provoke(strike, group, rank)
@@ -104,6 +111,8 @@ class Striker:
         self._over = True
         for pid in list(self._stopped):
             self._go_on(pid)
+        for number in list(self._spoilt):
+            self._heal(number)
 
     def finish(self) -> None:
         """Let go what is stopped, and tell what was missed."""
@@ -230,6 +239,33 @@ class Striker:
             part, timer = self._stopped.pop(pid, (None, None))
         if part is not None:
             part.send(signal.SIGCONT)
+        if timer is not None and timer is not threading.current_thread():
+            timer.cancel()
+
+    def _spoil(self, strike: Strike, group: Watched) -> None:
+        """Have a device of *group*'s pool report an error, if its inventory is a fake one."""
+        pool = group.spec.devices
+        inventory = pool.inventory if isinstance(pool, DevicePool) else None
+        report: Callable[..., None] | None = getattr(inventory, "report_xid", None)
+        heal: Callable[[str], None] | None = getattr(inventory, "heal", None)
+        if not isinstance(pool, DevicePool) or report is None or heal is None:
+            self.miss(strike, "its devices are no fakes (phalanx.runtime.testing.FakeGpus)")
+            return
+        devices = [status.device for status in pool.status()]
+        device = devices[int(strike.draw * len(devices))]
+        self.told(strike, group, note=f"Xid {_XID} on {device}")
+        report(device, _XID, fatal=True)
+        timer = threading.Timer(strike.seconds, self._heal, (strike.number,))
+        timer.daemon = True
+        with self._lock:
+            self._spoilt[strike.number] = partial(heal, device), timer
+        timer.start()
+
+    def _heal(self, number: int) -> None:
+        with self._lock:
+            heal, timer = self._spoilt.pop(number, (None, None))
+        if heal is not None:
+            heal()
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
 

@@ -258,6 +258,11 @@ class DevicePool:
 
     # --- health ---------------------------------------------------------------------------
 
+    @property
+    def inventory(self) -> GpuInventory | None:
+        """What measures the devices; None where there is nothing to measure."""
+        return self._inventory
+
     def look(self) -> dict[Lease, str]:
         """Look how the devices are; return the leases that cannot go on, and why."""
         with self._changing():

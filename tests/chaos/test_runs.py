@@ -25,7 +25,8 @@ from phalanx.chaos import (
     run_chaos,
 )
 from phalanx.chaos.records import Ended, LifeEnded, RankDied, Struck
-from phalanx.runtime import Runtime, find_gpus
+from phalanx.runtime import DevicePool, Runtime, find_gpus
+from phalanx.runtime.testing import FakeGpus
 from phalanx.supervision import ExecutorClosed, Intensity, SpecError, Strategy
 
 pytestmark = pytest.mark.timeout(180)
@@ -124,6 +125,21 @@ def test_the_processes_around_the_ranks_may_die_too() -> None:
 
     assert result.violations == ()
     assert {fault for fault, _ in struck(result)} == {"kill", "stop", "large"}
+
+
+def test_a_device_that_reports_an_error_is_done_without() -> None:
+    gpus = FakeGpus(3)
+    schedule = at_once(("device", "random", ""), ("kill", "0", ""), seconds=0.5)
+    with DevicePool(gpus.gpus(), gpus) as pool:
+        result = run_chaos(
+            lambda: targets.build(2, devices=pool, strategy=Strategy.ONE_FOR_ONE),
+            duration=1.5,
+            schedule=schedule,
+        )
+
+        assert result.violations == ()
+        assert {fault for fault, _ in struck(result)} == {"device", "kill"}
+        assert pool.look() == {}
 
 
 def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
