@@ -11,7 +11,7 @@ import os
 import pickle
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.runtime import (
     Board,
@@ -184,10 +184,14 @@ class WorkerHost:
 
     def judge(self, error: BaseException) -> Directive:
         """Return what the decider says of an error of a method: to go on, where it says nothing."""
-        if self._decider is None:
+        decider = self._decider
+        if decider is None:
             own = self._seed.decider
-            self._decider = pickle.loads(own) if own else RESUME_UNLESS_BROKEN
-        directive = self._decider.directive(error, str(self._seed.rank), failed=self._undecided)
+            decider = RESUME_UNLESS_BROKEN
+            if own:
+                decider = cast("Decider", pickle.loads(own))
+            self._decider = decider
+        directive = decider.directive(error, str(self._seed.rank), failed=self._undecided)
         return Directive.RESUME if directive is None else directive
 
     def _undecided(self, error: BaseException) -> None:

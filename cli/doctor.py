@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.runtime import LaunchSpec, Runtime, find_gpus, oom_sources
+from phalanx.runtime import DevicePool, LaunchSpec, Runtime, find_gpus, oom_sources
 
 if TYPE_CHECKING:
     import argparse
@@ -128,14 +128,32 @@ def _torch(name: str) -> Finding:
 
 
 def _devices(name: str) -> Finding:
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    seen = "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
     inventory = find_gpus()
-    gpus = inventory.gpus()
-    inventory.close()
-    if gpus:
-        listed = "; ".join(f"{gpu.index}: {gpu.name} {gpu.uuid}" for gpu in gpus)
-        mask = os.environ.get("CUDA_VISIBLE_DEVICES")
-        seen = "" if mask is None else f" (CUDA_VISIBLE_DEVICES={mask})"
-        return Finding(name, "ok", f"{len(gpus)} GPU(s): {listed}{seen}")
+    try:
+        every = inventory.gpus()
+        told = [f"{len(every)} GPU(s){seen}"]
+        ill = False
+        with DevicePool.of(None, 1, inventory) as pool:
+            pool.look()
+            leased = {one.device: one for one in pool.status() if one.index is not None}
+        for gpu in every:
+            used = inventory.used_bytes(gpu.uuid)
+            memory = "memory not measured" if used is None else f"{used / 2**30:.1f} GiB in use"
+            state = "not visible" if gpu.uuid not in leased else "can be leased"
+            if gpu.uuid in leased and leased[gpu.uuid].reason:
+                ill, state = True, f"in quarantine: {leased[gpu.uuid].reason}"
+            told.append(f"{gpu.index}: {gpu.name or 'GPU'} {gpu.uuid}, {memory}, {state}")
+    finally:
+        inventory.close()
+    if ill:
+        remedy = "ranks get the other devices; reset it (nvidia-smi --gpu-reset), or see its log"
+        return Finding(name, "note", "; ".join(told), remedy)
+    if every:
+        measured = find_spec("pynvml") is not None
+        remedy = "" if measured else "pip install 'phalanx[gpu]': release and health are not seen"
+        return Finding(name, "ok" if measured else "note", "; ".join(told), remedy)
     remedy = "" if find_spec("pynvml") else "where there is one: pip install 'phalanx[gpu]'"
     return Finding(name, "note", "no NVIDIA GPU; ranks run on the CPU", remedy)
 

@@ -47,7 +47,7 @@ _XID_NAMES = {
 _RECOVERY_ACTIONS = {
     1: "a reset",
     2: "a reboot of the machine",
-    3: "that peer-to-peer traffic be drained",
+    3: "peer-to-peer traffic to be drained",
     4: "to be drained and reset",
     5: "a recovery of its IMEX domain",
     6: "a reset of its bus",
@@ -99,7 +99,7 @@ class NvmlInventory:
             return (Fault("lost", f"NVML has lost it: {error}", fatal=True),)
         except nvml.NVMLError as error:
             if getattr(error, "value", None) == nvml.NVML_ERROR_RESET_REQUIRED:
-                return (Fault("recovery", "it asks for a reset", fatal=True),)
+                return (Fault("recovery", "it wants a reset", fatal=True),)
             return (Fault("unknown", f"NVML: {error}"),)
         except Unanswered as error:
             return (Fault("unknown", f"NVML gives {error}"),)
@@ -159,7 +159,7 @@ class NvmlInventory:
         action = self._try(lambda: self._recovery_action(handle), 0)
         if action:
             wants = _RECOVERY_ACTIONS.get(action, f"recovery action {action}")
-            yield Fault("recovery", f"it asks for {wants}", action not in _MILD_ACTIONS)
+            yield Fault("recovery", f"it wants {wants}", action not in _MILD_ACTIONS)
         uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
         errors = self._try(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected)), 0)
         if errors:
