@@ -34,6 +34,7 @@ from .doorkeeper import Doorkeeper
 from .line import LARGEST, QUEUE, Delivery, Say
 from .passing import receive_with_fds
 from .recall import Recall
+from .waiting import IN, OUT, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,6 +102,10 @@ class _Gateway:
         self._gone: set[Berth] = set()  # whose connection has been closed
         self._looks = 0  # how often to look whose that is
         self._done = False
+        self._link_fd = self._link.fileno()
+        self._waiting = Waiting()
+        for each in (self._link_fd, self._doorkeeper.socket, self._monitor, self._router):
+            self._waiting.want(each, IN)
         self._tell({"ready": endpoint, "key": public.decode()})
 
     def run(self) -> None:
@@ -108,7 +113,7 @@ class _Gateway:
         beat = self._options.heartbeat
         due = time.monotonic() + beat
         while not self._done:
-            ready = dict(self._poll(due))
+            ready = self._wait(due)
             now = time.monotonic()
             if now > due + _PAUSE:
                 for berth in self._berths.values():
@@ -134,23 +139,20 @@ class _Gateway:
 
     # --- waiting ------------------------------------------------------------------------
 
-    def _poll(self, due: float) -> list[tuple[Any, int]]:
-        poller = zmq.Poller()
-        for each in (self._link, self._doorkeeper.socket, self._monitor, self._router):
-            poller.register(each, zmq.POLLIN)
-        until = due if self._recall is None else min(due, self._recall.until)
+    def _wait(self, due: float) -> Mapping[Any, int]:
+        waiting = self._waiting
+        if self._recall is not None:
+            due = min(due, self._recall.until)
+        if self._looks:
+            due = min(due, time.monotonic() + _SOON)
         for berth in self._berths.values():
             for port in (berth.data, berth.control):
-                if not port.ended:
-                    events = zmq.POLLIN | (zmq.POLLOUT if port.is_backed_up else 0)
-                    poller.register(port.fd, events)
-        if self._looks:
-            until = min(until, time.monotonic() + _SOON)
-        wait = max(0.0, until - time.monotonic())
-        return poller.poll(int(wait * 1000) + 1)
+                wanted = 0 if port.ended else IN | (OUT if port.is_backed_up else 0)
+                waiting.want(port.fd, wanted)
+        return waiting.until(due)
 
     def _hear(self, ready: Mapping[Any, int], now: float) -> None:
-        if self._link.fileno() in ready:
+        if self._link_fd in ready:
             self._obey(now)
         if self._doorkeeper.socket in ready:
             self._doorkeeper.answer(self._refused)
@@ -160,9 +162,9 @@ class _Gateway:
             self._listen(now)
         for berth in list(self._berths.values()):
             events = ready.get(berth.data.fd, 0) | ready.get(berth.control.fd, 0)
-            if events & zmq.POLLOUT:
+            if events & OUT:
                 berth.flush()
-            if events & ~zmq.POLLOUT:
+            if events & ~OUT:
                 berth.read()
 
     def _go_on(self, now: float) -> None:
@@ -302,6 +304,8 @@ class _Gateway:
 
     def _let_go(self, berth: Berth, now: float) -> None:
         """The driver is done with *berth*."""
+        self._waiting.want(berth.data.fd, 0)
+        self._waiting.want(berth.control.fd, 0)
         del self._berths[berth.number]
         del self._routes[berth.route]
         self._doorkeeper.dismiss(str(berth.number).encode())

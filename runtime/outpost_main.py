@@ -28,6 +28,7 @@ from .frames import Flag, Kind
 from .idling import Idling
 from .line import LARGEST, QUEUE, Delivery, Lane, Line, Say
 from .port import Port
+from .waiting import IN, OUT, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,6 +85,8 @@ class _Outpost:
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._heard = False
         self._socket.connect(posting.endpoint)
+        self._waiting = Waiting()
+        self._waiting.want(self._socket, IN)
         self._line.say(Say.OPEN, now=now)
 
     def run(self) -> None:
@@ -91,7 +94,7 @@ class _Outpost:
         beat = self._posting.heartbeat
         due = time.monotonic() + beat
         while not self._done:
-            ready = dict(self._poll(due))
+            ready = self._wait(due)
             now = time.monotonic()
             if now > due + _PAUSE:
                 self._line.heard_at = now  # it was we who were away
@@ -123,21 +126,17 @@ class _Outpost:
 
     # --- waiting ------------------------------------------------------------------------
 
-    def _poll(self, due: float) -> list[tuple[Any, int]]:
-        poller = zmq.Poller()
-        poller.register(self._socket, zmq.POLLIN)
+    def _wait(self, due: float) -> Mapping[Any, int]:
+        waiting = self._waiting
         if self._heard:
-            poller.register(self._monitor, zmq.POLLIN)
+            waiting.want(self._monitor, IN)
         # A worker that answers quicker than the link carries waits in its own send.
-        wanted = zmq.POLLIN if self._line.has_room else 0
+        wanted = IN if self._line.has_room else 0
         for port in (self._data, self._control):
-            backed_up = zmq.POLLOUT if port.is_backed_up else 0
-            if not port.ended and wanted | backed_up:
-                poller.register(port.fd, wanted | backed_up)
+            waiting.want(port.fd, 0 if port.ended else wanted | (OUT if port.is_backed_up else 0))
         if self._ended_at is not None and not self._told:
             due = min(due, self._ended_at + _END)
-        wait = max(0.0, due - time.monotonic())
-        return poller.poll(int(wait * 1000) + 1)
+        return waiting.until(due)
 
     # --- from the worker ----------------------------------------------------------------
 
@@ -145,11 +144,11 @@ class _Outpost:
         both = (self._data, self._control)
         events = [ready.get(port.fd, 0) for port in both]
         for port, event in zip(both, events, strict=True):
-            if event & zmq.POLLOUT:
+            if event & OUT:
                 self._line.taken(port.flush())
-        if events[0] & ~zmq.POLLOUT:
+        if events[0] & ~OUT:
             self._read_data()
-        if events[1] & ~zmq.POLLOUT:
+        if events[1] & ~OUT:
             while self._line.has_room and (frame := self._control.receive()) is not None:
                 if frame.kind == Kind.READY:
                     # Its greeting, on the other socket, must be there first.
