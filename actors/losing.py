@@ -78,7 +78,7 @@ def assess(
         call = touched[wire]
         if call.shape is Shape.GATHER:
             loss.parts.append(call)
-        elif wire <= reached if call.shape is Shape.COLLECTIVE else _any_began(lost, wire):
+        elif _has_begun(call, lost, reached):
             loss.begun.append(call)
         else:
             loss.untouched.append(call)
@@ -90,5 +90,8 @@ def _fate(call: Call, fate: Fate, *, begun: bool) -> CallFate:
     return CallFate(method=call.name, call_id=call.seq, fate=fate, begun=begun, retries_left=left)
 
 
-def _any_began(lost: Iterable[Seat], wire: int) -> bool:
-    return any(seat.has_begun(wire) for seat in lost)
+def _has_begun(call: Call, lost: Iterable[Seat], reached: int) -> bool:
+    if call.shape is not Shape.COLLECTIVE:
+        return any(seat.has_begun(call.wire) for seat in lost)
+    # A rank that has answered may have died since: its page is gone, its answer is not.
+    return call.wire <= reached or bool(call.answers) or call.failed is not None

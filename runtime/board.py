@@ -128,6 +128,11 @@ class Board:
         """Have the round that begins next withdraw everything that this worker has not begun."""
         self._words[_CLOSED] = 1
 
+    @property
+    def is_shut(self) -> bool:
+        """Whether `withdraw` has voided all that the worker had not begun."""
+        return bool(self._words[_CLOSED])
+
     def close(self) -> None:
         """Give the page back."""
         if self.fd >= 0:

@@ -300,7 +300,7 @@ class _Gateway:
             self._recall.lost(ended)
         if ended.seated:
             self._recalls += 1
-            self._recall = Recall(self._recalls, self._berths.values(), now)
+            self._recall = Recall(self._recalls, ended, self._berths.values(), now)
 
     def _let_go(self, berth: Berth, now: float) -> None:
         """The driver is done with *berth*."""
@@ -311,6 +311,11 @@ class _Gateway:
         self._doorkeeper.dismiss(str(berth.number).encode())
         if self._recall is not None:
             self._recall.lost(berth)
+            if self._recall.ended is berth:
+                self._recall = None
+                left = (each for each in self._berths.values() if each.ended and not each.released)
+                for each in list(left)[:1]:
+                    self._begin_recall(each, now)
         self._say_bye(berth, now)
         berth.close()
 

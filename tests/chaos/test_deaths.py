@@ -193,6 +193,25 @@ def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_co
         assert [x.split()[0] for x in lines if f"rank={rank}" in x] == [f"n{i}" for i in range(5)]
 
 
+def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+    here, gate, notes = tmp_path / "here", tmp_path / "gate", tmp_path / "notes"
+    here.touch()
+    ex.scatter("gated", [(str(here),), (str(gate),), (str(gate),)], non_block=True)
+    noted = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
+    wait_until(lambda: not ex._plane._seats.by_rank[0].sent)  # rank 0 has answered both
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+    kill(ex, 1)  # before it, or rank 2, has begun the second
+
+    with pytest.raises(WorkerDied):
+        noted.result(LONG)
+    assert notes.read_text().splitlines() == ["n rank=0 inc=1"]
+
+
 def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
     make: Make, tmp_path: Path
 ) -> None:
