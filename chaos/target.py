@@ -3,10 +3,11 @@
 Guarantees: a name that leads nowhere, and what is no factory, is refused before anything starts.
 
 A factory takes no arguments and returns an `Executor`; or a tuple of one and its *traffic*; or a
-tuple of anything else that has ``close()`` (a supervisor with executors under it, say) and traffic.
-Traffic is called as ``traffic(executor, chance)`` again and again, by several threads at once,
-*chance* being a `random.Random` of the thread's own; it makes calls, and raises what is wrong with
-their answers. A `WorkerActor` class is a factory too, of an executor with two ranks of it.
+tuple of anything else that has ``close()`` or ``stop()``, such as a `Supervisor` with executors
+under it, and traffic. Traffic is called as ``traffic(handle, chance)``, with the first of the
+tuple, again and again, by several threads at once, *chance* being a `random.Random` of the
+thread's own; it makes calls, and raises what is wrong with their answers. A `WorkerActor` class is
+a factory too, of an executor with two ranks of it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ DEFAULT_NAME = "chaos"
 """What is looked for in a module where the target names nothing in it."""
 
 _RANKS = 2  # of a worker class that is given by itself
-_FORMS = "return an Executor, (Executor, traffic), or (what has close(), traffic)"
+_FORMS = "return an Executor, (Executor, traffic), or (what has close() or stop(), traffic)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,9 @@ class Subject:
 
     def close(self) -> None:
         """End it."""
-        self.handle.close()
+        end = _end_of(self.handle)
+        assert end is not None
+        end()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +100,12 @@ class Target:
             return Subject(built, executor, None)
         if _is_pair(built):
             handle, traffic = built
-            if callable(traffic) and callable(getattr(handle, "close", None)):
+            if callable(traffic) and _end_of(handle) is not None:
                 return Subject(handle, _as_executor(handle), traffic)
             built = handle
-        close = getattr(built, "close", None)
-        if callable(close):
-            close()
+        end = _end_of(built)
+        if end is not None:
+            end()
         raise SpecError("target", self.name, f"returned a {kind}: {_FORMS}")
 
 
@@ -112,6 +115,12 @@ def _is_worker_class(value: object) -> bool:
 
 def _is_pair(value: object) -> bool:
     return isinstance(value, tuple) and len(cast("tuple[object, ...]", value)) == 2
+
+
+def _end_of(handle: Any) -> Callable[[], object] | None:
+    """Return what ends *handle*, if it can be ended."""
+    end: Any = getattr(handle, "close", None) or getattr(handle, "stop", None)
+    return end if callable(end) else None
 
 
 def _as_executor(value: Any) -> Executor[Any] | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from tests.actors.workers import Echo, Reducer
 
-from phalanx.actors import Executor, WorkerActor
+from phalanx.actors import Executor, WorkerActor, executor_child
 from phalanx.runtime import Runtime
-from phalanx.supervision import Strategy
+from phalanx.supervision import Intensity, Strategy, Supervisor, SupervisorSpec
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Any]:
@@ -52,6 +52,20 @@ class Reducing:
     def __call__(self) -> tuple[Executor[Any], Any]:
         built: Executor[Any] = Executor(Reducer, 2, start_timeout=60.0, runtime=self.runtime)
         return built, reducing
+
+
+def tree() -> tuple[Supervisor, Any]:
+    """Two groups under a supervisor, which builds one anew that has given up."""
+    children = tuple(executor_child(name, Echo, 1, preload=()) for name in ("a", "b"))
+    spec = SupervisorSpec(id="root", intensity=Intensity(100, 60.0), children=children)
+    return Supervisor.start(spec), echoing
+
+
+def echoing(root: Supervisor, chance: random.Random) -> None:
+    value = chance.random()
+    answer = root.child(chance.choice("ab")).collective_rpc("again", 10.0, (value,), retries=9)
+    if answer != [value]:
+        raise AssertionError(answer)
 
 
 class Forgetful(WorkerActor):

@@ -142,6 +142,15 @@ def test_a_device_that_reports_an_error_is_done_without() -> None:
         assert pool.look() == {}
 
 
+def test_the_groups_of_a_tree_are_struck_like_any_other() -> None:
+    schedule = at_once(*[("kill", "random", "")] * 4, gap=0.3)
+
+    result = run_chaos(targets.tree, duration=2.0, schedule=schedule)
+
+    assert result.violations == ()
+    assert {died.group for died in result.history.every(RankDied)} == {"root/a", "root/b"}
+
+
 def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
     schedule = at_once(("kill", "store", ""), ("kill", "0", ""))
     target = targets.Reducing(torch_runtime)
