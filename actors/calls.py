@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from .probe import CallTap
     from .streams import Incoming
+    from .tracing import CallSpan
 
 OnDeath = Literal["fail", "retry"]
 OnTimeout = Literal["leave", "restart"]
@@ -79,6 +80,7 @@ class Call:
         watchers: What to run once it is done, on whichever thread settles it.
         timer: What ends it at its deadline, where nobody waits for it.
         tap: What looks on, where faults are injected; else None.
+        span: What it is in OpenTelemetry, where somebody traces; else None.
     """
 
     want: int | None = None
@@ -95,6 +97,7 @@ class Call:
     watchers: tuple[Callable[[Call], None], ...] = ()
     timer: Timer | None = None
     tap: CallTap | None = None
+    span: CallSpan | None = None
 
     def __init__(
         self,

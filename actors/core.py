@@ -26,6 +26,7 @@ from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
 from .termination import living
+from .tracing import GroupTrace
 from .watch import HangWatch
 
 if TYPE_CHECKING:
@@ -167,7 +168,8 @@ class Core:
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,
         )
-        return Shared(plane, Callbacks(complain), watch)
+        trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
+        return Shared(plane, Callbacks(complain), watch, trace)
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from .executor_actor import GroupView, RankInfo
     from .probe import CallTap
     from .spec import Launch, Survivors
+    from .tracing import CallSpan
 
 W = TypeVar("W", bound=WorkerActor)
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
@@ -826,7 +827,12 @@ class Executor(Generic[W]):
         tap = self._tap(name, method, shape, rank, is_stream=window is not None)
         if tap is not None:
             method = tap.method
-        call = Call(next(self._seq), name, shape, self._payloads(name, method, each), terms)
+        span = self._core.shared.trace.call(name, shape, rank, is_stream=window is not None)
+        payloads = self._payloads(name, method, each, span)
+        call = Call(next(self._seq), name, shape, payloads, terms)
+        if span is not None:
+            span.sent_as(call.seq)
+            call.span = span
         call.want = want
         call.rank = rank
         call.tap = tap
@@ -861,7 +867,12 @@ class Executor(Generic[W]):
             plane.submit(call, waits=False)
         except BaseException as error:
             plane.cancel(call, error)
+            if call.span is not None:
+                call.span.refused(error)
             raise
+        if call.span is not None:  # not by who settles it: what exports spans may take its time
+            later = functools.partial(self._core.shared.callbacks.run, call.span.end)
+            plane.when_settled(call, later)
         if call.terms.deadline is not None:
             self._expire_later(call, call.terms.deadline)
         if call.stream is not None:
@@ -879,7 +890,11 @@ class Executor(Generic[W]):
             if isinstance(error, ExecutorClosed):
                 living.stay_until_the_end()
             plane.cancel(call, error)  # Ctrl-C: nobody waits for the answer any more
+            if call.span is not None:
+                call.span.refused(error)
             raise
+        if call.span is not None:
+            call.span.end(call)
         if interrupts.pending:
             interrupts.strike()
         if isinstance(call.error, ExecutorClosed):
@@ -900,9 +915,10 @@ class Executor(Generic[W]):
         name: str,
         method: object,
         each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        span: CallSpan | None,
     ) -> Sequence[Payload]:
         """Return what is to be sent, one for all ranks or one for each."""
-        if len(each) == 1 and isinstance(method, str):
+        if span is None and len(each) == 1 and isinstance(method, str):
             args, kwargs = each[0]
             if not args and not kwargs:  # the same bytes each time
                 bare = self._bare.get(method)
@@ -913,9 +929,14 @@ class Executor(Generic[W]):
         payloads: list[Payload] = []
         try:
             for args, kwargs in each:
-                encoded = encode((method, args, kwargs), f"the arguments of {name}")
+                what = (method, args, kwargs)
+                encoded = encode(
+                    what if span is None else (*what, span.carrier), f"the arguments of {name}"
+                )
                 payloads.append(self._plane.pack(encoded))
-        except BaseException:
+        except BaseException as error:
+            if span is not None:
+                span.refused(error)
             for payload in payloads:  # what one rank was to get cannot travel
                 payload.close()
             raise

@@ -111,6 +111,7 @@ if TYPE_CHECKING:
     from .probe import GroupProbe
     from .seat import Running
     from .spec import ExecutorSpec
+    from .tracing import GroupTrace
     from .watch import HangWatch
 
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
@@ -172,6 +173,7 @@ class Shared:
     plane: Plane
     callbacks: Callbacks
     watch: HangWatch
+    trace: GroupTrace
     view: GroupView = field(default_factory=GroupView)
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: threading.Event = field(default_factory=threading.Event)
@@ -660,7 +662,8 @@ class ExecutorActor(pykka.ThreadingActor):
     def _formation(self, epoch: int) -> Formation:
         if self._rendezvous is None or self._rendezvous.epoch != epoch:
             self._rendezvous = self._store.open(epoch)
-        return Formation(epoch, self._layout, not self._spec.is_plain, self._rendezvous)
+        trace = self.shared.trace.starting()
+        return Formation(epoch, self._layout, not self._spec.is_plain, self._rendezvous, trace)
 
     def _reform(self, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
         try:
@@ -842,6 +845,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self._runtime.scribe.emit(event)
         if self.shared.probe is not None:
             self.shared.probe.happened(event)
+        self.shared.trace.hear(event)
         self._deliver(event)
 
     def _deliver(self, event: Any) -> None:

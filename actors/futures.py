@@ -139,6 +139,8 @@ class CallFuture(Future[Any]):
                 raise TimeoutError(msg)
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
+        if call.span is not None:
+            call.span.end(call)
         # Decoded here, by whoever wants it, and kept for the next one who asks. Not under the
         # future's own condition: whoever settles calls takes that, and must not wait for this.
         with self._decoding:

@@ -10,16 +10,20 @@ import contextlib
 import os
 import pickle
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.runtime import (
     Board,
     Kind,
     LockTable,
+    ServerSpan,
+    Telemetry,
     WorkerLabels,
     await_assignment,
     land_on,
+    outside,
+    within,
     worker_logger,
 )
 from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive, RuntimeFault, UnknownMethod
@@ -47,6 +51,7 @@ class Seed:
         keywords: The pickled keyword arguments of this rank alone.
         witness: The pickled `Witness` that looks on; empty for none.
         decider: The user's pickled decider; empty for the usual one.
+        trace: The span that this start belongs to; empty for none.
     """
 
     factory: bytes
@@ -61,6 +66,7 @@ class Seed:
     rendezvous: Rendezvous | None
     witness: bytes = b""
     decider: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,7 @@ class WorkerHost:
         self._actor: WorkerActor | None = None
         self._decider: Decider | None = None
         self._witness: Witness | None = None
+        self._telemetry = Telemetry()
         if seed.witness and link is not None:
             self._witness = pickle.loads(seed.witness)
             self._board = Board(link.fds["board"])
@@ -127,6 +134,13 @@ class WorkerHost:
 
     def start(self) -> None:
         """Build the user's object and run `on_start`."""
+        token = within(self._seed.trace)
+        try:
+            self._start()
+        finally:
+            outside(token)
+
+    def _start(self) -> None:
         recipe = Recipe(self._seed.factory) if self._recipe is None else self._recipe
         actor = recipe.build(self._seed.keywords)
         actor.ctx = self._context
@@ -153,6 +167,23 @@ class WorkerHost:
             msg = f"{type(self._actor).__qualname__} has no method {method!r}"
             raise UnknownMethod(msg)
         return function(*args, **kwargs)
+
+    def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
+        """Begin the span of a call of *method*, whose caller *carrier* names."""
+        context = self._context
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        service = type(self._actor).__name__
+        about = {
+            "rpc.system": "phalanx",
+            "rpc.service": service,
+            "rpc.method": name,
+            "phalanx.group": context.group,
+            "phalanx.rank": context.rank,
+            "phalanx.epoch": context.epoch,
+            "phalanx.incarnation": context.incarnation,
+            "phalanx.method": name,
+        }
+        return ServerSpan(self._telemetry, f"{service}/{name}", about, carrier)
 
     def adopt(self, epoch: int) -> None:
         """Note that the group around this worker has a new epoch."""

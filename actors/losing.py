@@ -19,6 +19,8 @@ from .calls import Call, Shape
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from phalanx.runtime import CrashReport
+
     from .seat import Seat
 
 
@@ -50,6 +52,14 @@ class Loss:
         if ends:
             told += [_fate(call, Fate.FAILED, begun=False) for call in waiting]
         return tuple(sorted(told, key=lambda each: each.call_id))
+
+    def tell_spans(self, report: CrashReport, fates: Iterable[CallFate]) -> None:
+        """Tell the spans of calls, where somebody traces, of the death and of what follows."""
+        traced = [call for call in (*self.parts, *self.begun, *self.untouched) if call.span]
+        by_call = {each.call_id: each for each in fates} if traced else {}
+        for call in traced:
+            assert call.span is not None
+            call.span.died(report, by_call.get(call.seq))
 
 
 def assess(

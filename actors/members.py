@@ -139,12 +139,14 @@ class Formation:
 
     Attributes:
         coordinates: Whether a layout was asked for, so that places in it are shown.
+        trace: The span that the start of the ranks belongs to; empty for none.
     """
 
     epoch: int
     layout: Layout
     coordinates: bool
     rendezvous: Rendezvous | None
+    trace: Mapping[str, str]
 
 
 class Members:
@@ -486,6 +488,7 @@ class Members:
             devices=member.lease.devices,
             decider=spec.decider_blob,
             rendezvous=formation.rendezvous,
+            trace=formation.trace,
             witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
         )
 

@@ -198,8 +198,9 @@ class Plane:
             loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
             report = None
             if story is not None:
-                waiting = 0 if ends else len(self._turns)
-                report = story(loss.fates(self._turns, ends=ends), waiting)
+                fates = loss.fates(self._turns, ends=ends)
+                report = story(fates, 0 if ends else len(self._turns))
+                loss.tell_spans(report, fates)
             for call in loss.parts:
                 settling.lose_part(call, lost, error)
             again = list(loss.untouched)

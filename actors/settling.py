@@ -78,6 +78,8 @@ class Settling:
         call.done = True
         if call.tap is not None:
             call.tap.settled(call)
+        if call.span is not None:
+            call.span.settled(call)
         if self._doubtful:
             self._doubtful.pop(call.wire, None)
         call.drop()

@@ -136,6 +136,8 @@ class ReplyStream:
 
     def _finish(self) -> None:
         self._ended = True
+        if self._call.span is not None:
+            self._call.span.end(self._call)
         self._call.result()
 
     def _decoded(self, rank: int, frame: Frame) -> Any:

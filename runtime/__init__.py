@@ -61,6 +61,7 @@ from .slot import DeviceStatus
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
+from .telemetry import ServerSpan, Telemetry, carried, outside, within
 from .tensors import land_on
 from .transport import Transport, Zmq, check_transport
 from .tree import TreeReport
@@ -134,9 +135,11 @@ __all__ = [
     "Request",
     "Runtime",
     "Scribe",
+    "ServerSpan",
     "SharedLock",
     "SocketChannel",
     "StrangerRefused",
+    "Telemetry",
     "Timer",
     "Transport",
     "TreeGlance",
@@ -156,6 +159,7 @@ __all__ = [
     "await_assignment",
     "bundle",
     "call_id_of",
+    "carried",
     "check_share",
     "check_transport",
     "decode",
@@ -171,6 +175,7 @@ __all__ = [
     "land_on",
     "ledger",
     "oom_sources",
+    "outside",
     "read_report",
     "read_stacks",
     "read_task",
@@ -183,5 +188,6 @@ __all__ = [
     "send",
     "size_of",
     "withdraw",
+    "within",
     "worker_logger",
 ]

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from types import FrameType
 
+    from .telemetry import ServerSpan
+
 
 class Hosted(Protocol):
     """What the layer above puts into a worker process."""
@@ -51,6 +53,10 @@ class Hosted(Protocol):
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call."""
+        ...
+
+    def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
+        """Begin the span of a call of *method*, whose caller *carrier* names."""
         ...
 
     def adopt(self, epoch: int) -> None:
@@ -255,17 +261,26 @@ class _Worker:
         if frame.epoch > self._link.epoch:  # a call for this rank alone may be from before
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
+        span: ServerSpan | None = None
         try:
-            method, args, kwargs = frame.value()
+            method, args, kwargs, *carrier = frame.value()
+            if carrier:
+                span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
             # Before the answer: so the driver finds the arguments' memory free for its next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:
                 send_items(frame, result, self._inbox, self._replies)
                 result = None
-        except (Terminated, SystemExit):
+            if span is not None:
+                result = span.returned(result)
+        except (Terminated, SystemExit) as end:
+            if span is not None:
+                span.raised(end)
             raise
         except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
+            if span is not None:
+                span.raised(error)
             self._replies.refuse(frame, error)
         else:
             self._replies.answer(frame, result)

@@ -1,0 +1,159 @@
+"""Spans, by the OpenTelemetry API and nothing but the API.
+
+Guarantees: where the program has not imported OpenTelemetry, nothing here does, in the driver or in
+a worker, and a call pays for one look into a dictionary; where no provider of spans is set, nothing
+is made or sent. A worker whose driver traces a call makes a span for it, as a child of the
+caller's, and the worker's own spans lie within.
+
+Left to others: where spans go: the program's provider, and in a worker the one that its `on_start`
+has set. What the caller's span says (`actors.tracing`).
+
+Source: the semantic conventions of OpenTelemetry for remote calls.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from .replies import AsyncOutput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Telemetry:
+    """Finds out whether there is anybody to make spans for; kept, so that the answer is quick."""
+
+    def __init__(self) -> None:
+        self._provider: Any = None
+        self._tracer: Any = None
+        # The API asks the environment each time for as long as no provider is set, which takes as
+        # long as a tenth of a call.
+        self._is_named = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
+
+    @property
+    def tracer(self) -> Any:
+        """What makes spans, or None where nobody wants any."""
+        api: Any = sys.modules.get("opentelemetry.trace")
+        if api is None:
+            return None
+        if getattr(api, "_TRACER_PROVIDER", api) is None and not self._is_named:
+            return None
+        try:
+            provider = api.get_tracer_provider()
+            if provider is not self._provider:
+                nobody = (api.ProxyTracerProvider, api.NoOpTracerProvider)
+                is_set = not isinstance(provider, nobody)
+                self._tracer = provider.get_tracer("phalanx", _version()) if is_set else None
+                self._provider = provider
+        except AttributeError:  # another thread is in the middle of importing it
+            return None
+        return self._tracer
+
+
+class ServerSpan:
+    """The span of one call in a worker; it is current until the method has returned."""
+
+    def __init__(
+        self,
+        telemetry: Telemetry,
+        name: str,
+        about: Mapping[str, Any],
+        carrier: Mapping[str, str],
+    ) -> None:
+        """Begin it, below the span that *carrier* names."""
+        self._api: Any = import_module("opentelemetry.trace")
+        self._contexts: Any = import_module("opentelemetry.context")
+        above = import_module("opentelemetry.propagate").extract(carrier)
+        tracer = telemetry.tracer
+        if tracer is None:  # no provider here: the worker's own code still sees whom it works for
+            self._span = None
+            self._context = above
+        else:
+            self._span = tracer.start_span(
+                name, context=above, kind=self._api.SpanKind.SERVER, attributes=dict(about)
+            )
+            self._context = self._api.set_span_in_context(self._span, above)
+        self._token = self._contexts.attach(self._context)
+
+    def returned(self, result: Any) -> Any:
+        """End it, now or once an `AsyncOutput` is resolved; return what is to be answered."""
+        self._contexts.detach(self._token)
+        if self._span is not None and isinstance(result, AsyncOutput):
+            return _Traced(self, result)
+        self.end(None)
+        return result
+
+    def raised(self, error: BaseException) -> None:
+        """End it by *error*."""
+        self._contexts.detach(self._token)
+        self.end(error)
+
+    def resolve(self, output: AsyncOutput) -> Any:
+        """Return what *output* comes to, and end the span."""
+        token = self._contexts.attach(self._context)
+        try:
+            value = output.get_output()
+        except BaseException as error:
+            self.end(error)
+            raise
+        finally:
+            self._contexts.detach(token)
+        self.end(None)
+        return value
+
+    def end(self, error: BaseException | None) -> None:
+        """End it; with *error*, by that."""
+        span = self._span
+        if span is None:
+            return
+        span.set_attribute("phalanx.outcome", "ok" if error is None else "error")
+        if error is not None:
+            span.set_attribute("error.type", type(error).__qualname__)
+            if isinstance(error, Exception):
+                span.record_exception(error)
+            span.set_status(self._api.StatusCode.ERROR, f"{type(error).__qualname__}")
+        span.end()
+
+
+class _Traced(AsyncOutput):
+    """An `AsyncOutput` whose span is still open."""
+
+    def __init__(self, span: ServerSpan, output: AsyncOutput) -> None:
+        self._span = span
+        self._output = output
+
+    def get_output(self) -> object:
+        return self._span.resolve(self._output)
+
+
+def carried(context: Any) -> dict[str, str]:
+    """Return *context* as it travels to another process."""
+    carrier: dict[str, str] = {}
+    import_module("opentelemetry.propagate").inject(carrier, context)
+    return carrier
+
+
+def within(carrier: Mapping[str, str]) -> Any:
+    """Make what *carrier* names current; return what `outside` takes back, None for nothing."""
+    if not carrier:
+        return None
+    above = import_module("opentelemetry.propagate").extract(carrier)
+    return import_module("opentelemetry.context").attach(above)
+
+
+def outside(token: Any) -> None:
+    """Undo `within`."""
+    if token is not None:
+        import_module("opentelemetry.context").detach(token)
+
+
+def _version() -> str:
+    try:
+        return version("phalanx")
+    except PackageNotFoundError:
+        return ""
