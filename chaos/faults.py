@@ -178,6 +178,12 @@ FAULTS: Mapping[str, Fault] = _every(
         recovery=4.0,
     ),
     Fault(
+        name="disk",
+        about="the disk that snapshots are kept on is full for a while",
+        how="driver",
+        seconds=2.0,
+    ),
+    Fault(
         name="device",
         about="a device of a fake inventory reports a fatal error, and is well again later",
         how="driver",

@@ -22,12 +22,14 @@ from phalanx.supervision import Phase
 
 from .envelope import Order
 from .faults import FAULTS
+from .full_disk import FullDisk
 from .journal import now
 from .parts import Part, parts_of
 from .records import Missed, Struck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from .journal import Journal
     from .recorder import Watched
@@ -91,6 +93,8 @@ class Striker:
         ranks = tuple(range(size)) if strike.target == "group" else (rank,)
         if strike.fault == "device":
             self._spoil(strike, group)
+        elif strike.fault == "disk":
+            self._fill(strike, group)
         elif fault.how == "start":
             with self._lock:
                 self._starts.append(Pending(strike, group, ranks))
@@ -255,10 +259,28 @@ class Striker:
         device = devices[int(strike.draw * len(devices))]
         self.told(strike, group, note=f"Xid {_XID} on {device}")
         report(device, _XID, fatal=True)
+        self._heal_later(strike, partial(heal, device))
+
+    def _fill(self, strike: Strike, group: Watched) -> None:
+        """Have no room for *group*'s snapshots, where they are kept in a folder."""
+        folder: Path | None = getattr(group.spec, "snapshots", None)
+        if folder is None:
+            self.miss(strike, "its snapshots are kept in no folder (checkpoint.where)")
+            return
+        disk = FullDisk(folder)
+        refusal = disk.refusal()
+        if refusal:
+            self.miss(strike, refusal)
+            return
+        self.told(strike, group, note=f"the disk of {folder}")
+        disk.fill()
+        self._heal_later(strike, disk.free)
+
+    def _heal_later(self, strike: Strike, heal: Callable[[], None]) -> None:
         timer = threading.Timer(strike.seconds, self._heal, (strike.number,))
         timer.daemon = True
         with self._lock:
-            self._spoilt[strike.number] = partial(heal, device), timer
+            self._spoilt[strike.number] = heal, timer
         timer.start()
 
     def _heal(self, number: int) -> None:

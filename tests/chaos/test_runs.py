@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +27,8 @@ from phalanx.chaos import (
     load_run,
     run_chaos,
 )
-from phalanx.chaos.records import Ended, LifeEnded, RankDied, Struck
+from phalanx.chaos.full_disk import FullDisk
+from phalanx.chaos.records import Ended, LifeEnded, Missed, RankDied, Struck
 from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.testing import FakeGpus
 from phalanx.supervision import ExecutorClosed, Intensity, SpecError, Strategy
@@ -125,6 +129,52 @@ def test_the_processes_around_the_ranks_may_die_too() -> None:
 
     assert result.violations == ()
     assert {fault for fault, _ in struck(result)} == {"kill", "stop", "large"}
+
+
+FILL = """
+import errno, sys
+from pathlib import Path
+from phalanx.chaos.full_disk import FullDisk
+
+folder = Path(sys.argv[1]) / "snapshots"
+folder.mkdir()
+disk = FullDisk(folder)
+assert disk.refusal() == ""
+disk.fill()
+try:
+    (folder / "one").write_bytes(b"x" * 8192)
+except OSError as error:
+    print(errno.errorcode[error.errno])
+(folder / "one").unlink(missing_ok=True)
+disk.free()
+print((folder / "one").write_bytes(b"x" * 8192))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a tmpfs")
+def test_a_full_disk_is_full_and_is_given_back(tmp_path: Path) -> None:
+    mount = 'mount -t tmpfs -o size=1m none "$1" && exec "$2" -c "$3" "$1"'
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", mount, "sh", tmp_path, sys.executable, FILL],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(done.stderr)
+
+    assert done.stdout.split() == ["ENOSPC", "8192"], done.stderr
+
+
+def test_a_disk_that_others_use_is_not_filled(tmp_path: Path, runtime: Runtime) -> None:
+    refusal = FullDisk(tmp_path).refusal()
+    result = run_chaos(
+        targets.Quiet(runtime), duration=1.0, schedule=at_once(("disk", "random", ""))
+    )
+
+    assert "are not filled" in refusal
+    assert [missed.fault for missed in result.history.every(Missed)] == ["disk"]
 
 
 def test_a_device_that_reports_an_error_is_done_without() -> None:
