@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 
-.PHONY: setup demo test soak lint bench wheel clean
+.PHONY: setup demo test test-gpu soak lint bench wheel clean
 
 setup: $(VENV)/installed
 
@@ -30,6 +30,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -m 'not soak'
+
+# Where there is an NVIDIA GPU; elsewhere each test says why it is skipped.
+test-gpu: setup
+	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

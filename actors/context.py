@@ -6,6 +6,7 @@ Guarantees: everything in it belongs to this incarnation and this epoch.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import Kind, LockTable, SharedLock
@@ -95,6 +96,10 @@ class WorkerContext:
         """
         from phalanx.runtime import init_process_group  # noqa: PLC0415  # drags torch in
 
+        on_gpu = self.device.startswith("cuda")
         if backend is None:
-            backend = "nccl" if self.device.startswith("cuda") else "gloo"
+            backend = "nccl" if on_gpu else "gloo"
+        if on_gpu and "nccl" in backend:
+            # NCCL takes the current device where no tensor tells it another.
+            import_module("torch").cuda.set_device(self.device)
         init_process_group(backend, self.rendezvous, self.rank, self.world_size, **options)

@@ -34,7 +34,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("there is no C compiler to build the library with")
     folder = tmp_path_factory.mktemp("nvml")
     source, target = HERE / "nvml_stub.c", folder / "libnvidia-ml.so.1"
-    build = [compiler, "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", target, source]
+    flags = ["-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1"]
+    build = [compiler, *flags, "-o", str(target), str(source)]
     subprocess.run(build, check=True, timeout=60)
     return folder
 

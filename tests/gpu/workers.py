@@ -1,0 +1,121 @@
+"""A worker that does things on a GPU. Imports torch where it is used: in worker processes."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from phalanx.actors import WorkerActor, WorkerContext
+
+
+class OnGpu(WorkerActor):
+    """Allocates, computes, and goes wrong where it is told."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        import torch
+
+        torch.cuda.set_device(ctx.device)
+        torch.zeros(1, device=ctx.device)  # the context, so that all that follows is its own
+        torch.cuda.synchronize()
+        self.free_at_start = self.free()
+        self.held: Any = None
+
+    def free(self) -> int:
+        """The bytes that are free on the device, as the driver sees them."""
+        import torch
+
+        return int(torch.cuda.mem_get_info()[0])
+
+    def hold(self, size: int) -> None:
+        import torch
+
+        self.held = torch.ones(size, dtype=torch.uint8, device=self.ctx.device)
+        torch.cuda.synchronize()
+
+    def started_with(self) -> tuple[int, int]:
+        return self.ctx.incarnation, self.free_at_start
+
+    def sees(self) -> tuple[int, str, str]:
+        """How many devices it sees, the first one's UUID, and the mask it was started with."""
+        import torch
+
+        uuid = str(torch.cuda.get_device_properties(0).uuid)
+        return torch.cuda.device_count(), uuid, os.environ["CUDA_VISIBLE_DEVICES"]
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def incarnation(self) -> int:
+        return self.ctx.incarnation
+
+    def where(self, value: Any) -> str:
+        return str(value.device)
+
+    def double(self, value: Any) -> Any:
+        return value.to(self.ctx.device) * 2
+
+    def linear(self) -> Any:
+        import torch
+
+        return torch.nn.Linear(3, 2).to(self.ctx.device)
+
+    def chunks(self, number: int) -> Any:
+        import torch
+
+        for index in range(number):
+            yield torch.full((1 << 16,), float(index), device=self.ctx.device)
+
+    def assert_on_device(self) -> None:
+        import torch
+
+        values = torch.zeros(4, device=self.ctx.device)
+        values[torch.tensor([1 << 20], device=self.ctx.device)].sum().item()
+
+    def exhaust(self) -> None:
+        import torch
+
+        torch.empty(1 << 44, dtype=torch.uint8, device=self.ctx.device)
+
+    def spin(self, cycles: int) -> None:
+        import torch
+
+        cuda: Any = torch.cuda
+        cuda._sleep(cycles)
+        torch.cuda.synchronize()
+
+
+class InGroup(OnGpu):
+    """The same, in an NCCL group of its epoch."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        super().on_start(ctx)
+        self.starts = 1
+        ctx.init_process_group("nccl", timeout=60)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("nccl", timeout=60)
+
+    def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        value = torch.ones(1, device=self.ctx.device)
+        dist.all_reduce(value)
+        return float(value)
+
+
+class Ready(OnGpu):
+    """The same, with something prepared on the host where it was a spare."""
+
+    def __init__(self) -> None:
+        self.prepared: Any = None
+        self.seen: int | None = None
+
+    def on_standby(self) -> None:
+        import torch
+
+        self.prepared = torch.arange(8)
+        self.seen = torch.cuda.device_count()
+
+    def sums(self) -> tuple[int, int | None]:
+        return int(self.prepared.to(self.ctx.device).sum()), self.seen
