@@ -137,12 +137,20 @@ def _try(fate: Fate, python: str, plan: Plan) -> None:
                 fate.version = victim.version
                 for _ in range(times):
                     fate.outcomes.append(fate.scenario.do(victim))
+                    print(f"    {_brief(fate.outcomes[-1])}", file=sys.stderr, flush=True)
                     if fate.outcomes[-1].works is None:
                         break
                 fate.left = victim.close()
         except ContestantBroke as error:
             fate.why = f"broke: {error.what}"
             print(f"{error}", file=sys.stderr, flush=True)
+
+
+def _brief(outcome: Outcome) -> str:
+    """Return *outcome* as one line, for who watches the run."""
+    times = {"known": outcome.knows, "works": outcome.works, "gone": outcome.gone}
+    told = [f"{what} after {seconds(took)}" for what, took in times.items() if took is not None]
+    return ", ".join(told or ["no answer"]) + f"; {alike([outcome.got, *outcome.errors])}"
 
 
 def text(fates: Sequence[Fate], machine: dict[str, Any], plan: Plan) -> str:
@@ -161,7 +169,7 @@ def text(fates: Sequence[Fate], machine: dict[str, Any], plan: Plan) -> str:
 def _calls_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str]]]:
     heads = (
         *("system", "the caller knows after", "the caller gets", "works again after"),
-        *("calls that failed", "ran / ended on ranks", "left after closing"),
+        *("calls that failed", "ranks that began / ended it", "left after closing"),
     )
     rows: list[Sequence[str]] = []
     for fate in fates:
@@ -176,7 +184,7 @@ def _calls_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[st
                 _median(each.knows for each in fate.outcomes),
                 alike(each.got for each in fate.outcomes),
                 _median((each.works for each in fate.outcomes), "never"),
-                _median_count(each.failed for each in fate.outcomes),
+                _failed(fate.outcomes),
                 f"{began:.3g} / {ended:.3g}" if began else "",
                 fate.why or "; ".join(fate.left) or "nothing",
             )
@@ -198,7 +206,7 @@ def _idle_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str
             (
                 fate.system.label,
                 _median((each.works for each in fate.outcomes), "never"),
-                _median_count(each.failed for each in fate.outcomes),
+                _failed(fate.outcomes),
                 alike(error for each in fate.outcomes for error in each.errors),
                 fate.why or "; ".join(fate.left) or "nothing",
             )
@@ -248,8 +256,11 @@ def _median(values: Iterable[float | None], never: str = "") -> str:
     return seconds(found.median) + (f"; {never} in some" if None in known and never else "")
 
 
-def _median_count(values: Iterable[int]) -> str:
-    found = of(float(value) for value in values)
+def _failed(outcomes: Sequence[Outcome]) -> str:
+    """Return how many calls failed until one succeeded; where none did, how many is our doing."""
+    if any(each.works is None for each in outcomes):
+        return "all"
+    found = of(float(each.failed) for each in outcomes)
     return "" if found is None else f"{found.median:.3g}"
 
 
