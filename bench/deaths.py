@@ -186,11 +186,13 @@ class Victim:
         try:
             said = self._driven.answer(self._patience)
         except ContestantBroke as error:
-            is_silent = isinstance(error, ContestantSilent)
-            outcome.got = f"nothing in {self._patience:g} s" if is_silent else error.what
+            outcome.got = self._last(error, outcome)
+            if not isinstance(error, ContestantSilent):
+                outcome.knows = time.monotonic() - struck
             self._note(outcome)
             return outcome
-        outcome.knows = said["at"] - struck
+        if self.system.calls:
+            outcome.knows = said["at"] - struck
         if "failed" in said:
             outcome.got, outcome.failed = said["failed"], 1
         else:
@@ -199,12 +201,23 @@ class Victim:
         return self._works(outcome, struck)
 
     def _works(self, outcome: Outcome, struck: float) -> Outcome:
-        said = self._driven.ask("works", self._patience * 3, timeout=self._patience)
+        try:
+            said = self._driven.ask("works", self._patience * 3, timeout=self._patience)
+        except ContestantBroke as error:
+            outcome.errors.append(self._last(error, outcome))
+            return outcome
         _count(outcome, said)
         if "at" in said:
             outcome.works = said["at"] - struck
             self._pids = said["pids"]
         return outcome
+
+    def _last(self, error: ContestantBroke, outcome: Outcome) -> str:
+        """Return what a driver comes to that answers no more."""
+        if isinstance(error, ContestantSilent):
+            return f"nothing in {self._patience:g} s"
+        outcome.failed += 1
+        return f"the driver {error.what}"
 
     def _noted(self) -> Counter[str]:
         try:

@@ -55,7 +55,8 @@ SYSTEMS = (
     System("xoscar", "xoscar", "no recovery", "auto_recover=False", "xoscar", restarts=False),
     System("xoscar", "xoscar", "recover actors", 'auto_recover="actor"', "xoscar"),
     System("xoscar", "xoscar", "recover processes", 'auto_recover="process"', "xoscar"),
-    System("monarch", "monarch", "", "", "monarch", restarts=False),
+    System("monarch", "monarch", "", "as it comes", "monarch", restarts=False),
+    System("monarch", "monarch", "hook", "unhandled_fault_hook set", "monarch", restarts=False),
     System("torchrun", "torchrun", "plain", "--max-restarts=10", calls=False),
     System(
         "torchrun",
