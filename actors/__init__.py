@@ -5,6 +5,14 @@ from __future__ import annotations
 from phalanx.runtime import AsyncOutput, CrashReport
 
 from .calls import Call
+from .checkpoint import (
+    Checkpoint,
+    CheckpointFailed,
+    CheckpointPolicy,
+    CheckpointRejected,
+    CheckpointRestored,
+    CheckpointTaken,
+)
 from .child import executor_child, worker_child
 from .context import WorkerContext
 from .executor import Executor, Status
@@ -23,6 +31,12 @@ __all__ = [
     "AsyncOutput",
     "Call",
     "CallFuture",
+    "Checkpoint",
+    "CheckpointFailed",
+    "CheckpointPolicy",
+    "CheckpointRejected",
+    "CheckpointRestored",
+    "CheckpointTaken",
     "CrashReport",
     "Emitted",
     "Executor",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
+    from .cuts import Cuts
     from .reading import Events, Reading
     from .seat import Seat, Seats
     from .sending import Sending
@@ -49,6 +50,7 @@ class Arriving:
         sending: Sending,
         taking: Taking,
         settling: Settling,
+        cuts: Cuts | None,
         on_end: Callable[[int, int], None],
         on_foreign: Callable[[int], None],
     ) -> None:
@@ -61,6 +63,7 @@ class Arriving:
         self._sending = sending
         self._taking = taking
         self._settling = settling
+        self._cuts = cuts
 
     @uninterrupted
     def on_ready(self, events: Events) -> None:
@@ -127,6 +130,11 @@ class Arriving:
             self.dropped += 1
             return
         is_item = frame.kind == Kind.ITEM
+        if self._cuts is not None and not is_item:
+            if frame.kind in (Kind.SAVED, Kind.NOT_SAVED):
+                self._cuts.hear(seat.rank, frame)
+                return
+            self._cuts.answered(seat.rank, wire)
         call = sent[wire] if is_item else self._seats.pay(seat, wire)
         if call is None or call.done or call.wire != wire or (is_item and call.stream is None):
             frame.drop()  # it was settled without this answer

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Timer
 
+    from .cut import Cut
     from .probe import CallTap
     from .streams import Incoming
     from .tracing import CallSpan
@@ -81,6 +82,8 @@ class Call:
         timer: What ends it at its deadline, where nobody waits for it.
         tap: What looks on, where faults are injected; else None.
         span: What it is in OpenTelemetry, where somebody traces; else None.
+        cuts: Where it is made to store the ranks' states, those it has begun; else None.
+        under_hold: Whether it goes while new calls are held back.
     """
 
     want: int | None = None
@@ -98,6 +101,8 @@ class Call:
     timer: Timer | None = None
     tap: CallTap | None = None
     span: CallSpan | None = None
+    cuts: list[Cut] | None = None
+    under_hold = False
 
     def __init__(
         self,

@@ -3,7 +3,8 @@
 Guarantees: the group is one child in OTP's sense: started when all its ranks are ready, ended when
 all of them are gone; past its own intensity it ends with reason ``shutdown``, as a supervisor that
 gives up, and the supervisor above decides by the child's restart type. Each start is a new
-executor: find the current one with `Supervisor.child`.
+executor: find the current one with `Supervisor.child`. What a `CheckpointPolicy` has kept of the
+last one is given to it, for as long as the child spec lives.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
 
 from .executor import Executor
+from .saving import cuts_of
 from .spec import spec_of
 
 if TYPE_CHECKING:
     from phalanx.supervision import ExitReason, StartContext
 
+    from .cuts import Cuts
+    from .spec import ExecutorSpec
     from .worker import WorkerActor
 
 
@@ -71,9 +75,12 @@ def executor_child(
         raise SpecError("name", options["name"], "an executor in a tree is named by its path")
     if options.get("launch") == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
-    _check(worker, world_size, {**options, "restart": ranks_restart})
+    spec = _check(worker, world_size, {**options, "restart": ranks_restart})
+    # By path: the states of the ranks outlive the executor, as long as there is this child spec.
+    kept: dict[str, Cuts | None] = {}
 
     def start(ctx: StartContext) -> ExecutorHandle:
+        cuts = kept.setdefault(ctx.path, cuts_of(spec))
         executor: Executor[Any] = Executor(
             worker,
             world_size,
@@ -81,6 +88,7 @@ def executor_child(
             restart=ranks_restart,
             _on_end=ctx.exited,
             _look=ctx.snapshot,
+            _cuts=cuts,
             **options,
         )
         return ExecutorHandle(executor)
@@ -105,16 +113,19 @@ def worker_child(
     """Return the spec of a single worker process as a child: a group of one that never restarts.
 
     Its supervisor alone decides: the process is its child, and its ends are the child's ends.
+    With a `CheckpointPolicy` the next process is given back the state of the last.
     """
     options = {"shutdown": 10.0, "ranks_restart": Restart.TEMPORARY, **options}
     return executor_child(id, worker, 1, **options)
 
 
-def _check(worker: type[WorkerActor], world_size: int | None, options: dict[str, Any]) -> None:
-    """Raise what `Executor` would raise for these arguments, now instead of at each start."""
+def _check(
+    worker: type[WorkerActor], world_size: int | None, options: dict[str, Any]
+) -> ExecutorSpec:
+    """Return the spec of the executor; raises what that would raise, now and not at each start."""
     given = inspect.signature(Executor).bind(worker, world_size, **options)
     given.apply_defaults()
     values = dict(given.arguments)
-    for not_checked in ("runtime", "_on_end", "_look"):
+    for not_checked in ("runtime", "_on_end", "_look", "_cuts"):
         del values[not_checked]
-    spec_of(**values)
+    return spec_of(**values)

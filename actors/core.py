@@ -25,6 +25,7 @@ from .glance import glance_of
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
+from .saving import cuts_of
 from .termination import living
 from .tracing import GroupTrace
 from .watch import HangWatch
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Runtime
     from phalanx.supervision import SupervisorSnapshot
 
+    from .cuts import Cuts
     from .probe import Probe
     from .spec import ExecutorSpec
 
@@ -53,6 +55,7 @@ class Core:
         on_end: Callable[[ExitReason], None] | None = None,
         probe: Probe | None = None,
         look: Callable[[], SupervisorSnapshot] | None = None,
+        cuts: Cuts | None = None,
     ) -> None:
         self.spec = spec
         self._pid = os.getpid()
@@ -64,7 +67,7 @@ class Core:
             self.runtime.launcher(spec.preload).warm()
             if spec.transport is not None:
                 self.runtime.launcher(PRELOAD).warm()
-            self.shared = self._share()
+            self.shared = self._share(cuts)
             if probe is not None:
                 self.shared.probe = probe.attach(spec, self.shared)
             self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
@@ -147,8 +150,11 @@ class Core:
 
         self.shared.plane.refuse(closed)
 
-    def _share(self) -> Shared:
+    def _share(self, cuts: Cuts | None) -> Shared:
         """Return what the actor and its users' threads share."""
+        owns_cuts = cuts is None
+        if owns_cuts:
+            cuts = cuts_of(self.spec)
         log = self.runtime.scribe.log
 
         def complain(error: BaseException) -> None:
@@ -164,12 +170,13 @@ class Core:
             self.runtime.hub,
             self.spec.world_size,
             depth=self.spec.queue_depth,
+            cuts=cuts,
             on_foreign=foreign,
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
-        return Shared(plane, Callbacks(complain), watch, trace)
+        return Shared(plane, Callbacks(complain), watch, trace, cuts, owns_cuts)
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

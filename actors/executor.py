@@ -42,6 +42,7 @@ from .layout import Layout
 from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
 from .probe import current_probe
+from .saving import save_now, saving_call
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
 from .steps import Steps, step_function
 from .streams import Incoming, InlineStream, ReplyStream
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
     from phalanx.supervision import BackOff, Decider, ExitReason, SupervisorSnapshot
 
     from .calls import OnDeath, OnTimeout
+    from .checkpoint import Checkpoint, CheckpointPolicy
+    from .cuts import Cuts
     from .executor_actor import GroupView, RankInfo
     from .probe import CallTap
     from .spec import Launch, Survivors
@@ -83,6 +86,7 @@ class Status:
         restarts_in_window: Of those, how many count against the intensity just now.
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
+        checkpoint: The newest state of the ranks that is kept; None where there is none.
         reports: The crash reports of the latest deaths, oldest first.
         devices: The devices it chooses from, as they were when anybody last looked.
         in_flight: Calls sent and not settled.
@@ -98,6 +102,7 @@ class Status:
     restarts_in_window: int
     planned: int
     standby: int
+    checkpoint: Checkpoint | None
     reports: tuple[CrashReport, ...]
     devices: tuple[DeviceStatus, ...]
     in_flight: int
@@ -169,6 +174,8 @@ class Executor(Generic[W]):
         transport: How messages reach the ranks: ``"local"`` by sockets and memory that this
             machine's processes share, ``"zmq"`` or a `Zmq` by ZeroMQ with keys made per group, as
             for ranks that share neither.
+        checkpoint: When the state of the ranks is taken (`WorkerActor.checkpoint`) to be given to
+            those that come after them (`WorkerActor.restore`); None takes none.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -215,9 +222,11 @@ class Executor(Generic[W]):
         survivors: Survivors = "restart",
         leave_within: float = 10.0,
         transport: Transport = "local",
+        checkpoint: CheckpointPolicy | None = None,
         runtime: Runtime | None = None,
         _on_end: Callable[[ExitReason], None] | None = None,
         _look: Callable[[], SupervisorSnapshot] | None = None,
+        _cuts: Cuts | None = None,
     ) -> None:
         self._spec = spec_of(
             worker,
@@ -254,6 +263,7 @@ class Executor(Generic[W]):
             survivors=survivors,
             leave_within=leave_within,
             transport=transport,
+            checkpoint=checkpoint,
         )
         self._methods = Methods(worker)
         self._steps = self._methods.steps()
@@ -273,7 +283,9 @@ class Executor(Generic[W]):
         probe = current_probe()
         if probe is not None:
             self._spec = probe.adjust(self._spec)
-        self._core = Core(self._spec, runtime, name, on_end=_on_end, probe=probe, look=_look)
+        self._core = Core(
+            self._spec, runtime, name, on_end=_on_end, probe=probe, look=_look, cuts=_cuts
+        )
         self._plane = self._core.shared.plane
         self._finalizer = weakref.finalize(self, self._core.end)
         self._finalizer.atexit = False  # the end of the program has its own way (termination)
@@ -607,7 +619,10 @@ class Executor(Generic[W]):
         view = self._view()
         counts = {"in_flight": 0, "waiting": 0, "dropped_replies": 0}
         state = str(view.phase)
+        checkpoint: Checkpoint | None = None
         if self._inline is None:
+            cuts = self._core.shared.cuts
+            checkpoint = None if cuts is None else cuts.latest()
             counts = self._plane.counts()
             devices = self._core.shared.devices()
         else:
@@ -622,6 +637,7 @@ class Executor(Generic[W]):
             restarts_in_window=view.restarts_in_window,
             planned=view.planned,
             standby=view.standby,
+            checkpoint=checkpoint,
             reports=view.reports,
             devices=devices,
             **counts,
@@ -686,12 +702,52 @@ class Executor(Generic[W]):
             shared.listeners[key] = callback
         return unsubscribe
 
+    # --- keeping ------------------------------------------------------------------------
+
+    def checkpoint(self, timeout: float | None = None) -> Checkpoint:
+        """Take the state of every rank now, in its turn among the calls; return what is kept of it.
+
+        Deaths meanwhile have it tried again.
+
+        Args:
+            timeout: Seconds, waiting for a restart included; None waits without limit.
+
+        Raises:
+            SpecError: the executor was built without a `CheckpointPolicy`.
+            CallTimeout, WorkerDied, ExecutorClosed: as for any call.
+            Exception: what a rank's `WorkerActor.checkpoint` raised, or why it cannot be stored.
+        """
+        if self._spec.checkpoint is None:
+            raise SpecError("checkpoint", None, "build the executor with a CheckpointPolicy")
+        self._core.check_process()
+        self._check_may_wait("checkpoint")
+        return self._save(timeout, under_hold=False)
+
+    def _check_resharding(self, size: int) -> None:
+        spec = self._spec
+        if spec.checkpoint is None or spec.strategy is Strategy.ONE_FOR_ONE:
+            return
+        if size != self.world_size and spec.worker.reshard is WorkerActor.reshard:
+            raise SpecError(
+                "world_size",
+                size,
+                f"what is kept is the state of {self.world_size} ranks; "
+                f"give {spec.worker.__name__} a method reshard(states)",
+            )
+
+    def _save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
+        plane, cuts = self._plane, self._core.shared.cuts
+        assert cuts is not None
+        call = saving_call(plane, next(self._seq), timeout, time.monotonic())
+        return save_now(plane, cuts, call, under_hold=under_hold)
+
     # --- changing -----------------------------------------------------------------------
 
     def restart(self, rank: int | None = None, *, timeout: float | None = None) -> None:
         """Restart *rank* and those its strategy ties to it, or every rank; nothing failed.
 
-        Waits for the calls in flight; new ones wait until the group is whole again.
+        Waits for the calls in flight; new ones wait until the group is whole again. With a
+        `CheckpointPolicy` the state of the ranks is taken first, so that none of it is lost.
 
         Raises:
             TimeoutError: *timeout* seconds passed before the calls in flight had ended.
@@ -721,6 +777,8 @@ class Executor(Generic[W]):
             raise SpecError("world_size", world_size, 'launch="inline" has one rank')
         share = self._spec.devices_per_rank
         DevicePool.of(self._spec.devices, world_size, devices_per_rank=share).close()
+        DevicePool.of(self._spec.devices, world_size).close()
+        self._check_resharding(world_size)
         plan = layout
         self._change(lambda: Planned(size=world_size, layout=plan), timeout)
         self._layout = layout
@@ -1004,6 +1062,9 @@ class Executor(Generic[W]):
                 msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                 raise TimeoutError(msg)
             try:
+                if shared.cuts is not None and shared.cuts.is_unsaved():
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    self._save(left, under_hold=True)
                 plan = make()
                 self._core.tell(plan)
                 while not plan.done.wait(1.0):

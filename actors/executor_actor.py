@@ -73,12 +73,16 @@ from phalanx.supervision import (
 )
 
 from .callbacks import Callbacks
+from .keeper import Keeper
 from .leases import Leases
 from .links import Links
 from .members import Formation, Members
 from .notices import (
     BackOffOver,
     Close,
+    CutDue,
+    CutFailed,
+    CutsChanged,
     DevicesDue,
     Emitted,
     KillAll,
@@ -106,6 +110,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import CallFate, CrashReport, DeviceStatus, RemoteFailure, Runtime
 
     from .calls import Call
+    from .cuts import Cuts
     from .members import Member
     from .plane import Plane
     from .probe import GroupProbe
@@ -165,6 +170,7 @@ class Shared:
         ready: Set once the group has served for the first time, or has ended.
         gone: Set once everything has been given back.
         start_error: Why the group never came up.
+        owns_cuts: Whether *cuts* end with the executor.
         cause: Why the group ended by itself; None where it was closed or lives.
         devices: Returns how the devices are.
         probe: What looks on, where faults are injected.
@@ -174,6 +180,8 @@ class Shared:
     callbacks: Callbacks
     watch: HangWatch
     trace: GroupTrace
+    cuts: Cuts | None = None
+    owns_cuts: bool = True
     view: GroupView = field(default_factory=GroupView)
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: threading.Event = field(default_factory=threading.Event)
@@ -232,6 +240,14 @@ class ExecutorActor(pykka.ThreadingActor):
             links=links,
             probe=shared.probe,
         )
+        self._keeper = Keeper(
+            spec,
+            shared.cuts,
+            shared.plane,
+            self._publish,
+            self._deliver,
+            ends=shared.owns_cuts,
+        )
         self._store = RendezvousStore(
             runtime.hub,
             partial(runtime.launcher, spec.preload),
@@ -276,8 +292,7 @@ class ExecutorActor(pykka.ThreadingActor):
             return
         match notice:
             case Started():
-                self._say_threads()
-                self._act(Begin(time.monotonic()))
+                self._begin()
             case RankSaid():
                 self._said(notice)
             case ProcessGone(rank, incarnation):
@@ -315,9 +330,10 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._act(CloseAsked(reason, time.monotonic()))
                 if self.shared.probe is not None:
                     self.shared.probe.closing()
+            case CutDue() | CutFailed() | CutsChanged():
+                self._keeper.hear(notice)
             case KillAll():
-                for member in self._members.current():
-                    self._members.kill(member)
+                self._kill_all()
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
@@ -373,6 +389,8 @@ class ExecutorActor(pykka.ThreadingActor):
         elif frame.kind == Kind.STANDBY:
             self._standby.warm(member)
             self._show()
+        elif frame.kind == Kind.RESTORING:
+            member.restoring = True
         elif frame.kind == Kind.EVENT:
             self._emitted(member, frame)
         elif frame.kind in (Kind.START_FAILED, Kind.LAST_WORDS):
@@ -393,6 +411,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self._plane.join(member.rank, member.incarnation, member.channel)
         now = time.monotonic()
         self._publish(WorkerReady(**_who(member), took=now - member.started_at, at=now))
+        self._keeper.welcome(member)
         self._act(RankReady(member.rank, member.incarnation, now))
 
     def _emitted(self, member: Member, frame: Frame) -> None:
@@ -465,6 +484,7 @@ class ExecutorActor(pykka.ThreadingActor):
     def _gone(self, member: Member) -> None:
         now = time.monotonic()
         reason = _reason_of(member)
+        self._keeper.blame(member, reason)
         event = WorkerExited(**_who(member), reason=reason, ran_for=now - member.started_at, at=now)
         progress = self._plane.progress(member.rank, member.incarnation)
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
@@ -522,7 +542,9 @@ class ExecutorActor(pykka.ThreadingActor):
                 lost |= {other.rank: other.incarnation for other in others}
 
         def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
-            self._last_report = report = known.settled(fates, waiting)
+            settled = known.settled(fates, waiting)
+            prospect = "" if ends else self._keeper.prospect(member.rank)
+            self._last_report = report = replace(settled, checkpoint=prospect)
             self._reports = [*self._reports[-_KEPT_REPORTS:], report]
             self._show()  # whoever hears of the death from a call finds its report in the status
             return report
@@ -584,6 +606,25 @@ class ExecutorActor(pykka.ThreadingActor):
 
     # --- doing --------------------------------------------------------------------------
 
+    def _kill_all(self) -> None:
+        for member in self._members.current():
+            self._members.kill(member)
+
+    def _begin(self) -> None:
+        """Start the group for the first time, unless what its ranks go on from cannot be used."""
+        self._say_threads()
+        try:
+            base = self._keeper.open(self._runtime.hub, self._tell)
+        except (CallerError, OSError) as error:
+            self.shared.start_error = error
+            reason = ExitReason(ExitKind.CRASH, str(error))
+            self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
+            self._end(reason)
+            return
+        if base is not None:
+            self._members.save_from(base)
+        self._act(Begin(time.monotonic()))
+
     def _act(self, event: RankEvent) -> None:
         self._state, actions = decide_ranks(self._state, event)
         self._perform(actions)
@@ -627,10 +668,11 @@ class ExecutorActor(pykka.ThreadingActor):
             ranks, take_spare = action.ranks, self._standby.take
             try:
                 formation = self._formation(action.epoch)
+                gifts = self._keeper.gifts(action)
             except BaseException:
                 self._leases.give_all_back(leases)
                 raise
-            members = self._members.start(formation, ranks, leases, take_spare)
+            members = self._members.start(formation, ranks, leases, take_spare, gifts)
         except NoDevice as none:
             self._give_up(action, none, first=first)
             return
@@ -693,6 +735,7 @@ class ExecutorActor(pykka.ThreadingActor):
     def _serve(self, epoch: int) -> None:
         now = time.monotonic()
         self._plane.open(epoch)
+        self._keeper.prune()
         self._publish(
             GroupUp(
                 group=self._spec.name,
@@ -758,9 +801,11 @@ class ExecutorActor(pykka.ThreadingActor):
             for callback in callbacks:
                 shared.callbacks.run(callback, reason)
         shared.ready.set()
-        if self._on_end is not None:
+        self._keeper.close()
+        on_end, self._on_end = self._on_end, None  # it may hold on to what holds on to us
+        if on_end is not None:
             # Before the shared parts are let go: whoever starts the next one finds them warm.
-            self._on_end(reason)
+            on_end(reason)
         for give_back in (
             shared.watch.close,
             self._standby.close,

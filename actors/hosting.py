@@ -10,19 +10,26 @@ import contextlib
 import os
 import pickle
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.runtime import (
     Board,
+    FarFrame,
     Kind,
     LockTable,
     ServerSpan,
+    Stamp,
     Telemetry,
     WorkerLabels,
     await_assignment,
+    encode,
     land_on,
+    load_snapshot,
     outside,
+    receive,
+    store_snapshot,
     within,
     worker_logger,
 )
@@ -33,8 +40,9 @@ from .worker import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from phalanx.runtime import Link, Rendezvous
+    from phalanx.runtime import Link, Payload, Rendezvous
     from phalanx.supervision import Decider, ExitReason
 
     from .layout import Layout
@@ -67,6 +75,34 @@ class Seed:
     witness: bytes = b""
     decider: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    saving: Saving | None = None
+    restoring: Restoring | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How a worker stores its state; pickled by name.
+
+    Attributes:
+        base: What the number of a snapshot exceeds the call's by.
+        folder: Where it is stored; None for memory, which is handed to the driver.
+    """
+
+    base: int
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """Where in the file that follows on the control socket a state lies; pickled by name.
+
+    Attributes:
+        spans: The (start, size) of its own, or those of all ranks there were.
+        spread: Whether it is all of them.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    spread: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +185,42 @@ class WorkerHost:
             if self._witness is not None:
                 self._witness.woke(self._context, kept=False)
             actor.on_start(self._context)
+            if self._seed.restoring is not None:
+                self._restore(actor, self._seed.restoring)
         except Exception as error:
             self.fail(error)
             raise
+
+    def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
+        assert self._link is not None
+        frame = receive(self._link.control)
+        if not isinstance(frame, FarFrame) or frame.kind != Kind.RESTORE or not frame.fds:
+            msg = "the control socket did not carry the state to restore"
+            raise RuntimeFault(msg)
+        self._link.tell(Kind.RESTORING)
+        try:
+            states = [load_snapshot(frame.fds[0], *span) for span in restoring.spans]
+        finally:
+            frame.drop()
+        if restoring.spread:
+            actor.reshard(states)
+        else:
+            actor.restore(states.pop())
+
+    def save(self, call_id: int) -> Payload:
+        """Store what `checkpoint` returns; return what the driver is told of it."""
+        seed = self._seed
+        assert seed.saving is not None
+        assert self._actor is not None
+        state = encode(self._actor.checkpoint(), "what checkpoint() returned")
+        stamp = Stamp(
+            number=seed.saving.base + call_id,
+            rank=seed.rank,
+            world_size=seed.world_size,
+            incarnation=self._context.incarnation,
+            at=time.time(),
+        )
+        return store_snapshot(state, stamp, seed.saving.folder)
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""

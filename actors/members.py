@@ -42,7 +42,7 @@ from phalanx.runtime import (
     size_of,
 )
 
-from .hosting import Reform, Seed, host_spare, host_worker
+from .hosting import Reform, Restoring, Saving, Seed, host_spare, host_worker
 from .notices import Overdue, ProcessGone, RankSaid, ReformOverdue, StopOverdue
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         WorkerOutput,
     )
 
+    from .gifts import Gift
     from .layout import Layout
     from .leases import Leases
     from .links import Links, Remote
@@ -87,6 +88,8 @@ class Member:
         hung: Why it is being killed for hanging; empty otherwise.
         broken: What happened to its device, for which it is being killed; empty otherwise.
         left: The last epoch for which it has left the process group of the one before.
+        gift: The state it is given back; None where it begins anew.
+        restoring: Whether it has got as far as restoring that.
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once it has told.
@@ -112,6 +115,8 @@ class Member:
     hung: str = ""
     broken: str = ""
     left: int = 0
+    gift: Gift | None = None
+    restoring: bool = False
     threads: str = ""
     words_end: int | None = None
     failure: RemoteFailure | None = None
@@ -164,6 +169,7 @@ class Members:
         links: Links | None,
     ) -> None:
         self._spec = spec
+        self._saving: Saving | None = None
         self._runtime = runtime
         self._leases = leases
         self._tell = tell
@@ -173,6 +179,10 @@ class Members:
         self._members: dict[int, Member] = {}
         self._locks = LockTable.create()
         self.name = spec.name
+
+    def save_from(self, base: int) -> None:
+        """Have ranks that are started from now on number their snapshots from *base*."""
+        self._saving = Saving(base=base, folder=self._spec.snapshots)
 
     def find(self, rank: int, incarnation: int) -> Member | None:
         """Return that incarnation if it is the current one, or who was that spare."""
@@ -191,11 +201,12 @@ class Members:
         ranks: Iterable[tuple[int, int]],
         leases: Mapping[int, Lease],
         take_spare: Callable[[], Member | None],
+        gifts: Mapping[int, Gift],
     ) -> list[Member]:
         """Start these (rank, incarnation) together; return them once all have a process.
 
         Spares come first: they have theirs already. Each rank's lease is its process's from here
-        on, or given back.
+        on, or given back; so is each of *gifts*, the states that ranks are given back.
 
         Raises:
             PhalanxError, OSError: one could not be started; then none of them is left.
@@ -210,13 +221,17 @@ class Members:
                 if spare is not None:
                     taken.append(spare)
                     spare.lease = unused.pop(rank)
+                    spare.gift = gifts.get(rank)
                     self._assign(spare, formation, rank, incarnation)
+                    self._give(spare)
                     continue
                 labels = self._labels(formation, rank, incarnation, unused[rank])
                 member = self._equip(labels, rank, incarnation, formation.epoch)
                 member.lease = unused.pop(rank)
                 made.append(member)
                 self._members[rank] = member
+                member.gift = gifts.get(rank)
+                self._give(member)
                 launches.append(self._launch_spec(member, formation))
             if made:
                 self._launch(made, launches)
@@ -229,6 +244,8 @@ class Members:
         finally:
             for member in made:
                 member.close_child_ends()
+            for gift in gifts.values():
+                gift.close()
         return [*taken, *made]
 
     def start_spare(self, number: int) -> Member:
@@ -307,6 +324,16 @@ class Members:
         finally:
             payload.close()
         self._after(spare, self._spec.start_timeout, Overdue(rank, incarnation, "start"))
+
+    def _give(self, member: Member) -> None:
+        """Send *member* the state it is given back, which it looks for after `on_start`."""
+        gift = member.gift
+        if gift is None:
+            return
+        payload = Payload.in_file(gift.file, os.fstat(gift.file).st_size)
+        packet = payload.packet(Kind.RESTORE, epoch=member.epoch, call_id=0)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a spare that has died
+            send(member.control, packet, gift.file)
 
     def reform(self, member: Member, formation: Formation) -> bytes:
         """Return the order for *member*, which is kept, to join *formation*; sees to deadlines."""
@@ -475,6 +502,10 @@ class Members:
         spec = self._spec
         layout = formation.layout
         rank = member.rank
+        gift = member.gift
+        restoring = None
+        if gift is not None:
+            restoring = Restoring(gift.spans, spread=gift.is_spread)
         assert member.lease is not None
         return Seed(
             factory=factory,
@@ -490,6 +521,8 @@ class Members:
             rendezvous=formation.rendezvous,
             trace=formation.trace,
             witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
+            saving=self._saving,
+            restoring=restoring,
         )
 
     def _environment(self, member: Member, formation: Formation) -> dict[str, str]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from phalanx.runtime import Frame
+    from phalanx.runtime import Frame, RemoteFailure
     from phalanx.supervision import ExitReason, StartRanks
 
+    from .cut import Cut
     from .layout import Layout
 
 
@@ -164,6 +165,31 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
+class CutDue:
+    """It is time to take the state of the ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutFailed:
+    """A rank could not store its state."""
+
+    rank: int
+    number: int
+    failure: RemoteFailure
+
+
+@dataclass(frozen=True, slots=True)
+class CutsChanged:
+    """A cut is kept, or some are void: there is something to remove.
+
+    Attributes:
+        kept: The one that is kept; None where that is not the news.
+    """
+
+    kept: Cut | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KillAll:
     """Every rank is to be killed now."""
 
@@ -184,6 +210,9 @@ Notice = (
     | ReformOverdue
     | Started
     | Planned
+    | CutDue
+    | CutFailed
+    | CutsChanged
     | Close
     | KillAll
 )

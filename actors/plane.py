@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, Frame, Hub
 
     from .calls import Call
+    from .cuts import Cuts
 
 
 class Plane:
@@ -53,6 +54,7 @@ class Plane:
     Args:
         depth: Calls that one rank may have been sent and not answered; also how many calls may
             wait for their turn before `submit` blocks.
+        cuts: What becomes of the states that ranks store with calls; None where they store none.
         on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
         on_foreign: Told the rank whose socket brought something that is no message, once for each
             incarnation; runs under the lock.
@@ -66,6 +68,7 @@ class Plane:
         size: int,
         *,
         depth: int = 64,
+        cuts: Cuts | None = None,
         on_end: Callable[[int, int], None],
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
@@ -77,8 +80,15 @@ class Plane:
         self._turns = turns = Turns(depth)
         self._reading = reading = Reading(hub, lock, lambda: seats.owed > 0)
         self._sending = sending = Sending(
-            seats, turns, reading, depth=depth, on_refused=self._refused, on_busy=on_busy
+            seats,
+            turns,
+            reading,
+            depth=depth,
+            cuts=cuts,
+            on_refused=self._refused,
+            on_busy=on_busy,
         )
+        self._cuts = cuts
         self._taking = taking = Taking(seats, reading, sending)
         self._settling = settling = Settling(
             hub, lock, seats=seats, turns=turns, reading=reading, taking=taking, sending=sending
@@ -90,6 +100,7 @@ class Plane:
             sending=sending,
             taking=taking,
             settling=settling,
+            cuts=cuts,
             on_end=on_end,
             on_foreign=on_foreign,
         )
@@ -114,7 +125,8 @@ class Plane:
         """Seat a new incarnation; from here on it may be sent calls of its own."""
         with self._lock:
             channel.board.enter(self._sending.round)
-            self._seats.take(Seat(rank, incarnation, channel))
+            limit = None if self._cuts is None else self._cuts.limit
+            self._seats.take(Seat(rank, incarnation, channel, saving_limit=limit))
             self._reading.add(channel.fileno())
             self._sending.pump()
 
@@ -190,6 +202,8 @@ class Plane:
             for seat in lost:
                 self._arriving.drain(seat)
             survivors = [seat for seat in self._seats if seat not in lost]
+            if self._cuts is not None:
+                self._cuts.lose([seat.rank for seat in lost], everybody=not survivors)
             doubted = settling.doubted()
             if story is None:
                 for call in doubted:  # a stop that was asked for explains no exception
@@ -328,6 +342,26 @@ class Plane:
         if closed is not None:
             raise closed()
         raise SpecError("world_size", size, f"{call.name} was made for another size")
+
+    @uninterrupted
+    def insert(self, call: Call, *, first: bool = False) -> None:
+        """Accept *call*, one of our own, however many wait; ahead of them if it is to be *first*.
+
+        Raises:
+            ExecutorClosed: nothing is accepted any more.
+        """
+        with self._lock:
+            closed = self._closed
+            if closed is None:
+                if first:
+                    self._turns.everyone.appendleft(call)
+                else:
+                    self._turns.add(call)
+                self._sending.pump()
+                self._reading.see_to_it()
+                return
+        call.drop()
+        raise closed()
 
     def wait(self, call: Call, deadline: float | None) -> bool:
         """Return True once *call* is done, False at *deadline*."""

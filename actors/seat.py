@@ -71,6 +71,7 @@ class Seat:
         sent: What this incarnation has been sent and not yet answered, by wire id; None where
             the call has been settled without it.
         limits: Of what it has been sent, the calls that may run for so long: name and seconds.
+        saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
         foreign: Its channel has brought something that is no message.
     """
@@ -80,6 +81,7 @@ class Seat:
     channel: Channel
     sent: dict[int, Call | None] = field(default_factory=dict[int, "Call | None"])
     limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
+    saving_limit: float | None = None
     ended: bool = False
     foreign: bool = False
 
@@ -96,8 +98,9 @@ class Seat:
         board = self.channel.board
         begun, running = board.begun, board.begun > board.finished
         call = self.sent.get(begun) if running else None
+        name = call.name if call is not None else None
         return Progress(
-            method=call.name if call is not None else None,
+            method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
             call=call.seq if call is not None else None,
             running=time.monotonic() - board.begun_at if running else None,
             served=board.served,
@@ -112,15 +115,23 @@ class Seat:
         call = self.sent.get(wire)
         if call is not None:
             method = call.name
+        if board.saving == wire:
+            method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
         return Running(
             self.rank,
             self.incarnation,
             "" if idle else method,
             None if idle else limit,
-            min((each for _, each in self.limits.values()), default=None),
+            self._shortest(),
             0.0 if idle else board.begun_at,
             spoke,
         )
+
+    def _shortest(self) -> float | None:
+        limits = [limit for _, limit in self.limits.values()]
+        if self.saving_limit is not None:
+            limits.append(self.saving_limit)
+        return min(limits, default=None)
 
 
 class Seats:

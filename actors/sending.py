@@ -19,9 +19,10 @@ from phalanx.runtime import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind, Payload, bundl
 from .calls import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from .calls import Call
+    from .cuts import Cuts
     from .reading import Reading
     from .seat import Seat, Seats
     from .turns import Turns
@@ -56,6 +57,7 @@ class Sending:
         reading: Reading,
         *,
         depth: int,
+        cuts: Cuts | None,
         on_refused: Callable[[Seat, int, OSError], None],
         on_busy: Callable[[float | None], None],
     ) -> None:
@@ -63,6 +65,7 @@ class Sending:
         self._turns = turns
         self._reading = reading
         self._depth = depth
+        self._cuts = cuts
         self._on_refused = on_refused
         self._on_busy = on_busy
         self._wire = 0
@@ -79,9 +82,14 @@ class Sending:
     def pump(self) -> None:
         """Send what may be sent, in order."""
         turns = self._turns
-        if self.holds:
-            return
         everyone = turns.everyone
+        if self.holds:
+            # One of our own, which does not wait for the end of a hold.
+            if everyone and everyone[0].under_hold and self.whole:
+                seats = self._seats.all
+                if _have_room(seats, self._depth):
+                    self._send(everyone.popleft(), seats)
+            return
         if everyone and self.whole:
             seats = self._seats.all
             depth = self._depth
@@ -135,12 +143,24 @@ class Sending:
         want = call.want
         extra = EVERY_RANK if want is None else want
         payloads = call.payloads
-        if len(payloads) > 1:
+        limit = call.hang_after
+        marked: Collection[int] = ()
+        if self._cuts is not None:
+            marked = self._cuts.mark(call, call.asked, len(self._seats))
+            if marked and self._cuts.limit is not None:
+                limit = self._cuts.limit if limit is None else min(limit, self._cuts.limit)
+            if len(marked) == len(seats):
+                flags |= Flag.MARKED
+        if marked and len(marked) < len(seats):
+            for seat in seats:
+                mine = flags | Flag.MARKED if seat.rank in marked else flags
+                payload = payloads[seat.rank if len(payloads) > 1 else 0]
+                self._send_one(call, payload, (seat,), mine, extra)
+        elif len(payloads) > 1:
             for seat in seats:
                 self._send_one(call, payloads[seat.rank], (seat,), flags, extra)
         else:
             self._send_one(call, payloads[0], seats, flags, extra)
-        limit = call.hang_after
         if limit is not None or not self.watched:
             self.watched = True
             self._on_busy(limit)

@@ -19,6 +19,7 @@ from phalanx.runtime import (
     Transport,
     Visibility,
     Zmq,
+    check_folder,
     check_share,
     check_transport,
     encode_by_value,
@@ -33,6 +34,7 @@ from phalanx.supervision import (
     Strategy,
 )
 
+from .checkpoint import CheckpointPolicy
 from .layout import Layout
 from .worker import WorkerActor
 
@@ -100,6 +102,8 @@ class ExecutorSpec:
     survivors: Survivors
     leave_within: float
     transport: Zmq | None
+    checkpoint: CheckpointPolicy | None
+    snapshots: Path | None
 
 
 def factory_of(
@@ -208,6 +212,7 @@ def spec_of(
     survivors: Survivors,
     leave_within: float,
     transport: Transport,
+    checkpoint: CheckpointPolicy | None,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -240,6 +245,7 @@ def spec_of(
         _check_kind("decider", decider, Decider)
     check_share(devices_per_rank)
     _check_choice("visibility", visibility, ("one", "all"))
+    _check_checkpoint(checkpoint, worker, launch)
     # More leases than devices is told here.
     DevicePool.of(devices, size, devices_per_rank=devices_per_rank).close()
     return ExecutorSpec(
@@ -277,7 +283,28 @@ def spec_of(
         survivors=_check_survivors(survivors, worker, strategy),
         leave_within=check_seconds("leave_within", leave_within, positive=True),
         transport=_check_transport(transport, launch),
+        checkpoint=checkpoint,
+        snapshots=_check_snapshots(checkpoint),
     )
+
+
+def _check_checkpoint(
+    policy: CheckpointPolicy | None, worker: type[WorkerActor], launch: Launch
+) -> None:
+    if policy is None:
+        return
+    _check_kind("checkpoint", policy, CheckpointPolicy)
+    for hook in ("checkpoint", "restore"):
+        if getattr(worker, hook) is getattr(WorkerActor, hook):
+            raise SpecError("checkpoint", policy, f"needs {worker.__name__}.{hook}")
+    if launch == "inline":
+        raise SpecError("checkpoint", policy, "an inline rank has no process to outlive")
+
+
+def _check_snapshots(policy: CheckpointPolicy | None) -> Path | None:
+    if policy is None or policy.where is None:
+        return None
+    return check_folder("checkpoint.where", policy.where)
 
 
 def _check_standby(standby: object, worker: type[WorkerActor], rank_kwargs: object) -> int:

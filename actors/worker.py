@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from phalanx.supervision import BadArguments, SpecError, UnknownMethod
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.supervision import ExitReason
 
@@ -24,7 +24,16 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 Reply = Literal["every", "output", "driver"] | int
 
 _HOOKS = frozenset(
-    ("on_start", "on_stop", "on_failure", "on_reform", "on_standby", "checkpoint", "restore")
+    (
+        "on_start",
+        "on_stop",
+        "on_failure",
+        "on_reform",
+        "on_standby",
+        "checkpoint",
+        "restore",
+        "reshard",
+    )
 )
 _MARK = "__phalanx__"
 
@@ -56,6 +65,30 @@ class WorkerActor:
         did, and keep the rest. An exception ends this rank, and a new one takes its place. Needed
         for ``survivors="keep"``.
         """
+
+    def checkpoint(self) -> Any:
+        """Return this worker's state: anything that can be pickled, tensors included.
+
+        Run between calls, when the executor's `CheckpointPolicy` says so, on every rank at the same
+        call where ranks are formed together: they may meet in here. It is stored before that call
+        is answered. An exception is reported and costs this snapshot only.
+        """
+        raise NotImplementedError
+
+    def restore(self, state: Any) -> None:
+        """Go on from *state*, which `checkpoint` returned in an earlier incarnation of this rank.
+
+        Run after `on_start`, as a part of the start: an exception fails that, and the next
+        incarnation is given an older state, if there is one.
+        """
+        raise NotImplementedError
+
+    def reshard(self, states: Sequence[Any]) -> None:
+        """Go on from *states*, one for each of the ranks there were before, in place of `restore`.
+
+        Run where the group has been given another number of ranks; for those formed together.
+        """
+        raise NotImplementedError
 
     def on_stop(self, reason: ExitReason) -> None:
         """Run when the worker ends in good order, also by SIGTERM or `sys.exit`."""
@@ -135,6 +168,12 @@ def _check_limit(given: object) -> None:
 
 
 _REPLIES = ("every", "output", "driver")
+
+
+def declared_limit(method: Any, otherwise: float | None) -> float | None:
+    """Return for how many seconds *method* may run: what it declares, or else *otherwise*."""
+    declared: Declared = getattr(method, _MARK, Declared())
+    return otherwise if declared.hang_after is None else declared.hang_after
 
 
 def _declare(method: Any, **what: Any) -> None:

@@ -28,6 +28,7 @@ from .evidence import oom_sources
 from .frames import (
     BUNDLE_LIMIT,
     EVERY_RANK,
+    FarFrame,
     Flag,
     Frame,
     Kind,
@@ -58,6 +59,8 @@ from .report_folder import ReportFile, ReportFolder, read_report
 from .runtime import Runtime, acquire_shared, release_shared
 from .scribe import Scribe, WorkerOutput
 from .slot import DeviceStatus
+from .snapshot_folder import SnapshotFolder, check_folder
+from .snapshots import SnapshotName, Stamp, join_snapshots, load_snapshot, store_snapshot
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
@@ -97,6 +100,7 @@ __all__ = [
     "DriverStream",
     "Encoded",
     "ExitEvidence",
+    "FarFrame",
     "Fate",
     "Fault",
     "Flag",
@@ -137,7 +141,10 @@ __all__ = [
     "Scribe",
     "ServerSpan",
     "SharedLock",
+    "SnapshotFolder",
+    "SnapshotName",
     "SocketChannel",
+    "Stamp",
     "StrangerRefused",
     "Telemetry",
     "Timer",
@@ -160,6 +167,7 @@ __all__ = [
     "bundle",
     "call_id_of",
     "carried",
+    "check_folder",
     "check_share",
     "check_transport",
     "decode",
@@ -172,8 +180,10 @@ __all__ = [
     "find_gpus",
     "init_process_group",
     "install_last_words",
+    "join_snapshots",
     "land_on",
     "ledger",
+    "load_snapshot",
     "oom_sources",
     "outside",
     "read_report",
@@ -187,6 +197,7 @@ __all__ = [
     "safe_text",
     "send",
     "size_of",
+    "store_snapshot",
     "withdraw",
     "within",
     "worker_logger",

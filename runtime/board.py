@@ -38,7 +38,7 @@ _GLOBAL = 1 << 0
 _GLOBAL_EXPEDITED = 1 << 1
 _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 
-_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED = range(6)
+_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING = range(7)
 _LIMITS = 8  # where the limits of the latest rounds begin
 _KEPT = 256  # rounds whose limit is kept; a call older than that is void
 
@@ -81,6 +81,12 @@ class Board:
             return True
         return call_id > self._words[_LIMITS + (sent_in + 1) % _KEPT]
 
+    def save(self, call_id: int) -> None:
+        """Publish that *call_id* has run, and that the worker's state is being stored with it."""
+        words = self._words
+        words[_BEGUN_AT] = time.monotonic_ns()
+        words[_SAVING] = call_id
+
     def finish(self, call_id: int, *, served: bool = True) -> None:
         """Publish that *call_id* has ended in this worker, or was void (not *served*)."""
         words = self._words
@@ -107,13 +113,21 @@ class Board:
         return self._words[_FINISHED]
 
     @property
+    def saving(self) -> int:
+        """The call with which the worker's state was stored last, or is being; 0 for none."""
+        return self._words[_SAVING]
+
+    @property
     def served(self) -> int:
         """How many calls have ended in this incarnation."""
         return self._words[_SERVED]
 
     @property
     def begun_at(self) -> float:
-        """When the call begun last began, in seconds on the monotonic clock; 0.0 for none."""
+        """When the call begun last began, or the storing of the state behind it.
+
+        In seconds on the monotonic clock; 0.0 for none.
+        """
         return self._words[_BEGUN_AT] / 1e9
 
     def enter(self, round_: int) -> None:

@@ -52,16 +52,21 @@ def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
     return [table, *chunks, *encoded.buffers], offsets, end
 
 
-def write_file(parts: Sequence[memoryview], offsets: Sequence[int], size: int) -> int:
-    """Return a sealed memory file with the body in it.
+def write_file(
+    parts: Sequence[memoryview],
+    offsets: Sequence[int],
+    size: int,
+    name: str = "phalanx-message",
+) -> int:
+    """Return a sealed memory file, shown as *name*, with the body in it.
 
     Raises:
         MessageTooLarge: there is not memory enough; it says for how much there is.
     """
-    file = new_message_file(size)
+    file = new_message_file(size, name)
     try:
         for part, offset in zip(parts, offsets, strict=True):
-            _write_all(file, part, offset)
+            write_all(file, part, offset)
         return seal_message_file(file)
     except OSError as error:
         os.close(file)
@@ -73,7 +78,7 @@ def write_file(parts: Sequence[memoryview], offsets: Sequence[int], size: int) -
         raise
 
 
-def new_message_file(size: int) -> int:
+def new_message_file(size: int, name: str = "phalanx-message") -> int:
     """Return an empty memory file for a body of *size* bytes.
 
     Raises:
@@ -82,7 +87,7 @@ def new_message_file(size: int) -> int:
     room = writable_bytes(size)
     if size > room:
         raise MessageTooLarge(size, room)
-    file = os.memfd_create("phalanx-message", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)
     except OSError as error:
@@ -133,7 +138,8 @@ def decode_far(body: memoryview) -> Any:
     return decode(parts[0], parts[1:])
 
 
-def _write_all(file: int, data: memoryview, offset: int) -> None:
+def write_all(file: int, data: memoryview, offset: int) -> None:
+    """Write all of *data* to *file* at *offset*."""
     while data.nbytes:
         written = os.pwrite(file, data, offset)
         data = data[written:]

@@ -57,6 +57,7 @@ class Kind:
     BUNDLE: Final[int] = 6
     ASSIGN: Final[int] = 8
     REFORM: Final[int] = 9
+    RESTORE: Final[int] = 10
     REPLY: Final[int] = 16
     ERROR: Final[int] = 17
     SKIPPED: Final[int] = 18
@@ -70,6 +71,9 @@ class Kind:
     NOT_REFORMED: Final[int] = 26
     PASSED: Final[int] = 27
     LINK_ENDED: Final[int] = 28
+    SAVED: Final[int] = 29
+    NOT_SAVED: Final[int] = 30
+    RESTORING: Final[int] = 31
 
 
 class Flag:
@@ -80,6 +84,7 @@ class Flag:
     COLLECTIVE: Final[int] = 2  # withdrawn through the board if not yet begun
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
     JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
+    MARKED: Final[int] = 8  # a call with which the worker's state is stored, before its answer
     ARENA: Final[int] = 16  # the body lies in the sender's arena
     LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
     STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent

@@ -208,6 +208,7 @@ class Hub:
                         os.eventfd_read(self._wakeup)
                 elif (watch := self._watches.get(fd)) is not None:
                     self._guard(watch, events)
+            watch = None  # until the next event nothing else may hold what it belongs to
             self._run_posted()
             self._run_timers()
         self._run_posted()

@@ -25,15 +25,15 @@ class Landing:
         missing: Bytes that have yet to come.
     """
 
-    def __init__(self, size: int, arena: Arena) -> None:
-        """Find a place for *size* bytes.
+    def __init__(self, size: int, arena: Arena | None) -> None:
+        """Find a place for *size* bytes; without an *arena* in a file.
 
         Raises:
             MessageTooLarge: this machine has no memory for it.
         """
         self.missing = size
         self._size = size
-        self._extent = arena.place(size)
+        self._extent = None if arena is None else arena.place(size)
         self._file = new_message_file(size) if self._extent is None else None
 
     def write(self, piece: memoryview) -> None:

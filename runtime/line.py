@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import MessageTooLarge
 
-from .frames import HEADER, LARGE, MAGIC, PACKET_LIMIT, Frame, Payload
+from .frames import HEADER, LARGE, MAGIC, PACKET_LIMIT, Frame, Kind, Payload
 from .landing import Landing
 
 if TYPE_CHECKING:
@@ -269,7 +269,9 @@ class Line:
         if not size:
             return delivery
         try:
-            self._landing = Landing(size, self._arena)
+            # What comes beside the calls is read without the arena, and a state is kept for long.
+            keeps = lane != Lane.DATA or head[1] == Kind.SAVED
+            self._landing = Landing(size, None if keeps else self._arena)
         except MessageTooLarge as error:
             delivery.error = error
         self._arriving = delivery

@@ -159,6 +159,16 @@ class ReplyLine:
         """Say that the next call can come, though the answer to *call* may not have left."""
         self._send(call, Kind.PASSED, None)
 
+    def note(self, call: Frame, kind: int, payload: Payload) -> None:
+        """Send *payload*, which is closed then, ahead of the answer to *call*."""
+        try:
+            packet = payload.packet(
+                kind, epoch=call.epoch, call_id=call.call_id, incarnation=self._incarnation
+            )
+            send(self._sock, packet, payload.file)
+        finally:
+            payload.close()
+
     def close(self) -> None:
         """Send what is still being computed, then end the output thread."""
         with self._lock:

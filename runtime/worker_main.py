@@ -67,6 +67,10 @@ class Hosted(Protocol):
         """Leave the process group of the last epoch and join that of the new one."""
         ...
 
+    def save(self, call_id: int) -> Payload:
+        """Store the user's state as it is after *call_id*; return what the driver is told."""
+        ...
+
     def stop(self, reason: ExitReason) -> None:
         """Run the user's stop hook."""
         ...
@@ -281,14 +285,31 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
             if span is not None:
                 span.raised(error)
+            self._save(frame)
             self._replies.refuse(frame, error)
         else:
+            self._save(frame)
             self._replies.answer(frame, result)
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
         if frame.flags & Flag.PACED and self._replies.is_behind:
             self._replies.pass_by(frame)
+
+    def _save(self, call: Frame) -> None:
+        """Store the state if that is due: first, so that whatever is answered has been stored."""
+        if not call.flags & Flag.MARKED:
+            return
+        self._board.save(call.call_id)
+        try:
+            saved = self._hosted.save(call.call_id)
+        except (Terminated, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
+            failure = encode(RemoteFailure.of(error), "the error")
+            self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure))
+        else:
+            self._replies.note(call, Kind.SAVED, saved)
 
 
 def _greet(data: socket.socket, link: Link) -> None:

@@ -128,6 +128,7 @@ def settle(before: Footprint, deadline: float) -> dict[str, object]:
     gc.collect()
     while (left := Footprint.now().since(before)) and time.monotonic() < deadline:
         time.sleep(0.01)  # a zombie that somebody is about to collect sends no word of it
+        gc.collect()  # what was still held a moment ago
     return left
 
 

@@ -1,0 +1,162 @@
+"""When the ranks' state is taken, where it is kept, and what is told of it.
+
+Guarantees: a policy that exists makes sense; its folder, where it has one, is this user's alone
+and can be written to.
+
+Left to others: taking and giving back (`hosting`), which snapshots are kept and used (`cuts`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from phalanx.supervision import SpecError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPolicy:
+    """When an executor takes the state of its ranks, and where it keeps that.
+
+    What a worker's `checkpoint` returns is taken between calls, before the call that made it due is
+    answered: with ``every_calls=1`` every answered call is in the state that a later incarnation
+    gets. Ranks under one_for_all or rest_for_one are taken together, at the same call, and given
+    back together; independent ones (one_for_one) each for itself.
+
+    Attributes:
+        every_calls: Take it with every so many calls. None: not by calls.
+        every_seconds: Take it so many seconds after the first call that no snapshot has in it.
+            Nothing is taken while nothing is called. None: not by time.
+        where: The folder to keep it in, for this executor alone; made where it is missing, and
+            readable by nobody else. None keeps it in memory, until the executor ends.
+        keep: How many snapshots of each rank are kept, at least 1. The older ones serve where a
+            newer one is damaged, or cannot be restored.
+        resume: Whether a new executor begins with the newest good snapshot that it finds in
+            *where*, if there is any.
+
+    With neither *every_calls* nor *every_seconds* it is taken by `Executor.checkpoint` alone.
+    """
+
+    every_calls: int | None = None
+    every_seconds: float | None = None
+    where: str | os.PathLike[str] | None = None
+    keep: int = 2
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        _check_count("every_calls", self.every_calls, optional=True)
+        _check_count("keep", self.keep)
+        seconds = self.every_seconds
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if seconds is not None and not (number and 0 < seconds < _LONGEST):
+            raise SpecError("checkpoint.every_seconds", seconds, "give seconds > 0, or None")
+        if self.where is not None and not isinstance(self.where, str | os.PathLike):
+            raise SpecError("checkpoint.where", self.where, "give a folder, or None for memory")
+        if not isinstance(self.resume, bool):
+            raise SpecError("checkpoint.resume", self.resume, "give True or False")
+        if self.resume and self.where is None:
+            raise SpecError(
+                "checkpoint.resume", self.resume, "needs a folder (where) to find snapshots in"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of some ranks, as it is kept.
+
+    Attributes:
+        number: Later ones have higher ones.
+        ranks: Whose state it is.
+        at: When it was complete, in seconds since 1970.
+        size_bytes: What all of it takes.
+        where: The folder it lies in; empty for memory.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+    at: float
+    size_bytes: int
+    where: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointTaken:
+    """The state of all the ranks that belong together is kept.
+
+    `Executor.events` tells of each; the log of no more than one in a second.
+
+    Attributes:
+        took: Seconds from the sending of the call with which it was due.
+    """
+
+    event: ClassVar[str] = "phalanx.checkpoint_taken"
+    level: ClassVar[str] = "debug"
+    group: str
+    checkpoint: Checkpoint
+    took: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """A rank's state could not be taken; the call went on, and older snapshots are kept.
+
+    Attributes:
+        number: The snapshot that is none.
+        trace: The worker's traceback.
+    """
+
+    event: ClassVar[str] = "phalanx.checkpoint_failed"
+    level: ClassVar[str] = "error"
+    group: str
+    rank: int
+    number: int
+    error: str
+    trace: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRestored:
+    """A rank has been given back the state of an earlier incarnation.
+
+    Attributes:
+        age: Seconds since it was complete.
+    """
+
+    event: ClassVar[str] = "phalanx.checkpoint_restored"
+    level: ClassVar[str] = "info"
+    group: str
+    rank: int
+    incarnation: int
+    number: int
+    age: float
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected:
+    """A snapshot will not be used, as long as there is another.
+
+    Attributes:
+        why: It is torn, missing, altered, or a rank could not be restored from it.
+    """
+
+    event: ClassVar[str] = "phalanx.checkpoint_rejected"
+    level: ClassVar[str] = "warning"
+    group: str
+    number: int
+    why: str
+    at: float
+
+
+_LONGEST = 1e9  # seconds; more is no policy
+
+
+def _check_count(name: str, value: object, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        told = "give an integer >= 1" + (", or None" if optional else "")
+        raise SpecError(f"checkpoint.{name}", value, told)

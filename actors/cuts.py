@@ -1,0 +1,420 @@
+"""The states of one executor's ranks: which belong together, which are kept and given back.
+
+A **cut** is the state of some ranks at one call: of all ranks where they are formed together, of
+one where each stands for itself. It is *kept* once every one of its ranks has stored its part and
+has then answered that call. So what is given back never has half of a call in it, nor a call that
+ended in a death or is about to be sent again.
+
+Guarantees: after every death, and at every moment in between, the newest kept cut is whole; at most
+*keep* are kept of any rank, besides those whose calls are under way; nothing of what is not kept
+stays in memory or in the folder.
+
+Left to others: files (`runtime.snapshots`, `runtime.snapshot_folder`), sending and hearing
+(`plane`), what happens after a failed restore (`executor_actor`). May be used from any thread; its
+lock is taken last, and under it nobody is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import FarFrame, Flag, Kind, SnapshotFolder, ledger
+from phalanx.supervision import RuntimeFault, SpecError
+
+from .checkpoint import Checkpoint
+from .counts import Counts
+from .cut import Cut, Part, find_cuts
+from .gifts import give
+from .notices import CutDue, CutFailed, CutsChanged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
+
+    from phalanx.runtime import Frame, Hub, Timer
+
+    from .calls import Call
+    from .checkpoint import CheckpointPolicy
+    from .gifts import Gift
+
+
+class Cuts:
+    """The cuts of one executor, or of those that follow each other in one place of a tree.
+
+    Args:
+        folder: Where they are kept; None for memory.
+        together: Whether all ranks make one cut.
+        limit: Seconds a rank may take to store its state; None for no limit.
+        sealed: Whether what is given back must lie in memory: it travels on from there.
+    """
+
+    def __init__(
+        self,
+        policy: CheckpointPolicy,
+        folder: Path | None,
+        *,
+        together: bool,
+        limit: float | None = None,
+        sealed: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._limit = limit
+        self._sealed = sealed
+        self._path = folder
+        self._folder: SnapshotFolder | None = None
+        self._together = together
+        self._lock = threading.Lock()
+        self._open: dict[tuple[int, int], Cut] = {}  # by (wire id, rank)
+        self._kept: list[Cut] = []  # by number
+        self._gone: list[Cut] = []  # what is left of them is to be removed
+        self._base = 0  # what wire ids are counted from
+        self._last = 0  # the highest number so far
+        self._foreign = 0  # up to here what is in the folder is none of ours
+        self._counts = Counts()
+        self._timer: Timer | None = None
+        self._tell: Callable[[Any], None] = _nobody
+        self._hub: Hub | None = None
+        self._pid = os.getpid()
+
+    @property
+    def where(self) -> str:
+        """The folder; empty for memory."""
+        return "" if self._path is None else str(self._path)
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds a rank may take to store its state; None for no limit."""
+        return self._limit
+
+    @property
+    def base(self) -> int:
+        """What the number of a cut exceeds the wire id of its call by."""
+        return self._base
+
+    # --- the life of an executor --------------------------------------------------------------
+
+    def open(self, hub: Hub, tell: Callable[[Any], None], *, can_reshard: bool, size: int) -> None:
+        """Serve an executor of *size* ranks from now on, and claim the folder.
+
+        Raises:
+            SpecError: another executor uses it, or what is to be resumed from cannot be used.
+        """
+        with self._lock:
+            self._hub, self._tell = hub, tell
+            if self._path is not None and self._folder is None:
+                self._folder = SnapshotFolder(self._path)
+                self._folder.tidy()
+                names = self._folder.names()
+                self._last = max((name.number for name in names), default=0)
+                self._foreign = self._last  # until it is known that it can be used
+                if self._policy.resume:
+                    self._kept = find_cuts(self._folder, names, together=self._together)
+                    if names and not self._kept:
+                        raise SpecError(
+                            "checkpoint.resume",
+                            self.where,
+                            f"of {len(names)} snapshots there, none is complete; "
+                            "to begin anew, give another folder",
+                        )
+            self._base = self._last
+            if self._together and not can_reshard:
+                self._check_size(size)
+            if self._policy.resume:
+                self._foreign = 0
+
+    def close(self, *, forget: bool) -> None:
+        """Serve no more; *forget* gives back what lies in memory, and the folder."""
+        with self._lock:
+            self._void(list(self._open.values()))
+            self._stop_timer()
+            self._counts.clear()
+            self._hub, self._tell = None, _nobody
+        self.prune()
+        if forget:
+            with self._lock:
+                kept, self._kept = self._kept, []
+                folder, self._folder = self._folder, None
+            for cut in kept:
+                cut.close()
+            if folder is not None:
+                folder.close()
+
+    def __del__(self) -> None:
+        # Its place in a tree has gone. A forked child has none of what is behind these numbers.
+        if self._pid == os.getpid() and (self._kept or self._folder is not None):
+            self.close(forget=True)
+
+    # --- under way (called under the plane's lock) --------------------------------------------
+
+    def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
+        """Return which of *ranks* are to store their state with *call*, which is being sent."""
+        with self._lock:
+            if call.cuts is not None:
+                call.cuts = self._begin(call.wire, ranks, size)
+                return ranks
+            marked = self._count(ranks, size)
+            if marked:
+                self._begin(call.wire, marked, size)
+            seconds = self._policy.every_seconds
+            if seconds is not None and len(marked) < len(ranks) and self._timer is None:
+                assert self._hub is not None
+                self._timer = self._hub.call_at(time.monotonic() + seconds, self._due)
+            return marked
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """Take what *rank* has stored, or why it could not."""
+        with self._lock:
+            cut = self._open.get((frame.call_id, rank))
+            if cut is None:  # void since: somebody has died
+                frame.drop()
+                self._tell(CutsChanged())  # it may have left a file
+            elif frame.kind == Kind.NOT_SAVED:
+                failure = cut.failures[rank] = frame.value()
+                self._tell(CutFailed(rank, cut.number, failure))
+            elif frame.flags & Flag.LOST:
+                frame.drop()  # its part is missing when it has answered
+            elif isinstance(frame, FarFrame):
+                file = ledger.own(frame.fds.pop())
+                cut.parts[rank] = Part(file, os.fstat(file).st_size)
+            else:
+                cut.parts[rank] = Part(-1, frame.value())
+
+    def answered(self, rank: int, wire: int) -> None:
+        """*rank* has answered the call *wire*."""
+        with self._lock:
+            cut = self._open.pop((wire, rank), None)
+            if cut is None:
+                return
+            cut.waiting.discard(rank)
+            if cut.waiting:
+                return
+            if len(cut.parts) == len(cut.ranks):
+                cut.end = "kept"
+                cut.at = time.time()
+                self._kept.append(cut)
+                self._counts.save(cut.covers)
+            else:
+                cut.end = "failed"
+                self._gone.append(cut)
+            self._tell(CutsChanged(cut if cut.end == "kept" else None))
+
+    def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
+        """*ranks* are gone, or are about to be stopped; what they had answered has been heard."""
+        with self._lock:
+            lost = [cut for (_, rank), cut in self._open.items() if self._together or rank in ranks]
+            self._void(lost)
+            if everybody or not self._together:
+                self._counts.forget([_GROUP] if self._together else ranks)
+            if self._counts.is_begun:
+                self._stop_timer()
+            if lost:
+                self._tell(CutsChanged())
+
+    # --- afterwards ---------------------------------------------------------------------------
+
+    def is_unsaved(self) -> bool:
+        """Whether any call has been sent that no cut has in it."""
+        with self._lock:
+            return not self._counts.is_saved
+
+    def latest(self, rank: int | None = None) -> Checkpoint | None:
+        """Return the newest that is kept and good: of *rank*, or of any."""
+        with self._lock:
+            any_rank = rank is None or self._together
+            good = (
+                cut
+                for cut in reversed(self._kept)
+                if not (cut.bad or cut.damaged) and (any_rank or rank in cut.ranks)
+            )
+            cut = next(good, None)
+            return None if cut is None else cut.show(self.where)
+
+    def prune(self) -> None:
+        """Remove what is not kept: memory, and files."""
+        folder = self._folder
+        # First of all: what is begun meanwhile is not among them.
+        names = folder.names() if folder is not None else []
+        with self._lock:
+            excess = self._excess()
+            self._kept = [cut for cut in self._kept if cut not in excess]
+            gone, self._gone = [*self._gone, *excess], []
+            begun = {cut.number for cut in self._open.values()}
+            kept = {(cut.number, rank) for cut in self._kept for rank in cut.ranks}
+        for cut in gone:
+            cut.close()
+        if folder is not None:
+            folder.remove(
+                name
+                for name in names
+                if name.number > self._foreign
+                and name.number not in begun
+                and (name.number, name.rank) not in kept
+            )
+
+    def choose(
+        self, ranks: Iterable[int], size: int, reject: Callable[[int, str], None]
+    ) -> Mapping[int, Gift]:
+        """Return what each of *ranks* is given back, in a group of *size*; closing it is theirs.
+
+        A rank that has no entry begins anew: nothing was ever kept of it.
+
+        Args:
+            ranks: Those that are about to be started, together.
+            size: As above.
+            reject: Told the number of a cut that turns out to be damaged, and how it is.
+
+        Raises:
+            RuntimeFault: there were snapshots, and none of them can be used.
+        """
+        ranks = list(ranks)
+        if self._together:
+            return self._choose(ranks, size, reject)
+        gifts: dict[int, Gift] = {}
+        try:
+            for rank in ranks:
+                gifts |= self._choose([rank], size, reject)
+        except BaseException:
+            for gift in gifts.values():
+                gift.close()
+            raise
+        return gifts
+
+    def reject(self, rank: int, number: int) -> bool:
+        """Use *rank*'s cut *number* no more, as long as there is another; False if that was so."""
+        with self._lock:
+            for cut in self._kept:
+                if cut.number == number and (self._together or rank in cut.ranks) and not cut.bad:
+                    cut.bad = True
+                    return True
+        return False
+
+    def outcome(self, call: Call) -> Checkpoint:
+        """Return what *call*, which was made for it and has been answered, has stored.
+
+        Raises:
+            Exception: what a rank raised instead.
+        """
+        with self._lock:
+            cuts = list(call.cuts or ())
+            for cut in cuts:
+                for rank, failure in sorted(cut.failures.items()):
+                    error = failure.revive()
+                    with contextlib.suppress(Exception):  # it may refuse further attributes
+                        trace = failure.trace.rstrip()
+                        error.add_note(f"raised by rank {rank} in checkpoint; remote:\n{trace}")
+                    raise error
+                if cut.end != "kept":
+                    msg = f"snapshot {cut.number} did not arrive: {cut.end}"
+                    raise RuntimeFault(msg)
+            shown = [cut.show(self.where) for cut in cuts]
+        return Checkpoint(
+            number=shown[0].number,
+            ranks=tuple(rank for each in shown for rank in each.ranks),
+            at=max(each.at for each in shown),
+            size_bytes=sum(each.size_bytes for each in shown),
+            where=self.where,
+        )
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _count(self, ranks: Collection[int], size: int) -> Collection[int]:
+        """Count a call to *ranks*; return who is to store its state with it."""
+        every = self._policy.every_calls
+        if not self._together:
+            return self._counts.add(ranks, every)
+        if not self._counts.add([_GROUP], every):
+            return ()
+        if len(ranks) == size:
+            return ranks
+        # It goes to some ranks only: one with which all of them store their state follows behind.
+        self._counts.begin([_GROUP])
+        self._tell(CutDue())
+        return ()
+
+    def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Cut]:
+        self._last = self._base + wire
+        cuts: list[Cut] = []
+        for each in [frozenset(ranks)] if self._together else [frozenset((r,)) for r in ranks]:
+            covers = self._counts.begin([_GROUP] if self._together else each)
+            cut = Cut(self._last, size, each, waiting=set(each), covers=covers)
+            for rank in each:
+                self._open[wire, rank] = cut
+            cuts.append(cut)
+        if self._counts.is_begun:
+            self._stop_timer()
+        return cuts
+
+    def _void(self, cuts: Iterable[Cut]) -> None:
+        for cut in cuts:
+            if cut.end:
+                continue
+            cut.end = "void"
+            for rank in cut.ranks:
+                self._open.pop((cut.number - self._base, rank), None)
+            self._gone.append(cut)
+            self._counts.void(cut.covers)
+
+    def _stop_timer(self) -> None:
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+
+    def _due(self) -> None:
+        """Have a cut taken because of the time; on the hub's thread."""
+        with self._lock:
+            self._timer = None
+            tell = _nobody if self._counts.is_begun else self._tell
+        tell(CutDue())
+
+    def _excess(self) -> list[Cut]:
+        """Return what is older than as many good ones as are to be kept."""
+        excess: list[Cut] = []
+        good: dict[frozenset[int] | None, int] = {}
+        for cut in reversed(self._kept):
+            whose = None if self._together else cut.ranks
+            if good.get(whose, 0) >= self._policy.keep:
+                excess.append(cut)
+            elif not (cut.bad or cut.damaged):
+                good[whose] = good.get(whose, 0) + 1
+        return excess
+
+    def _check_size(self, size: int) -> None:
+        if self._kept and self._kept[-1].world_size != size:
+            had = self._kept[-1].world_size
+            raise SpecError(
+                "world_size",
+                size,
+                f"what is kept is the state of {had} ranks; start as many, or give the worker "
+                "class a method reshard(states)",
+            )
+
+    def _choose(
+        self, ranks: list[int], size: int, reject: Callable[[int, str], None]
+    ) -> dict[int, Gift]:
+        with self._lock:
+            kept = [cut for cut in self._kept if self._together or ranks[0] in cut.ranks]
+        if not kept:
+            return {}
+        # The newest that is good; of those that are not, the oldest.
+        for cut in (*reversed([cut for cut in kept if not cut.bad]), *(c for c in kept if c.bad)):
+            if cut.damaged:
+                continue
+            try:
+                spread = self._together and cut.world_size != size
+                return give(cut, self._folder, ranks, spread=spread, sealed=self._sealed)
+            except ValueError as error:
+                cut.damaged = True
+                reject(cut.number, str(error))
+        msg = f"there are {len(kept)} snapshots in {self.where or 'memory'}, all of them damaged"
+        raise RuntimeFault(msg)
+
+
+_GROUP = -1
+
+
+def _nobody(_notice: Any) -> None:
+    """Tell nobody: no executor is served."""

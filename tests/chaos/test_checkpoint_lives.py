@@ -1,0 +1,200 @@
+"""States across what else may end: the driver, the executor in its tree, a full disk, survivors."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.savers import Bounded, Counter, KeptCounter
+from tests.chaos.test_checkpoints import LONG, Heard, die, heal, kill, states
+from tests.chaos.test_trees import executor
+
+from phalanx.actors import (
+    CheckpointFailed,
+    CheckpointPolicy,
+    Executor,
+    executor_child,
+    worker_child,
+)
+from phalanx.runtime import Runtime
+from phalanx.supervision import (
+    Intensity,
+    Restart,
+    SpecError,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(worker: Any = Counter, world_size: int = 2, **options: Any) -> Executor[Any]:
+        return make(worker, world_size, **{"intensity": Intensity(1000, 60), **options})
+
+    return build
+
+
+def test_a_killed_driver_loses_no_answered_call(tmp_path: Path) -> None:
+    folder = str(tmp_path / "states")
+    program = [sys.executable, str(Path(__file__).parent / "saving_driver.py"), folder]
+    driver = subprocess.Popen([*program, "100000"], stdout=subprocess.PIPE, text=True)
+    assert driver.stdout is not None
+    for _ in range(25):
+        driver.stdout.readline()
+    driver.kill()
+    rest = driver.stdout.read().split()
+    driver.wait()
+    driver.stdout.close()
+    answered = int(rest[-1]) if rest else 24
+
+    done = subprocess.run([*program, "0"], capture_output=True, text=True, timeout=60, check=True)
+
+    first, second = done.stdout.split()
+    assert first == second
+    assert int(first) in (answered, answered + 1)  # the one under way may have been stored
+    assert all(path.name.startswith("cut-") for path in Path(folder).iterdir())
+
+
+def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
+    make: Make, torch_runtime: Runtime
+) -> None:
+    ex = make(
+        KeptCounter,
+        3,
+        survivors="keep",
+        preload=("torch",),
+        runtime=torch_runtime,
+        checkpoint=CheckpointPolicy(every_calls=2),
+    )
+    for _ in range(3):
+        ex.collective_rpc("add", LONG)
+
+    die(ex, 1)
+
+    assert states(ex) == [(3, [], 1), (2, [2], 2), (3, [], 1)]
+    ex.collective_rpc("add", LONG)  # the fifth; the cut was due with the fourth, which asked
+    die(ex, 0)
+    assert [count for count, _, _ in states(ex)] == [3, 3, 4]
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
+    tmp_path: Path, runtime: Runtime, where: str
+) -> None:
+    folder = None if where == "memory" else tmp_path / "states"
+    child = worker_child(
+        "counter",
+        Counter,
+        preload=(),
+        runtime=runtime,
+        checkpoint=CheckpointPolicy(every_calls=1, where=folder),
+    )
+    spec = SupervisorSpec(id="root", children=[child], intensity=Intensity(100, 60))
+    with Supervisor(spec) as tree:
+        for number in range(1, 4):
+            ex = executor(tree, "counter")
+            assert ex.call(0, "add", LONG) == number
+            pid = ex.ranks[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            assert ex._core.shared.gone.wait(LONG)
+
+        assert executor(tree, "counter").call(0, "state", LONG)[:2] == (3, [3])
+
+
+def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
+    runtime: Runtime,
+) -> None:
+    child = executor_child(
+        "group",
+        Counter,
+        2,
+        preload=(),
+        runtime=runtime,
+        intensity=Intensity(0, 60),
+        restart=Restart.PERMANENT,
+        checkpoint=CheckpointPolicy(every_calls=1),
+    )
+    with Supervisor(SupervisorSpec(id="root", children=[child])) as tree:
+        ex: Executor[Any] = tree.child("group")
+        ex.collective_rpc("add", LONG)
+        kill(ex, 1)
+        assert ex._core.shared.gone.wait(LONG)
+
+        assert executor(tree, "group").collective_rpc("get", LONG) == [1, 1]
+
+
+def test_a_child_with_hooks_missing_is_refused_before_anything_starts() -> None:
+    with pytest.raises(SpecError, match="checkpoint"):
+        worker_child("counter", Counter, checkpoint=5)
+
+
+def test_a_full_disk_costs_snapshots_and_nothing_else(make: Make, tmp_path: Path) -> None:
+    folder = tmp_path / "states"
+    ex = make(Bounded, checkpoint=CheckpointPolicy(every_calls=1, where=folder))
+    failed = Heard(ex, CheckpointFailed)
+    ex.collective_rpc("add", LONG)
+    ex.collective_rpc("fill_disk", LONG)
+
+    assert ex.collective_rpc("add", LONG) == [2, 2]
+    assert "File too large" in failed.wait()[0].error
+    with pytest.raises(OSError, match="File too large"):
+        ex.checkpoint(LONG)
+    die(ex, 0)
+    assert ex.collective_rpc("get", LONG) == [1, 1]
+
+    assert all(path.name.startswith("cut-") for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(("kills", "seed"), [(6, 1), pytest.param(150, 2, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
+def test_counts_are_exact_under_random_kills(
+    make: Make, tmp_path: Path, kills: int, seed: int, strategy: Strategy
+) -> None:
+    """Every call is made again until it is answered, and is in the state once."""
+    dice = random.Random(seed)
+    ex = make(
+        Counter,
+        3,
+        strategy=strategy,
+        checkpoint=CheckpointPolicy(every_calls=1, where=tmp_path / "states"),
+        intensity=Intensity(10_000, 60),
+    )
+    ending = threading.Event()
+
+    def strike() -> None:
+        for number in range(kills):
+            if ending.is_set():
+                return
+            kill(ex, dice.randrange(3))
+            heal(ex, number + 1)
+            time.sleep(dice.random() * 0.02)
+
+    killer = threading.Thread(target=strike)
+    killer.start()
+    done = 0
+    while killer.is_alive():
+        done += 1
+        values = ex.collective_rpc("add", LONG, on_death="retry", retries=100)
+        if strategy is Strategy.ONE_FOR_ALL:
+            assert values == [done] * 3
+        else:  # a survivor's count has what it ran again
+            assert min(values) >= done
+    ending.set()
+    killer.join(LONG)
+
+    assert ex.status().restarts == kills
+    if strategy is Strategy.ONE_FOR_ALL:
+        assert ex.collective_rpc("get", LONG, on_death="retry") == [done] * 3
