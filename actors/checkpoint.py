@@ -51,10 +51,8 @@ class CheckpointPolicy:
         number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if seconds is not None and not (number and 0 < seconds < _LONGEST):
             raise SpecError("checkpoint.every_seconds", seconds, "give seconds > 0, or None")
-        if self.where is not None and not isinstance(self.where, str | os.PathLike):
-            raise SpecError("checkpoint.where", self.where, "give a folder, or None for memory")
-        if not isinstance(self.resume, bool):
-            raise SpecError("checkpoint.resume", self.resume, "give True or False")
+        _check_kind("where", self.where, (str, os.PathLike, type(None)), "a folder, or None")
+        _check_kind("resume", self.resume, (bool,), "True or False")
         if self.resume and self.where is None:
             raise SpecError(
                 "checkpoint.resume", self.resume, "needs a folder (where) to find snapshots in"
@@ -160,3 +158,8 @@ def _check_count(name: str, value: object, *, optional: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         told = "give an integer >= 1" + (", or None" if optional else "")
         raise SpecError(f"checkpoint.{name}", value, told)
+
+
+def _check_kind(name: str, value: object, kinds: tuple[type, ...], what: str) -> None:
+    if not isinstance(value, kinds):
+        raise SpecError(f"checkpoint.{name}", value, f"give {what}")

@@ -75,11 +75,12 @@ def give(
                 opened[rank] = os.dup(cut.parts[rank].file)
             else:
                 opened[rank] = folder.open(cut.name(rank))
-        if sealed and folder is not None and not spread:
-            for rank, file in list(opened.items()):
-                opened[rank], _ = join_snapshots([(file, os.fstat(file).st_size)])
-                os.close(file)
         files = {rank: (file, os.fstat(file).st_size) for rank, file in opened.items()}
+        if sealed and folder is not None and not spread:
+            for rank, (file, size) in list(files.items()):
+                opened[rank], _ = join_snapshots([(file, size)])
+                files[rank] = opened[rank], size
+                os.close(file)
         if not spread:
             opened.clear()
             return {

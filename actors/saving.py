@@ -9,7 +9,7 @@ Left to others: what is stored and kept (`cuts`), which of the user's calls it i
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import encode
 from phalanx.supervision import Strategy
@@ -29,7 +29,7 @@ _RETRIES = 3  # deaths in a row that one outlives; arbitrary
 def saving_call(plane: Plane, seq: int, timeout: float | None, now: float) -> Call:
     """Return a call with which every rank stores its state."""
     terms = terms_of(now=now, timeout=timeout, on_death="retry", retries=_RETRIES)
-    payload = plane.pack(encode((_nothing, (), {}), "checkpoint"))
+    payload = plane.pack(encode((_nothing, (), dict[str, Any]()), "checkpoint"))
     call = Call(seq, "checkpoint", Shape.COLLECTIVE, [payload], terms)
     call.cuts = []
     return call

@@ -163,7 +163,15 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
                 _end_for(error, directive, link, hosted)
 
         replies = ReplyLine(data, exchange, link.rank, link.incarnation, refused=refused)
-        worker = _Worker(data, link, board=board, hosted=hosted, replies=replies, exchange=exchange)
+        worker = _Worker(
+            data,
+            link,
+            board=board,
+            hosted=hosted,
+            replies=replies,
+            exchange=exchange,
+            refused=refused,
+        )
         return worker.run()
     except Terminated as end:
         _die_of(end.number)
@@ -180,8 +188,10 @@ class _Worker:
         hosted: Hosted,
         replies: ReplyLine,
         exchange: WorkerExchange,
+        refused: Callable[[BaseException], None],
     ) -> None:
         self._link = link
+        self._refused = refused
         self._board = board
         self._hosted = hosted
         self._replies = replies
@@ -285,21 +295,23 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
             if span is not None:
                 span.raised(error)
-            self._save(frame)
+            # The state behind an error for which the worker ends is none to go on from.
+            if frame.flags & Flag.MARKED and self._hosted.judge(error) is Directive.RESUME:
+                self._save(frame)
             self._replies.refuse(frame, error)
         else:
-            self._save(frame)
+            spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
             self._replies.answer(frame, result)
+            if spoilt is not None:
+                self._refused(spoilt)
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
         if frame.flags & Flag.PACED and self._replies.is_behind:
             self._replies.pass_by(frame)
 
-    def _save(self, call: Frame) -> None:
-        """Store the state if that is due: first, so that whatever is answered has been stored."""
-        if not call.flags & Flag.MARKED:
-            return
+    def _save(self, call: Frame) -> BaseException | None:
+        """Store the state: first, so that whatever is answered has been stored. Return an error."""
         self._board.save(call.call_id)
         try:
             saved = self._hosted.save(call.call_id)
@@ -308,8 +320,9 @@ class _Worker:
         except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
             failure = encode(RemoteFailure.of(error), "the error")
             self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure))
-        else:
-            self._replies.note(call, Kind.SAVED, saved)
+            return error
+        self._replies.note(call, Kind.SAVED, saved)
+        return None
 
 
 def _greet(data: socket.socket, link: Link) -> None:

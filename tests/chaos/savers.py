@@ -86,6 +86,10 @@ class Counter(Echo):
             os.kill(os.getpid(), signal.SIGKILL)
         return self.count
 
+    def add_and_raise(self, error: Exception) -> None:
+        self.count += 1
+        raise error
+
     def add_gated(self, gate: str) -> int:
         self.count += 1
         wait_for(gate)

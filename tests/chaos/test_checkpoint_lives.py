@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.savers import Bounded, Counter, KeptCounter
+from tests.chaos.savers import Bounded, Counter, Holder, KeptCounter
 from tests.chaos.test_checkpoints import LONG, Heard, die, heal, kill, states
 from tests.chaos.test_trees import executor
 
@@ -27,8 +27,11 @@ from phalanx.actors import (
 )
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
+    Decider,
+    Directive,
     Intensity,
     Restart,
+    Rule,
     SpecError,
     Strategy,
     Supervisor,
@@ -87,6 +90,42 @@ def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
     ex.collective_rpc("add", LONG)  # the fifth; the cut was due with the fourth, which asked
     die(ex, 0)
     assert [count for count, _, _ in states(ex)] == [3, 3, 4]
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_states_travel_where_no_memory_is_shared(
+    make: Make, torch_runtime: Runtime, tmp_path: Path, where: str
+) -> None:
+    folder = None if where == "memory" else tmp_path / "states"
+    ex = make(
+        Holder,
+        1,
+        transport="zmq",
+        preload=("torch",),
+        runtime=torch_runtime,
+        checkpoint=CheckpointPolicy(every_calls=1, where=folder),
+    )
+    ex.collective_rpc("fill", LONG, (500_000, 2.0))
+
+    die(ex, 0)
+
+    assert ex.collective_rpc("total", LONG) == [1_000_000.0]
+
+
+def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: Make) -> None:
+    decider = Decider((Rule(ArithmeticError, Directive.RESTART),))
+    ex = make(Counter, checkpoint=CheckpointPolicy(every_calls=1), decider=decider)
+    ex.collective_rpc("add", LONG)
+
+    with pytest.raises(ArithmeticError):
+        ex.collective_rpc("add_and_raise", LONG, (ArithmeticError("spoilt"),))
+    heal(ex, 1)
+    assert [count for count, _, _ in states(ex)] == [1, 1]
+    with pytest.raises(KeyError):
+        ex.collective_rpc("add_and_raise", LONG, (KeyError("not so bad"),))
+    die(ex, 0)
+
+    assert [count for count, _, _ in states(ex)] == [2, 2]
 
 
 @pytest.mark.parametrize("where", ["memory", "folder"])

@@ -440,7 +440,7 @@ def test_the_folder_and_the_numbers_are_checked_when_the_spec_is_built(
         {"where": 5},
     ):
         with pytest.raises(SpecError, match=r"checkpoint\."):
-            CheckpointPolicy(**wrong)  # type: ignore[arg-type]  # what is tested
+            CheckpointPolicy(**wrong)
     with pytest.raises(SpecError, match=r"Echo\.checkpoint"):
         make(Echo)
     with pytest.raises(SpecError, match="checkpoint"):

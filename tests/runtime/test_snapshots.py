@@ -83,6 +83,7 @@ def test_tensors_are_read_in_place_and_can_be_written(
     torch = pytest.importorskip("torch")
     value = {"w": torch.arange(50_000.0), "small": torch.ones(3)}
     payload = store(value, None if in_memory else folder.path)
+    found: Any = None
 
     for _ in range(2):  # what is written is the reader's own
         if in_memory:
