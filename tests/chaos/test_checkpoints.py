@@ -428,7 +428,7 @@ def test_the_folder_and_the_numbers_are_checked_when_the_spec_is_built(
     for where, why in ((public, "chmod 700"), (file, "where"), ("/proc/x", "where")):
         with pytest.raises(SpecError, match=why):
             make(checkpoint=CheckpointPolicy(where=where))
-    for wrong in (
+    wrongs: tuple[dict[str, Any], ...] = (
         {"every_calls": 0},
         {"every_calls": 1.5},
         {"every_seconds": 0},
@@ -438,7 +438,8 @@ def test_the_folder_and_the_numbers_are_checked_when_the_spec_is_built(
         {"resume": True},
         {"resume": 1, "where": "x"},
         {"where": 5},
-    ):
+    )
+    for wrong in wrongs:
         with pytest.raises(SpecError, match=r"checkpoint\."):
             CheckpointPolicy(**wrong)
     with pytest.raises(SpecError, match=r"Echo\.checkpoint"):
