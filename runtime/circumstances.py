@@ -5,6 +5,7 @@ Guarantees: plain values that survive JSON; the text of each is what a person is
 
 from __future__ import annotations
 
+import signal as signals
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -90,7 +91,8 @@ class ExitEvidence:
         if self.code is not None:
             parts.append(f"exit code {self.code}")
         if self.signal is not None:
-            parts.append(f"signal {self.signal}")
+            known = {int(each): each.name for each in signals.Signals}
+            parts.append(known.get(self.signal, f"signal {self.signal}"))
         if self.core_dumped:
             parts.append("core dumped")
         if self.oom:

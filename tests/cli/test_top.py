@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.cli import main
 from phalanx.cli.drawing import draw
 from phalanx.cli.picture import Picture, Sketch
 from phalanx.runtime import DriverStream
@@ -182,9 +183,6 @@ def test_the_live_view_follows_deaths_and_ends_at_ctrl_c(driver: Driver) -> None
     terminal.until("root", "tp", "free", "serving")
     driver.do("tree.child('inner/solo').collective_rpc('kill_self', args=(0,))")
     terminal.until("phalanx.worker_crashed", "killed (SIGKILL)", "phalanx.group_up")
-    os.kill(driver.pid, signal.SIGSTOP)
-    terminal.until("silent for")
-    os.kill(driver.pid, signal.SIGCONT)
 
     os.kill(terminal.popen.pid, signal.SIGINT)
     code = terminal.ended()
@@ -211,28 +209,35 @@ def test_the_live_view_ends_with_the_driver(tmp_path: Path) -> None:
 
 
 def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
-    driver: Driver,
+    driver: Driver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = driver.top("yours", "--once")
-    listed = driver.top("--list")
-    os.kill(driver.pid, signal.SIGSTOP)
-    quick = "import sys, phalanx.cli.top as t; t._PATIENCE = 0.5; from phalanx.cli import main"
-    silent = subprocess.run(
-        [sys.executable, "-c", f"{quick}; sys.exit(main(['top', '--json']))"],
-        env=driver.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
+    monkeypatch.setenv("XDG_RUNTIME_DIR", driver.environment["XDG_RUNTIME_DIR"])
+    monkeypatch.setattr("tempfile.tempdir", driver.environment["TMPDIR"])
+    monkeypatch.setattr("phalanx.cli.top._PATIENCE", 0.5)
 
-    assert (wrong.returncode, wrong.stdout) == (1, "")
-    assert wrong.stderr == f"phalanx top: driver='yours': running: {driver.pid} (mine)\n"
-    assert listed.stdout == f"{driver.pid}\tmine\n"
-    assert (silent.returncode, silent.stdout) == (1, "")
-    assert "did not answer within 0.5 s" in silent.stderr
-    assert silent.stderr.count("\n") == 1
+    wrong = main(["top", "yours", "--once"]), *capsys.readouterr()
+    listed = main(["top", "--list"]), *capsys.readouterr()
+    os.kill(driver.pid, signal.SIGSTOP)
+    silent = main(["top", "mine", "--json"]), *capsys.readouterr()
+    os.kill(driver.pid, signal.SIGCONT)
+
+    assert wrong == (1, "", f"phalanx top: driver='yours': running: {driver.pid} (mine)\n")
+    assert listed == (0, f"{driver.pid}\tmine\n", "")
+    said = "it is stopped, or very busy"
+    problem = f"phalanx top: driver {driver.pid} did not answer within 0.5 s: {said}\n"
+    assert silent == (1, "", problem)
+
+
+def test_a_driver_that_falls_silent_is_said_to_be() -> None:
+    from rich.console import Console
+
+    picture = Picture(groups=[], trees=[], at=time.monotonic() - 42)
+    console = Console(width=100, record=True, file=io.StringIO())
+    driver = DriverStream(pid=1, name="", started_at=0.0, directory="")
+
+    console.print(draw(driver, picture, [], 100))
+
+    assert "silent for 42 s" in console.export_text()
 
 
 def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:

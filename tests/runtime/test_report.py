@@ -137,7 +137,7 @@ def test_the_first_lines_say_who_died_why_during_what_and_what_happens_next() ->
         "  doing     forward (call 42, running for 0.250 s)",
         "  then      restart all ranks, because strategy one_for_all, 1 of 3 restarts in 60 s",
         f"  calls     {CALLS}",
-        "  evidence  signal 9; out of memory: it rose; at most 2.0 MiB resident",
+        "  evidence  SIGKILL; out of memory: it rose; at most 2.0 MiB resident",
         "  process   pid 4711, epoch 4, tp=1, cuda:0, ran for 61.000 s, on here",
         "  when      2026-01-02T03:04:05+00:00",
     ]
