@@ -188,10 +188,12 @@ class GroupTrace:
     def _open(self, tracer: Any, what: str, context: Any) -> None:
         import opentelemetry.trace as api  # noqa: PLC0415  # as above
 
-        if self._span is not None:
-            return
         with self._lock:
             interrupted, self._links = self._links, []
+        if self._span is not None:  # one more death within the same restart
+            for each in interrupted:
+                self._span.add_link(each)
+            return
         self._span = tracer.start_span(
             f"{self._worker} {what}",
             context=context,

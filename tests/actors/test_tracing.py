@@ -24,7 +24,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.actors.workers import Echo, Late
 
 from phalanx.actors import Executor, WorkerContext
-from phalanx.supervision import Intensity, Strategy
+from phalanx.actors.calls import Shape
+from phalanx.actors.tracing import GroupTrace
+from phalanx.runtime import CrashReport, GroupUp, WorkerCrashed, WorkerLabels
+from phalanx.supervision import ExitKind, ExitReason, Intensity, Strategy
 
 Make = Callable[..., Executor[Any]]
 GATE = f"{tempfile.gettempdir()}/gate-{os.getpid()}"
@@ -287,6 +290,31 @@ def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
     assert {each["parent_id"] for each in again} == {
         f"0x{call.get_span_context().span_id:016x}"  # type: ignore[union-attr]  # it has one
     }
+
+
+def test_a_second_death_belongs_to_the_restart_that_is_under_way(
+    spans: InMemorySpanExporter,
+) -> None:
+    def of(rank: int) -> Any:
+        made = told.call("step", Shape.SINGLE, rank)
+        assert made is not None
+        made.died(report, None)
+        made.refused(RuntimeError("died"))
+        return calls(spans)[-1].get_span_context()
+
+    told = GroupTrace("g", "W")
+    labels = WorkerLabels(child="g/0", group="g", rank=0)
+    report = CrashReport.of(labels, ExitReason(ExitKind.KILLED), at="now", at_monotonic=0.0)
+
+    first = of(0)
+    told.hear(WorkerCrashed(report=report, at=0.0))
+    second = of(1)
+    told.hear(WorkerCrashed(report=report, at=0.0))
+    told.hear(GroupUp(group="g", epoch=2, world_size=2, took=1.0, at=1.0))
+
+    restart = awaited(spans, "W restart")
+    assert [link.context for link in restart.links] == [first, second]
+    assert [event.name for event in restart.events] == ["phalanx.rank_died"] * 2
 
 
 def test_a_start_that_fails_ends_its_spans_with_the_reason(
