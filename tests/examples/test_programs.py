@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import runpy
 import subprocess
 import sys
@@ -90,6 +91,22 @@ def test_the_smallest_program_loses_a_worker_and_gives_the_right_number() -> Non
     assert done.returncode == 0, done.stderr
     assert "killed rank 1" in done.stdout
     assert "17984 primes; restarts: 1" in done.stdout
+
+
+@pytest.mark.usefixtures("leak_check")
+def test_workers_with_a_memory_count_every_word_once_and_go_on_in_the_next_run(
+    tmp_path: Path,
+) -> None:
+    first = run("count_words", str(tmp_path / "states"))
+    second = run("count_words", str(tmp_path / "states"))
+
+    assert first.returncode == 0, first.stderr
+    words, _, told = first.stdout.partition(" words from line 0 on, ")
+    assert told.endswith("right=True\n")
+    assert second.returncode == 0, second.stderr
+    assert re.fullmatch(
+        rf"{words} words from line \d\d+ on, 0 restarts: right=True\n", second.stdout
+    )
 
 
 def test_the_smallest_program_is_at_most_forty_lines() -> None:
