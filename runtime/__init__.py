@@ -52,8 +52,9 @@ from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
 from .process import Process, ProcessStatus
+from .remote_failure import RemoteFailure
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
-from .replies import AsyncOutput, RemoteFailure
+from .replies import AsyncOutput
 from .report import CrashReport
 from .report_folder import ReportFile, ReportFolder, read_report
 from .runtime import Runtime, acquire_shared, release_shared

@@ -25,7 +25,7 @@ from .frames import Flag, Frame, Kind, Payload
 from .idling import Idling
 from .line import Delivery, Lane, Line
 from .port import Port
-from .replies import RemoteFailure
+from .remote_failure import RemoteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,25 +8,24 @@ pickled becomes that call's error and harms nothing else.
 
 from __future__ import annotations
 
-import pickle
 import queue
 import socket
 import sys
 import threading
-import traceback
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.supervision import MessageTooLarge, NotPicklable, RemoteError
+from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
 
-from .codec import encode, encode_by_value
+from .codec import encode
 from .frames import EVERY_RANK, HEADER, MAGIC, Flag, Frame, Kind, Payload, send
+from .remote_failure import RemoteFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .arena_exchange import WorkerExchange
+    from .doom import Doom
 
 
 class AsyncOutput(ABC):
@@ -37,59 +36,8 @@ class AsyncOutput(ABC):
         """Return the answer; runs on the worker's output thread, after all earlier answers."""
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteFailure:
-    """An exception on its way to the caller.
-
-    Attributes:
-        pickled: The exception itself, or None where it cannot be pickled.
-        trace: The formatted traceback, causes included.
-        directive: What was decided about the worker for it; empty for nothing.
-    """
-
-    type_name: str
-    message: str
-    trace: str
-    pickled: bytes | None
-    directive: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> RemoteFailure:
-        """Return *error* in a form that always travels."""
-        kind = type(error)
-        name = kind.__qualname__
-        if kind.__module__ not in ("builtins", "__main__"):
-            name = f"{kind.__module__}.{name}"
-        try:
-            message = str(error)
-        except Exception as broken:  # noqa: BLE001  # a __str__ of the user's may do anything
-            message = f"<no text: its __str__ raised {type(broken).__name__}>"
-        try:
-            trace = "".join(traceback.format_exception(error))
-        except Exception:  # noqa: BLE001  # the same
-            trace = ""
-        try:
-            pickled: bytes | None = encode_by_value(error, "the exception")
-        except Exception:  # noqa: BLE001  # the stand-in says what is known
-            pickled = None
-        return cls(name, message, trace, pickled)
-
-    def revive(self) -> BaseException:
-        """Return the original exception, or a `RemoteError` that stands in for it."""
-        if self.pickled is not None:
-            try:
-                error = pickle.loads(self.pickled)
-            except (Exception, SystemExit):  # noqa: BLE001  # a type that cannot be rebuilt
-                error = None
-            # What is no Exception (SystemExit, CancelledError, ...) means something to whoever
-            # catches it, and not this: a stand-in tells of it.
-            if isinstance(error, Exception):
-                return error
-        return RemoteError(self.type_name, self.message, self.trace)
-
-
 class ReplyLine:
-    """Sends one worker's answers in order; *refused* is told of each error that has been sent."""
+    """Sends one worker's answers in order; *doom* weighs each error before it leaves."""
 
     def __init__(
         self,
@@ -98,10 +46,10 @@ class ReplyLine:
         rank: int,
         incarnation: int,
         *,
-        refused: Callable[[BaseException], None] | None = None,
+        doom: Doom | None = None,
     ) -> None:
         self._sock = sock
-        self._refused = refused
+        self._doom = doom
         self._exchange = exchange
         self._rank = rank
         self._incarnation = incarnation
@@ -122,6 +70,8 @@ class ReplyLine:
 
     def refuse(self, call: Frame, error: BaseException) -> None:
         """Answer *call* with *error*."""
+        if self._doom is not None:
+            self._doom.weigh(error)  # at once, though its answer may have to wait for its turn
 
         def fail() -> Any:
             raise error
@@ -230,9 +180,11 @@ class ReplyLine:
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
         flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
+        doom = self._doom
+        directive = Directive.RESUME if doom is None else doom.weigh(error)
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
-        if self._refused is not None:
-            self._refused(error)
+        if doom is not None:
+            doom.carry_out(directive, error)
 
     def _send(
         self,

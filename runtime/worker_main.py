@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.supervision import Directive, ExitKind, ExitReason, RuntimeFault
@@ -26,9 +26,11 @@ from .arena import ARENA_IDLE, ARENA_LONGEST
 from .arena_exchange import WorkerExchange
 from .board import Board, register_worker
 from .codec import encode
+from .doom import Doom
 from .frames import Flag, Frame, Kind, Payload, receive, send
 from .last_words import install_last_words
-from .replies import RemoteFailure, ReplyLine
+from .remote_failure import RemoteFailure
+from .replies import ReplyLine
 from .stacks import install_stacks
 from .streams import Inbox, send_items
 
@@ -156,13 +158,8 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             return _start_exit_code(error)
         _greet(data, link)
         exchange = WorkerExchange.inherit(fds)
-
-        def refused(error: BaseException) -> None:
-            directive = hosted.judge(error)
-            if directive is not Directive.RESUME:
-                _end_for(error, directive, link, hosted)
-
-        replies = ReplyLine(data, exchange, link.rank, link.incarnation, refused=refused)
+        doom = Doom(link, hosted)
+        replies = ReplyLine(data, exchange, link.rank, link.incarnation, doom=doom)
         worker = _Worker(
             data,
             link,
@@ -170,7 +167,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             hosted=hosted,
             replies=replies,
             exchange=exchange,
-            refused=refused,
+            doom=doom,
         )
         return worker.run()
     except Terminated as end:
@@ -188,10 +185,10 @@ class _Worker:
         hosted: Hosted,
         replies: ReplyLine,
         exchange: WorkerExchange,
-        refused: Callable[[BaseException], None],
+        doom: Doom,
     ) -> None:
         self._link = link
-        self._refused = refused
+        self._doom = doom
         self._board = board
         self._hosted = hosted
         self._replies = replies
@@ -235,6 +232,8 @@ class _Worker:
             if arena.is_warm:
                 self._trim_when_idle()
             frame = inbox.take()
+            if self._doom.is_sealed:
+                self._doom.await_end()
             if frame is None or frame.kind == Kind.STOP:
                 return  # without a frame the driver is gone, or has only closed the group
             if frame.kind == Kind.CALL:
@@ -303,7 +302,7 @@ class _Worker:
             spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
             self._replies.answer(frame, result)
             if spoilt is not None:
-                self._refused(spoilt)
+                self._doom.carry_out(self._doom.weigh(spoilt), spoilt)
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
@@ -360,18 +359,6 @@ def _die_of(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     time.sleep(1)  # never returns, except for PID 1 of a namespace, which default actions spare
-
-
-def _end_for(error: BaseException, directive: Directive, link: Link, hosted: Hosted) -> None:
-    """End this process at once, from whichever thread; never returns."""
-    failure = RemoteFailure.of(error)
-    link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
-    hosted.fail(error)
-    sys.stderr.write(f"{failure.trace}\nended by the decider ({directive}) for the error above\n")
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Without clean-up: what has broken a process may hold its clean-up up for ever.
-    os._exit(1)
 
 
 def _start_exit_code(error: BaseException) -> int:
