@@ -25,6 +25,7 @@ from .glance import glance_of
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
+from .pulses import Pulses
 from .saving import cuts_of
 from .termination import living
 from .tracing import GroupTrace
@@ -176,7 +177,7 @@ class Core:
             on_busy=watch.wake,
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
-        return Shared(plane, Callbacks(complain), watch, trace, cuts, owns_cuts)
+        return Shared(plane, Callbacks(complain), watch, trace, Pulses(), cuts, owns_cuts)
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
@@ -42,6 +43,7 @@ from .layout import Layout
 from .notices import Emitted, Overdue, Planned
 from .outcomes import Outcome, OutcomeKind
 from .probe import current_probe
+from .pulses import PATIENCE
 from .saving import save_now, saving_call
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
 from .steps import Steps, step_function
@@ -68,6 +70,7 @@ if TYPE_CHECKING:
     from .cuts import Cuts
     from .executor_actor import GroupView, RankInfo
     from .probe import CallTap
+    from .pulses import Sign
     from .spec import Launch, Survivors
     from .tracing import CallSpan
 
@@ -532,8 +535,8 @@ class Executor(Generic[W]):
 
         Args:
             method: As in `collective_rpc`; returns a generator, or anything that can be iterated.
-            timeout: Seconds until the last item; None waits without limit. ``hang_after`` does not
-                apply: a taker that takes its time would look like a worker that hangs.
+            timeout: Seconds until the last item; None waits without limit. ``hang_after`` limits
+                the making of each item; how long its taker takes counts for nobody.
             args: As in `collective_rpc`, like the rest.
             kwargs: As above.
             rank: The rank to call, whose items are then yielded as they are. None calls every
@@ -648,20 +651,35 @@ class Executor(Generic[W]):
 
         Raises:
             Unhealthy: a rank did not within *timeout* seconds; it says which, and what they are
-                doing instead: busy, waiting, hung, stopped, starting or dead.
+                doing instead: busy, waiting, wedged, hung, stopped, starting or dead. Those that
+                wait are told from those that are wedged by asking them beside their main loops,
+                for which up to a second is added to a shorter *timeout*.
             ExecutorClosed: there is no group any more.
         """
-        before = {info.rank: Vitals.of(info.pid) for info in self.ranks}
+        ranks = self.ranks
+        before: dict[int, Vitals] = {}
+        deadline = time.monotonic() + check_seconds("timeout", timeout)
+        future = self.gather(_ping, timeout, non_block=True)
+        signs: dict[int, Sign] = {}
+        if self._inline is None:  # else its one rank has answered
+            self._check_may_wait("check_health")
+            asking = min(PATIENCE, timeout / 2)
+            if not _is_done(future, deadline - asking):
+                before = {info.rank: Vitals.of(info.pid) for info in ranks}
+                with self._core.shared.pulses.ask({i.rank: i.incarnation for i in ranks}) as asked:
+                    if not _is_done(future, deadline):
+                        asked.wait(deadline + PATIENCE - asking)
+                    signs = asked.signs()
         try:
-            outcomes = self.gather(_ping, timeout)
+            outcomes = future.result()
             silent = [outcome.rank for outcome in outcomes if outcome.kind is not OutcomeKind.OK]
         except CallTimeout:  # it was never sent: the group is not whole
             silent = [info.rank for info in self.ranks]
         if not silent:
             return
         self._check_open()
-        assert self._inline is None  # its one rank has answered
-        diagnoses = diagnose(silent, self.ranks, self._plane.running(), before)
+        assert self._inline is None
+        diagnoses = diagnose(silent, self.ranks, self._plane.running(), before, signs)
         states = {rank: each.state for rank, each in diagnoses.items()}
         details = {rank: str(each) for rank, each in diagnoses.items()}
         raise Unhealthy("check_health", silent, timeout, states, details)
@@ -896,11 +914,10 @@ class Executor(Generic[W]):
         call.tap = tap
         if window is not None:
             call.stream = Incoming(window)
-        else:
-            limit = declared.hang_after
-            if limit is None:
-                limit = self._spec.hang_after
-            call.hang_after = None if limit == math.inf else limit
+        limit = declared.hang_after
+        if limit is None:
+            limit = self._spec.hang_after
+        call.hang_after = None if limit == math.inf else limit
         return self._submit(call, decode) if non_block else self._wait_for(call, decode)
 
     def _declared(
@@ -1121,6 +1138,13 @@ def _restart_late(core: Core, call: Call, late: Mapping[int, int]) -> None:
     detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
     for rank, incarnation in late.items():
         core.tell(Overdue(rank, incarnation, "call", detail))
+
+
+def _is_done(future: Future[Any], deadline: float) -> bool:
+    """Return whether *future* is done by *deadline* (monotonic)."""
+    with suppress(TimeoutError):
+        future.exception(max(0.0, deadline - time.monotonic()))
+    return future.done()
 
 
 def _ping(_worker: object) -> None:

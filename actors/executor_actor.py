@@ -73,6 +73,7 @@ from phalanx.supervision import (
 )
 
 from .callbacks import Callbacks
+from .examination import Examinations, Suspect
 from .keeper import Keeper
 from .leases import Leases
 from .links import Links
@@ -85,6 +86,7 @@ from .notices import (
     CutsChanged,
     DevicesDue,
     Emitted,
+    Examined,
     KillAll,
     LinkLost,
     Look,
@@ -114,11 +116,13 @@ if TYPE_CHECKING:
     from .members import Member
     from .plane import Plane
     from .probe import GroupProbe
+    from .pulses import Pulses
     from .seat import Running
     from .spec import ExecutorSpec
     from .tracing import GroupTrace
     from .watch import HangWatch
 
+_LOOK_AGAIN = 0.5  # seconds for ranks that waited for one that hung to come free by its death
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
 _KEPT_REPORTS = 256
 
@@ -180,6 +184,7 @@ class Shared:
     callbacks: Callbacks
     watch: HangWatch
     trace: GroupTrace
+    pulses: Pulses
     cuts: Cuts | None = None
     owns_cuts: bool = True
     view: GroupView = field(default_factory=GroupView)
@@ -239,6 +244,7 @@ class ExecutorActor(pykka.ThreadingActor):
             shared.plane.arena,
             links=links,
             probe=shared.probe,
+            pulses=shared.pulses,
         )
         self._keeper = Keeper(
             spec,
@@ -258,6 +264,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self._standby = Standby(spec.standby, self._members, runtime.hub, self._tell, self._publish)
         self._folder = spec.report_dir or runtime.reports or ReportFolder.from_environment()
         self._writing = Callbacks(self._complain)
+        self._examinations = Examinations(shared.pulses, runtime.hub, self._tell, self._find)
         self._planned: Planned | None = None
         self._down_at = time.monotonic()
         self._restarts = 0
@@ -308,12 +315,8 @@ class ExecutorActor(pykka.ThreadingActor):
                     self._members.expect_exit(member, _LAST_BREATH)
             case Overdue():
                 self._overdue(notice)
-            case Refill() | ReformOverdue() | Look() | LinkLost() | DevicesDue() | LookAtDevices():
-                self._on_time(notice)
             case StopOverdue():
-                member = self._members.find(notice.rank, notice.incarnation)
-                if member is not None:
-                    self._members.escalate(member, notice)
+                self._stop_overdue(notice)
             case NotStarted(ranks, reason):
                 if self.shared.probe is not None:
                     self.shared.probe.not_started(ranks, str(reason))
@@ -335,11 +338,9 @@ class ExecutorActor(pykka.ThreadingActor):
             case KillAll():
                 self._kill_all()
             case _:
-                pass  # an actor may be told anything; only notices mean something here
+                self._on_time(notice)
 
-    def _on_time(
-        self, notice: Refill | ReformOverdue | Look | LinkLost | DevicesDue | LookAtDevices
-    ) -> None:
+    def _on_time(self, notice: Any) -> None:
         match notice:
             case Refill():
                 if self._state.phase is Phase.SERVING:
@@ -358,6 +359,10 @@ class ExecutorActor(pykka.ThreadingActor):
                 member = self._standby.find(rank) or self._members.find(rank, incarnation)
                 if member is not None:
                     self._members.examine(member, why)
+            case Examined():
+                self._examined(notice)
+            case _:
+                pass  # an actor may be told anything; only notices mean something here
 
     def _look_at_devices(self) -> None:
         """End the ranks whose devices have failed."""
@@ -366,6 +371,25 @@ class ExecutorActor(pykka.ThreadingActor):
             if member.lease in broken and not member.asked and not member.broken:
                 member.broken = broken[member.lease]
                 self._members.kill(member)
+
+    def _stop_overdue(self, notice: StopOverdue) -> None:
+        spare = self._standby.find(notice.rank)
+        member = spare or self._members.find(notice.rank, notice.incarnation)
+        if member is None:
+            return
+        if notice.stage != "abandon":
+            self._members.escalate(member, notice)
+        elif left := self._members.abandon(member):
+            self._log_abandoned(member, left)
+            if spare is not None:
+                self._standby.gone(spare)
+                self._show()
+            else:
+                detail = f"{member.hung}; {left}" if member.hung else left
+                self._bury(member, ExitReason(ExitKind.UNRESPONSIVE, detail))
+
+    def _log_abandoned(self, member: Member, left: str) -> None:
+        self._runtime.scribe.log.error("phalanx.worker_abandoned", **_who(member), left=left)
 
     def _said(self, notice: RankSaid) -> None:
         spare = self._standby.find(notice.rank)
@@ -433,7 +457,8 @@ class ExecutorActor(pykka.ThreadingActor):
     def _overdue(self, notice: Overdue) -> None:
         spare = self._standby.find(notice.rank)
         member = spare or self._members.find(notice.rank, notice.incarnation)
-        if member is None or (notice.what == "start" and member.ready):
+        starting = notice.what == "start"
+        if member is None or (starting and member.ready):
             return
         match notice.what:
             case "start":
@@ -443,25 +468,38 @@ class ExecutorActor(pykka.ThreadingActor):
                 why = "it closed its call socket and lived on"
             case "call":
                 why = notice.detail
-        self._members.examine(member, why)
+        suspect = Suspect(
+            notice.rank, notice.incarnation, why, lambda: not (starting and member.ready)
+        )
+        self._examinations.begin([suspect])
 
     def _not_reformed(self, notice: ReformOverdue) -> None:
         """End a rank that could not be kept; what follows is decided by its exit."""
         member = self._members.find(notice.rank, notice.incarnation)
-        if member is None or member.epoch != notice.epoch or member.asked:
+        if member is None:
             return
-        if self._state.ranks[member.rank].state is not RankState.REFORMING:
+
+        def reforms() -> bool:
+            mine = member.epoch == notice.epoch and not member.asked
+            return mine and self._state.ranks[member.rank].state is RankState.REFORMING
+
+        def lingers() -> bool:
+            return reforms() and member.left < notice.epoch
+
+        if not reforms():
             return
         match notice.what:
             case "leave":
-                if member.left < notice.epoch:
+                if lingers():
                     limit = self._spec.leave_within
                     why = f"it had not left the old process group within leave_within={limit:g} s"
-                    self._members.examine(member, why)
+                    suspect = Suspect(member.rank, member.incarnation, why, lingers)
+                    self._examinations.begin([suspect])
             case "join":
                 limit = self._spec.start_timeout
                 why = f"on_reform took longer than start_timeout={limit:g} s"
-                self._members.examine(member, why)
+                suspect = Suspect(member.rank, member.incarnation, why, reforms)
+                self._examinations.begin([suspect])
             case "failed":
                 if not self._state.mending:  # else a further epoch is on its way, for all
                     self._members.kill(member)
@@ -474,14 +512,41 @@ class ExecutorActor(pykka.ThreadingActor):
             return member is not None and member.process is not None and member.process.is_stopped()
 
         running = self._plane.running()
-        for rank, why in self.shared.watch.judge(look, running, is_stopped, time.monotonic()):
+        judged = self.shared.watch.judge(look, running, is_stopped, time.monotonic())
+
+        def runs_on(rank: Running) -> bool:
             member = self._members.find(rank.rank, rank.incarnation)
-            if member is not None and not member.asked:
-                self._members.examine(member, why)
+            if member is None or member.asked:
+                return False
+            if self._state.ranks[rank.rank].state is RankState.REFORMING:
+                return False  # it is to leave its process group, and has a limit for that
+            now = (each for each in self._plane.running() if each.rank == rank.rank)
+            return next((each.began for each in now), 0.0) == rank.began
+
+        suspects = [
+            Suspect(rank.rank, rank.incarnation, why, partial(runs_on, rank), in_call=True)
+            for rank, why in judged
+            if runs_on(rank)
+        ]
+        self._examinations.begin(suspects, running)
+
+    def _examined(self, notice: Examined) -> None:
+        findings, look_again = self._examinations.end(notice)
+        if look_again:
+            self.shared.watch.wake(_LOOK_AGAIN)
+        for finding in findings:
+            self._members.examine(finding.member, finding.why, finding.seen)
+
+    def _find(self, rank: int, incarnation: int) -> Member | None:
+        return self._standby.find(rank) or self._members.find(rank, incarnation)
 
     # --- deaths -------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
+        self._bury(member, _reason_of(member))
+
+    def _bury(self, member: Member, reason: ExitReason) -> None:
+        """Have it decided what follows from the end of *member*, and do it."""
         now = time.monotonic()
         reason = _reason_of(member)
         self._keeper.blame(member, reason)

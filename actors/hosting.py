@@ -28,7 +28,6 @@ from phalanx.runtime import (
     land_on,
     load_snapshot,
     outside,
-    receive,
     store_snapshot,
     within,
     worker_logger,
@@ -193,7 +192,7 @@ class WorkerHost:
 
     def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
         assert self._link is not None
-        frame = receive(self._link.control)
+        frame = self._link.receive()
         if not isinstance(frame, FarFrame) or frame.kind != Kind.RESTORE or not frame.fds:
             msg = "the control socket did not carry the state to restore"
             raise RuntimeFault(msg)

@@ -1,7 +1,8 @@
 """What a death costs the calls that were under way. Decides; changes nothing.
 
 Guarantees: each call gets one verdict. A call that no rank had begun is sent again at no cost; one
-that had begun costs an attempt, or ends; a gather loses the dead ranks' parts only.
+that had begun costs an attempt, or ends; a gather loses the dead ranks' parts only, and as a whole
+is a call that no rank had begun where nobody is left who could begin it.
 
 Left to others: reading what the dead had written, and keeping survivors from beginning more
 (`plane`), doing what is decided (`settling`).
@@ -63,7 +64,7 @@ class Loss:
 
 
 def assess(
-    lost: Sequence[Seat], survivors: Iterable[Seat], doubted: Iterable[Call], reached: int
+    lost: Sequence[Seat], survivors: Sequence[Seat], doubted: Iterable[Call], reached: int
 ) -> Loss:
     """Return what losing *lost* means for each call, in the order of their sending.
 
@@ -87,7 +88,8 @@ def assess(
     for wire in sorted(touched):
         call = touched[wire]
         if call.shape is Shape.GATHER:
-            loss.parts.append(call)
+            whole = wire > reached and not any(wire in seat.sent for seat in survivors)
+            (loss.untouched if whole else loss.parts).append(call)
         elif _has_begun(call, lost, reached):
             loss.begun.append(call)
         else:

@@ -31,6 +31,7 @@ from phalanx.runtime import (
     LockTable,
     Payload,
     SocketChannel,
+    Vitals,
     WorkerLabels,
     describe_threads,
     encode,
@@ -66,10 +67,14 @@ if TYPE_CHECKING:
     from .links import Links, Remote
     from .notices import Notice
     from .probe import GroupProbe
+    from .pulses import Pulses
     from .spec import ExecutorSpec
 
 _BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
+_UNDEAD = 10.0  # seconds from SIGKILL until a process that does not end is looked at
+_LONGEST_END = 120.0  # seconds that one may take to end: 100 ms for each GiB it held
+_LAST_TRY = 0.5  # seconds for the tree of one that was given up
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
 # CUDA's start, after which what is visible is fixed for the life of a process.
@@ -87,6 +92,8 @@ class Member:
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
         broken: What happened to its device, for which it is being killed; empty otherwise.
+        killed_at: When it was first sent SIGKILL by us; 0.0 for never.
+        abandoned: It withstood that, and is not waited for any more.
         left: The last epoch for which it has left the process group of the one before.
         gift: The state it is given back; None where it begins anew.
         restoring: Whether it has got as far as restoring that.
@@ -114,6 +121,8 @@ class Member:
     asked: bool = False
     hung: str = ""
     broken: str = ""
+    killed_at: float = 0.0
+    abandoned: bool = False
     left: int = 0
     gift: Gift | None = None
     restoring: bool = False
@@ -167,6 +176,7 @@ class Members:
         *,
         probe: GroupProbe | None = None,
         links: Links | None,
+        pulses: Pulses,
     ) -> None:
         self._spec = spec
         self._saving: Saving | None = None
@@ -176,6 +186,7 @@ class Members:
         self._arena = arena
         self._probe = probe
         self._links = links
+        self._pulses = pulses
         self._members: dict[int, Member] = {}
         self._locks = LockTable.create()
         self.name = spec.name
@@ -290,12 +301,15 @@ class Members:
             member.watch = self._runtime.hub.watch(
                 member.control.fileno(), EPOLLIN, partial(self._hear, member)
             )
+            self._pulses.enter(member.rank, member.incarnation, member.control.send)
             overdue = Overdue(member.rank, member.incarnation, "start")
             self._after(member, spec.start_timeout, overdue)
 
     def _assign(self, spare: Member, formation: Formation, rank: int, incarnation: int) -> None:
         """Make *spare* that rank."""
         assert spare.lease is not None
+        self._pulses.leave(spare.rank, spare.incarnation)
+        self._pulses.enter(rank, incarnation, spare.control.send)
         labels = self._labels(formation, rank, incarnation, spare.lease)
         epoch = formation.epoch
         spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch
@@ -387,15 +401,41 @@ class Members:
 
     def kill(self, member: Member) -> None:
         """Kill *member* now; its exit is told like any other."""
-        if member.process is not None:
-            member.process.send_signal(signal.SIGKILL)
+        if member.process is not None and member.process.send_signal(signal.SIGKILL):
+            if not member.killed_at:
+                member.killed_at = time.monotonic()
+            self._stage(member, "abandon", _UNDEAD)
 
-    def examine(self, member: Member, why: str) -> None:
-        """End *member*, which hangs, and have it write the stacks of its threads as it goes."""
+    def abandon(self, member: Member) -> str:
+        """Give *member* up, which was killed and does not end; return how that looks.
+
+        Empty where it is too early for that: a process that has begun to end gives back its memory,
+        which takes its time.
+        """
+        process = member.process
+        if process is None or process.status is not None:
+            return ""
+        vitals = Vitals.of(process.pid)
+        took = time.monotonic() - member.killed_at
+        if vitals.is_ending and took < _LONGEST_END:
+            self._stage(member, "abandon", _UNDEAD)
+            return ""
+        member.abandoned = True
+        place = f" in {vitals.wait}" if vitals.wait else ""
+        state = f"state {vitals.state or 'Z'}{place}"
+        return (
+            f"it withstood SIGKILL for {took:.0f} s ({state}) and is left behind as {process.pid}"
+        )
+
+    def examine(self, member: Member, why: str, seen: str = "") -> None:
+        """End *member*, which hangs, and have it write the stacks of its threads as it goes.
+
+        *seen* is what it was found doing.
+        """
         process = member.process
         if process is None or member.hung:
             return
-        member.hung = why
+        member.hung = f"{why}; {seen}" if seen else why
         member.threads = describe_threads(process.pid)
         member.words_end = size_of(member.output.faults)
         process.send_signal(STACKS)
@@ -419,10 +459,12 @@ class Members:
             timer.cancel()
         if member.watch is not None:
             member.watch.cancel()
-        deadline = time.monotonic() + _BURIAL
+        self._pulses.leave(member.rank, member.incarnation)
+        deadline = time.monotonic() + (_LAST_TRY if member.abandoned else _BURIAL)
         if member.process is not None:
             member.process.kill_tree(deadline)
-            member.process.close()
+            if not member.abandoned or member.process.status is not None:
+                member.process.close()
         if member.lease is not None:
             pid = None if member.process is None else member.process.pid
             self._leases.give_back(member.lease, pid)
@@ -571,7 +613,10 @@ class Members:
     # --- hearing ------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
-        if member.remote is not None:
+        if member.abandoned:
+            assert member.process is not None
+            member.process.close()
+        elif member.remote is not None:
             member.remote.process_gone()
         else:
             self._tell(ProcessGone(member.rank, member.incarnation))
@@ -581,7 +626,9 @@ class Members:
         frames, ended = read_control(member.control)
         remote = member.remote
         for frame in frames:
-            if remote is None or not remote.heard(frame):
+            if frame.kind == Kind.PULSE:
+                self._pulses.hear(member.rank, frame)
+            elif remote is None or not remote.heard(frame):
                 self._tell(RankSaid(member.rank, member.incarnation, frame))
         if ended and member.watch is not None:
             member.watch.cancel()

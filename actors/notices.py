@@ -69,12 +69,19 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Examined:
+    """The ranks of an examination have given a sign of life, or have had their time for it."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopOverdue:
-    """A rank that was asked to stop has not; the next stage follows."""
+    """A rank that was asked to stop, or was killed, has not ended; the next stage follows."""
 
     rank: int
     incarnation: int
-    stage: Literal["terminate", "kill"]
+    stage: Literal["terminate", "kill", "abandon"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +208,7 @@ Notice = (
     | StreamEnded
     | Overdue
     | Look
+    | Examined
     | StopOverdue
     | NotStarted
     | DevicesDue

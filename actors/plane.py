@@ -74,6 +74,7 @@ class Plane:
         on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
         self._closed: Callable[[], BaseException] | None = None
+        self._reached = 0  # the last call begun by any rank, those that are gone included
         self.arena = Arena.create()
         self._lock = lock = threading.Lock()
         self._seats = seats = Seats(size)
@@ -520,7 +521,9 @@ class Plane:
         """
         boards = [seat.channel.board for seat in self._seats]
         self._sending.round += 1
-        before = max((board.begun for board in boards), default=0)
+        before = max((self._reached, *(board.begun for board in boards)))
         shut = [seat.channel.board for seat in lost]
         withdraw(boards, self._sending.round, before, shut)
-        return max((board.begun for board in boards), default=0)
+        # One that died earlier may have begun, and answered, what is under way on others still.
+        self._reached = max((self._reached, *(board.begun for board in boards)))
+        return self._reached

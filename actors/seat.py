@@ -31,7 +31,8 @@ class Running:
         method: What it runs; empty for nothing, and for a call that was settled without it.
         limit: For how many seconds it may; None for no limit.
         shortest: The least limit of anything it has been sent; None for none.
-        began: When it began that, in seconds on the monotonic clock; 0.0 for nothing.
+        began: When it began that, in seconds on the monotonic clock; 0.0 for nothing, and for a
+            stream that waits for its taker.
         spoke: Whether it had written something that nobody had read: then it has just been freed.
     """
 
@@ -102,7 +103,7 @@ class Seat:
         return Progress(
             method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
             call=call.seq if call is not None else None,
-            running=time.monotonic() - board.begun_at if running else None,
+            running=time.monotonic() - board.begun_at if running and board.begun_at else None,
             served=board.served,
             queued=sum(1 for wire in self.sent if wire > begun),
         )
@@ -117,13 +118,14 @@ class Seat:
             method = call.name
         if board.saving == wire:
             method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
+        began = 0.0 if idle else board.begun_at
         return Running(
             self.rank,
             self.incarnation,
             "" if idle else method,
-            None if idle else limit,
+            limit if began else None,  # a stream that waits for its taker has all the time
             self._shortest(),
-            0.0 if idle else board.begun_at,
+            began,
             spoke,
         )
 

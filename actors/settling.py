@@ -174,10 +174,18 @@ class Settling:
         if len(raised) == len(self._seats):
             self.withdraw(call)
         elif len(raised) == 1:
-            self._hub.call_at(time.monotonic() + _DOUBT, lambda: self._end_doubt(call, wire))
+            self._doubt(call, wire)
+
+    def _doubt(self, call: Call, wire: int) -> None:
+        self._hub.call_at(time.monotonic() + _DOUBT, lambda: self._end_doubt(call, wire))
 
     def _end_doubt(self, call: Call, wire: int) -> None:
         with self._lock:
-            if wire in self._doubtful and not call.done:
-                self.withdraw(call)
-                self._sending.pump()
+            if wire not in self._doubtful or call.done:
+                return
+            if any(seat.ended for seat in self._seats):
+                # A rank has closed its end and lives on: its death is on the way.
+                self._doubt(call, wire)
+                return
+            self.withdraw(call)
+            self._sending.pump()

@@ -52,6 +52,7 @@ from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
 from .process import Process, ProcessStatus
+from .pulse import Pulse
 from .remote_failure import RemoteFailure
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
 from .replies import AsyncOutput
@@ -131,6 +132,7 @@ __all__ = [
     "Payload",
     "Process",
     "ProcessStatus",
+    "Pulse",
     "RankGlance",
     "RemoteFailure",
     "Rendezvous",

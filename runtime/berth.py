@@ -68,6 +68,7 @@ class Berth:
         self.idling = Idling(self._exchange.arena)
         self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
+        self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
         self._incarnation = 0
         self.made_at = now
         self.connected = False
@@ -89,6 +90,8 @@ class Berth:
             if self.ended or frame.kind == Kind.HELLO:  # the rank's side has greeted it already
                 frame.drop()
                 continue
+            if frame.kind == Kind.MORE:
+                self._pace(frame.call_id, wanted=frame.extra)
             if frame.kind not in _BESIDE:
                 self._held.append(frame)
             elif any(each.call_id == frame.call_id for each in self._held):
@@ -133,7 +136,7 @@ class Berth:
 
     def deliver(self, delivery: Delivery) -> None:
         """Pass a packet of the rank's on to the driver."""
-        _, kind, _, _, call_id, incarnation, _ = delivery.head
+        _, kind, _, _, call_id, incarnation, extra = delivery.head
         port = self.data if delivery.lane is Lane.DATA else self.control
         if delivery.lane is Lane.DATA:
             if kind == Kind.HELLO:
@@ -141,6 +144,8 @@ class Berth:
                 self.seated = True
             elif kind == Kind.PASSED or kind in _ANSWERS:
                 self._ended_call(call_id, served=kind != Kind.SKIPPED)
+            elif kind == Kind.ITEM:
+                self._pace(call_id, made=extra)
             if kind == Kind.PASSED:
                 self.line.taken(1)
                 return
@@ -200,6 +205,17 @@ class Berth:
 
     # --- inside -------------------------------------------------------------------------
 
+    def _pace(self, call_id: int, *, wanted: int = 0, made: int = 0) -> None:
+        """Have the page say how long a stream takes for an item, as the rank's own would."""
+        before = self._items.get(call_id, (0, 0))
+        wanted, made = self._items[call_id] = max(wanted, before[0]), max(made, before[1])
+        if call_id != self.running:
+            return
+        if made >= wanted:
+            self.board.rest()
+        elif (wanted, made) != before:
+            self.board.go_on()
+
     def _send(self, lane: Lane, frame: Frame) -> bool:
         """Send *frame* to the rank; where that cannot be, its call ends in an error."""
         error: Exception | None = None
@@ -220,6 +236,7 @@ class Berth:
         return True
 
     def _ended_call(self, call_id: int, *, served: bool) -> None:
+        self._items.pop(call_id, None)
         if call_id == self.running:
             self.board.finish(call_id, served=served)
             self.running = 0

@@ -93,6 +93,14 @@ class Board:
         words[_FINISHED] = call_id
         words[_SERVED] += served
 
+    def rest(self) -> None:
+        """Publish that the call under way waits for its taker: its time stands still."""
+        self._words[_BEGUN_AT] = 0
+
+    def go_on(self) -> None:
+        """Publish that the call under way begins anew to take its time, with another item."""
+        self._words[_BEGUN_AT] = time.monotonic_ns()
+
     def retract(self, call_id: int) -> None:
         """Publish that *call_id* was the last to begin after all.
 
@@ -126,7 +134,8 @@ class Board:
     def begun_at(self) -> float:
         """When the call begun last began, or the storing of the state behind it.
 
-        In seconds on the monotonic clock; 0.0 for none.
+        In seconds on the monotonic clock; for a stream, when it began to make its next item. 0.0
+        for none, and while a stream waits for its taker.
         """
         return self._words[_BEGUN_AT] / 1e9
 

@@ -58,6 +58,7 @@ class Kind:
     ASSIGN: Final[int] = 8
     REFORM: Final[int] = 9
     RESTORE: Final[int] = 10
+    ASK: Final[int] = 11
     REPLY: Final[int] = 16
     ERROR: Final[int] = 17
     SKIPPED: Final[int] = 18
@@ -74,6 +75,7 @@ class Kind:
     SAVED: Final[int] = 29
     NOT_SAVED: Final[int] = 30
     RESTORING: Final[int] = 31
+    PULSE: Final[int] = 32
 
 
 class Flag:

@@ -26,6 +26,7 @@ from . import tree
 STACKS: Final = signal.SIGRTMAX - 3
 """The signal. Real-time ones have no meaning of their own; the last ones are the least used."""
 
+_EXITING: Final = 0x00000004  # PF_EXITING in linux/sched.h
 _MAX_READ: Final = 1 << 18
 
 
@@ -36,12 +37,15 @@ class Vitals:
     Attributes:
         state: The letter of its main thread; empty where it is gone.
         ticks: Processor time that all its threads have used, in clock ticks.
+        is_ending: Whether it is on its way out: it gives back what it holds, or some of its
+            threads are left.
         wait: The kernel function that its main thread sleeps in; empty where it does not say.
     """
 
     state: str = ""
     ticks: int = 0
     wait: str = ""
+    is_ending: bool = False
 
     @classmethod
     def of(cls, pid: int | None) -> Vitals:
@@ -53,8 +57,10 @@ class Vitals:
         fields = stat[stat.rindex(b")") + 2 :].split()
         state = fields[0].decode()
         if state in ("Z", "X", "x"):
-            return cls()
-        return cls(state, int(fields[11]) + int(fields[12]), _wait_channel(f"/proc/{pid}"))
+            return cls(is_ending=True)
+        ending = bool(int(fields[6]) & _EXITING)
+        ticks = int(fields[11]) + int(fields[12])
+        return cls(state, ticks, _wait_channel(f"/proc/{pid}"), ending)
 
 
 def install_stacks(faults_fd: int) -> None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .arena_reader import ArenaReader
+    from .board import Board
     from .replies import ReplyLine
 
 CLOSED = -1
@@ -130,8 +131,10 @@ class Inbox:
             self._on_foreign()
 
 
-def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine) -> None:
+def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine, board: Board) -> None:
     """Send the items of *made* as they are asked for; return at its end, or once it is closed.
+
+    On *board* each item counts from when it was asked for: that is how long one may take.
 
     Raises:
         TypeError: *made* is nothing that could be iterated.
@@ -141,7 +144,12 @@ def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine) -> None
     items = iter(made)
     sent = 0
     try:
-        while inbox.granted(call.call_id, sent) != CLOSED:
+        while True:
+            board.rest()
+            granted = inbox.granted(call.call_id, sent)
+            board.go_on()
+            if granted == CLOSED:
+                return
             try:
                 item = next(items)
             except StopIteration:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import queue
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from .codec import encode
 from .doom import Doom
 from .frames import Flag, Frame, Kind, Payload, receive, send
 from .last_words import install_last_words
+from .pulse import Pulse, keep_pulse
 from .remote_failure import RemoteFailure
 from .replies import ReplyLine
 from .stacks import install_stacks
@@ -115,12 +117,29 @@ class Link:
     incarnation: int
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
+    _told: queue.SimpleQueue[Frame | None] = field(
+        default_factory=lambda: queue.SimpleQueue[Frame | None]()
+    )
 
-    def tell(self, kind: int, value: object = None) -> None:
-        """Send *value* to the driver, outside of any call."""
+    def keep_pulse(self) -> None:
+        """Answer the driver beside the main loop from now on; what else it says, `receive` has."""
+
+        def answer(number: int, pulse: Pulse) -> None:
+            self.tell(Kind.PULSE, pulse, number=number)
+
+        keep_pulse(self.control, answer, self._told.put)
+
+    def receive(self) -> Frame | None:
+        """Return what the driver says outside of any call, or None at the end; waits for it."""
+        return self._told.get()
+
+    def tell(self, kind: int, value: object = None, *, number: int = 0) -> None:
+        """Send *value* to the driver, outside of any call; *number* is what it answers to."""
         payload = Payload.of(None if value is None else encode(value, "the event"))
         try:
-            packet = payload.packet(kind, epoch=self.epoch, call_id=0, incarnation=self.incarnation)
+            packet = payload.packet(
+                kind, epoch=self.epoch, call_id=number, incarnation=self.incarnation
+            )
             send(self.control, packet, payload.file)
         finally:
             payload.close()
@@ -150,6 +169,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             _limit_threads()
             hosted = boot.host(boot.blob, link)
             _limit_threads()  # a spare has been given the environment of its rank meanwhile
+            link.keep_pulse()
             hosted.start()
         except Terminated:
             raise
@@ -283,7 +303,7 @@ class _Worker:
             # Before the answer: so the driver finds the arguments' memory free for its next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:
-                send_items(frame, result, self._inbox, self._replies)
+                send_items(frame, result, self._inbox, self._replies, board)
                 result = None
             if span is not None:
                 result = span.returned(result)

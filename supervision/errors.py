@@ -230,8 +230,10 @@ class Unhealthy(CallTimeout):
 
     Attributes:
         states: What each rank that did not answer was doing: ``busy`` (it used the processor),
-            ``waiting`` (it slept in a call: for another rank, a lock, a device), ``hung`` (past
-            its limit; it is being ended), ``stopped`` (SIGSTOP), ``starting`` or ``dead``.
+            ``waiting`` (it slept in a call: for another rank, a lock, a device; its interpreter
+            runs), ``wedged`` (it slept and its interpreter does not run: native code holds the
+            interpreter lock, or it is in uninterruptible sleep), ``hung`` (past its limit; it is
+            being ended), ``stopped`` (SIGSTOP), ``starting`` or ``dead``.
         details: The same in words.
     """
 

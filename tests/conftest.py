@@ -113,6 +113,11 @@ def ours_in_temp() -> Iterator[str]:
     return (name for name in names if not name.startswith("pytest-"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", default=1, type=int, help="of the random faults")
+    parser.addoption("--faults", default=None, type=int, help="how many, in place of a test's own")
+
+
 def pytest_unconfigure() -> None:
     shutil.rmtree(TEMP, ignore_errors=True)
 

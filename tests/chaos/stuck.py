@@ -5,15 +5,17 @@ from __future__ import annotations
 import ctypes
 import math
 import os
+import re
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from tests.actors.workers import Echo, wait_for
 
-from phalanx.actors import limits
+from phalanx.actors import WorkerContext, limits
 
 
 class Stuck(Echo):
@@ -40,6 +42,9 @@ class Stuck(Echo):
 
     def _released(self) -> None:
         ctypes.CDLL(None).sleep(600)
+
+    def _regex(self) -> None:
+        re.match(r"(a+)+$", "a" * 64 + "b")  # never ends, and holds the interpreter lock
 
     def _uninterruptible(self) -> None:
         # A parent sleeps uninterruptibly until its vforked child ends: it handles no signal.
@@ -79,6 +84,12 @@ class Stuck(Echo):
         wait_for(gate)
         return bytes(size)
 
+    def slowly(self, count: int, stuck_at: int = -1) -> Iterator[int]:
+        for number in range(count):
+            if number == stuck_at:
+                self._deadlock()
+            yield number
+
     @limits(hang_after=0.3)
     def limited(self, gate: str) -> Any:
         wait_for(gate)
@@ -87,3 +98,25 @@ class Stuck(Echo):
     def unlimited(self, gate: str) -> str:
         wait_for(gate)
         return "done"
+
+
+class StuckTogether(Stuck):
+    """Hangs while the others wait for it in a collective operation."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        self.on_start(ctx)
+
+    def together(self) -> float:
+        import torch
+        from torch import distributed
+
+        total = torch.ones(1)
+        distributed.all_reduce(total)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
+        return float(total)
+
+    def hang_together(self, how: str, rank: int) -> float:
+        self.hang(how, rank=rank)
+        return self.together()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.actors.workers import StartFails
-from tests.chaos.stuck import Stuck
+from tests.chaos.frozen import Freezer
+from tests.chaos.stuck import Stuck, StuckTogether
 
-from phalanx.actors import Executor, limits
+from phalanx.actors import Executor, StopPolicy, limits, members
+from phalanx.runtime import Runtime, tree
 from phalanx.supervision import (
     ExitKind,
     Intensity,
@@ -46,7 +49,9 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("how", ["deadlock", "loop", "native", "released", "blocked_thread"])
+@pytest.mark.parametrize(
+    "how", ["deadlock", "loop", "native", "released", "blocked_thread", "deaf"]
+)
 def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
     make: Make, how: str
 ) -> None:
@@ -65,12 +70,33 @@ def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
     assert ex.collective_rpc("rank", LONG) == [0]
 
 
-@pytest.mark.parametrize("how", ["uninterruptible", "deaf"])
-def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make, how: str) -> None:
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("deadlock", r"waiting in _deadlock \(.*stuck.py:\d+\)"),
+        ("loop", r"busy in _loop"),
+        ("released", r"waiting in _released"),
+        ("native", r"wedged: no sign of life .* holds the interpreter lock; it sleeps"),
+        ("regex", r"wedged: no sign of life .* holds the interpreter lock; it uses the processor"),
+    ],
+)
+def test_the_report_tells_one_that_waits_from_one_that_is_wedged(
+    make: Make, how: str, says: str
+) -> None:
+    ex = make(hang_after=0.3)
+
+    with pytest.raises(WorkerDied, match=says) as caught:
+        ex.collective_rpc("hang", LONG, (how,))
+
+    assert re.search(says, str(caught.value.report.reason))
+    assert re.search(says, caught.value.report.render())
+
+
+def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make) -> None:
     ex = make(hang_after=0.3)
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("hang", LONG, (how,))
+        ex.collective_rpc("hang", LONG, ("uninterruptible",))
 
     report = caught.value.report
     assert (report.reason.kind, report.evidence.signal) == (ExitKind.UNRESPONSIVE, signal.SIGKILL)
@@ -217,15 +243,51 @@ def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) ->
 
     assert caught.value.states == {0: "busy", 1: "waiting", 2: "stopped"}
     assert caught.value.ranks == (0, 1, 2)
-    assert "hang" in caught.value.details[0]
+    assert "at _loop" in caught.value.details[0]
+    assert "at _deadlock" in caught.value.details[1]
+
+
+def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+    marks = [tmp_path / f"mark{rank}" for rank in range(3)]
+    for rank, how in enumerate(("native", "released", "regex")):
+        ex.tell("hang", (how, str(marks[rank]), rank), rank=rank)
+    wait_until(lambda: all(mark.exists() for mark in marks))
+
+    with pytest.raises(Unhealthy, match="rank 0 is wedged") as caught:
+        ex.check_health(1.0)
+
+    assert caught.value.states == {0: "wedged", 1: "waiting", 2: "busy"}
+    for rank in (0, 2):
+        assert "holds the interpreter lock" in caught.value.details[rank]
+    assert ex.status().reports == ()  # silence alone kills nobody
+
+
+def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:
+    """A worker's threads sleep until they are asked: none of them is ever scheduled."""
+    ex = make(world_size=1)
+    ex.check_health(LONG)
+    pid = ex.ranks[0].pid
+
+    def switches() -> dict[str, int]:
+        found: dict[str, int] = {}
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            told = (task / "status").read_text().split("voluntary_ctxt_switches:\t")[1]
+            found[task.name] = int(told.split()[0])
+        return found
+
+    before = switches()
+    assert len(before) == 2  # the main thread, and the one that keeps the pulse
+    time.sleep(1.0)  # nothing happens: there is no event for that
+    assert switches() == before
 
 
 def test_health_tells_the_hung_from_the_busy(make: Make, tmp_path: Path) -> None:
     ex = make(hang_after=0.3)
-    future = ex.collective_rpc("hang", args=("deaf",), non_block=True)
+    future = ex.collective_rpc("hang", args=("uninterruptible",), non_block=True)
 
     with pytest.raises(Unhealthy) as caught:
-        ex.check_health(0.8)  # it is found after 0.3 s and withstands the signal until 1.3 s
+        ex.check_health(0.8)  # it is found after 0.3 s, and withstands the signal for a second
 
     assert caught.value.states == {0: "hung"}
     with pytest.raises(WorkerDied):
@@ -276,3 +338,121 @@ def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: o
         make(**{field: value})
     with pytest.raises(SpecError, match="hang_after"):
         limits(hang_after=value)  # type: ignore[arg-type]  # what is tested
+
+
+@pytest.mark.parametrize("transport", [None, "zmq"])
+def test_a_stream_that_hangs_is_ended_and_one_that_waits_for_its_taker_is_not(
+    make: Make, transport: str | None
+) -> None:
+    ex = make(hang_after=1.0, **({} if transport is None else {"transport": transport}))
+    with ex.stream("slowly", LONG, (4,), rank=0, window=2) as stream:
+        taken = [next(stream)]
+        time.sleep(2.0)  # nobody takes: only time shows that this is nobody's hang
+        taken += list(stream)
+
+    assert taken == [0, 1, 2, 3]
+    assert ex.status().reports == ()
+    taken = []
+    with pytest.raises(WorkerDied, match="hang_after=1 s"):
+        taken.extend(ex.stream("slowly", LONG, (4, 2), rank=0, window=2))
+    assert taken == [0, 1]
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+@pytest.fixture
+def freezer() -> Iterator[Freezer]:
+    if why_not := Freezer.why_not():
+        pytest.skip(why_not)
+    with Freezer() as freezer:
+        yield freezer
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a process that withstands SIGKILL given up after half a second, not after ten."""
+    monkeypatch.setattr(members, "_UNDEAD", 0.5)
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+def test_a_rank_that_not_even_sigkill_ends_is_given_up_and_replaced(
+    make: Make, tmp_path: Path, freezer: Freezer, strategy: Strategy
+) -> None:
+    ex = make(world_size=2, hang_after=0.3, strategy=strategy)
+    mark = tmp_path / "mark"
+    future = ex.collective_rpc("hang", args=("released", str(mark), 1), non_block=True)
+    wait_until(mark.exists)
+    pid = ex.ranks[1].pid
+    assert pid is not None
+
+    freezer.freeze(pid)
+
+    with pytest.raises(WorkerDied, match="withstood SIGKILL") as caught:
+        future.result(LONG)
+    report = caught.value.report
+    assert report.reason.kind is ExitKind.UNRESPONSIVE
+    assert "uninterruptible sleep" in str(report.reason)
+    assert f"left behind as {pid}" in str(report.reason)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert tree.read(pid) is not None
+    freezer.thaw()
+    wait_until(lambda: tree.read(pid) is None)  # its death is waiting for it, and is collected
+
+
+@pytest.mark.usefixtures("soon")
+def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
+    make: Make, freezer: Freezer
+) -> None:
+    ex = make(world_size=2, stop=StopPolicy(ask=0.1, terminate=0.1))
+    pid = ex.ranks[1].pid
+    assert pid is not None
+    freezer.freeze(pid)
+    closer = threading.Thread(target=ex.close)
+
+    closer.start()
+    closer.join(LONG)
+
+    assert not closer.is_alive()
+    assert ex.status().state == "ended"
+    freezer.thaw()
+    wait_until(lambda: tree.read(pid) is None)
+
+
+@pytest.mark.usefixtures("soon")
+def test_health_says_that_a_frozen_rank_is_wedged(make: Make, freezer: Freezer) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    pid = ex.ranks[1].pid
+    assert pid is not None
+    freezer.freeze(pid)
+
+    with pytest.raises(Unhealthy, match="uninterruptible") as caught:
+        ex.check_health(0.5)
+
+    assert caught.value.states == {1: "wedged"}
+    freezer.thaw()
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+@pytest.mark.parametrize("how", ["native", "stop"])
+def test_of_ranks_that_wait_for_one_that_hangs_only_that_one_is_ended(
+    make: Make, torch_runtime: Runtime, how: str
+) -> None:
+    """All of them are past the limit of their call, and three of them are innocent."""
+    ex = make(
+        StuckTogether,
+        4,
+        preload=("torch",),
+        runtime=torch_runtime,
+        survivors="keep",
+        hang_after=1.0,
+    )
+    before = [info.pid for info in ex.ranks]
+
+    with pytest.raises(WorkerDied, match="rank 2") as caught:
+        ex.collective_rpc("hang_together", LONG, (how, 2))
+
+    assert [report.rank for report in caught.value.reports] == [2]
+    assert ex.collective_rpc("together", LONG) == [4.0] * 4
+    after = [info.pid for info in ex.ranks]
+    told = "\n".join(report.render() for report in ex.status().reports)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True], told

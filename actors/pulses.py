@@ -1,0 +1,151 @@
+"""Asking ranks for a sign of life from outside their main loops.
+
+Guarantees: a question costs each rank one packet each way and nobody anything once it is closed;
+it is put and answered without the executor's actor, which may have its hands full with the dead;
+an answer to a question nobody asks any more is dropped.
+
+Left to others: the worker's side (`runtime.pulse`), what silence means (`health`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from phalanx.runtime import Kind, Payload, Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from phalanx.runtime import Frame
+
+PATIENCE = 1.0
+"""Seconds for an answer, a thousand times what it takes: the machine may have more to do."""
+
+_NOTHING = Payload.of(None)
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """What came of asking one rank.
+
+    Attributes:
+        pulse: What it said; None where it has said nothing.
+        after: Seconds that took, or since it was asked.
+    """
+
+    pulse: Pulse | None
+    after: float
+
+
+class Question:
+    """One question, put to some ranks; close it, or use it as a context manager."""
+
+    def __init__(self, pulses: Pulses, number: int, ranks: frozenset[int]) -> None:
+        self._pulses = pulses
+        self._number = number
+        self._ranks = ranks
+        self._answers: dict[int, tuple[Pulse, float]] = {}
+        self._changed = threading.Condition()
+        self._then: list[Callable[[], None]] = []
+        self._at = time.monotonic()
+
+    def wait(self, deadline: float) -> None:
+        """Return once every rank has answered, or at *deadline* (monotonic)."""
+        with self._changed:
+            self._changed.wait_for(self._is_answered, max(0.0, deadline - time.monotonic()))
+
+    def when_answered(self, then: Callable[[], None]) -> None:
+        """Run *then* once every rank has answered; on whichever thread hears of it: be quick."""
+        with self._changed:
+            if not self._is_answered():
+                self._then.append(then)
+                return
+        then()
+
+    def signs(self) -> dict[int, Sign]:
+        """Return what is known by now."""
+        silence = Sign(None, time.monotonic() - self._at)
+        with self._changed:
+            answers = dict(self._answers)
+        return {rank: Sign(*answers[rank]) if rank in answers else silence for rank in self._ranks}
+
+    def close(self) -> None:
+        """Wait for no more answers."""
+        self._pulses.forget(self._number)
+
+    def hear(self, rank: int, pulse: Pulse) -> None:
+        """Note what *rank* has answered."""
+        with self._changed:
+            self._answers[rank] = pulse, time.monotonic() - self._at
+            if not self._is_answered():
+                return
+            then, self._then = self._then, []
+            self._changed.notify_all()
+        for each in then:
+            each()
+
+    def _is_answered(self) -> bool:
+        return self._answers.keys() >= self._ranks
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Pulses:
+    """The ranks that can be asked, and the questions that are open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._ways: dict[int, tuple[int, Callable[[bytes], object]]] = {}
+        self._open: dict[int, Question] = {}
+
+    def enter(self, rank: int, incarnation: int, send: Callable[[bytes], object]) -> None:
+        """Have *rank* asked by *send*, which takes a packet and does not wait."""
+        with self._lock:
+            self._ways[rank] = incarnation, send
+
+    def leave(self, rank: int, incarnation: int) -> None:
+        """Ask that incarnation no more; on return nobody is using its way."""
+        with self._lock:
+            if self._ways.get(rank, (0,))[0] == incarnation:
+                del self._ways[rank]
+
+    def ask(self, ranks: Mapping[int, int]) -> Question:
+        """Ask these (rank: incarnation); those that are not here any more stay silent."""
+        number = next(self._numbers)
+        question = Question(self, number, frozenset(ranks))
+        packet = _NOTHING.packet(Kind.ASK, epoch=0, call_id=number)
+        with self._lock:
+            self._open[number] = question
+            for rank, incarnation in ranks.items():
+                known, send = self._ways.get(rank, (None, None))
+                if known == incarnation and send is not None:
+                    # Full or broken: then it is not for want of questions that it is silent.
+                    with suppress(OSError):
+                        send(packet)
+        return question
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """Take *rank*'s answer to where it is waited for."""
+        with self._lock:
+            question = self._open.get(frame.call_id)
+        if question is None:
+            frame.drop()
+            return
+        pulse: object = frame.value()
+        if isinstance(pulse, Pulse):
+            question.hear(rank, pulse)
+
+    def forget(self, number: int) -> None:
+        """Close the question of that number."""
+        with self._lock:
+            self._open.pop(number, None)

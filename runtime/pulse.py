@@ -1,0 +1,108 @@
+"""A worker's heartbeat from outside its main loop: one thread that answers when it is asked.
+
+Guarantees: whatever the main thread does, an interpreter that can run at all answers within its
+switch interval, and says where the main thread is. At rest the thread sleeps in the kernel: a
+heartbeat that nobody asked for would cost every worker a little, always. Signals are left to the
+main thread, but for the one that asks for stacks: so those of a worker whose main thread blocks
+signals, or is in the kernel where none reaches it, are still to be had.
+
+Left to others: asking, and what silence means (`health`). No answer is no proof of a hang: native
+code that holds the interpreter lock keeps this thread waiting too, and may be busy.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from .frames import Frame, Kind, receive
+from .stacks import STACKS
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+_DEPTH: Final = 64
+_OWN_FAULTS: Final = (
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
+    *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What a worker's heartbeat says.
+
+    Attributes:
+        where: The calls its main thread is in, innermost first, as ``function (file:line)``.
+    """
+
+    where: tuple[str, ...] = ()
+
+    @property
+    def is_in_collective(self) -> bool:
+        """Whether the main thread is in a collective operation of `torch.distributed`."""
+        return any("/torch/distributed/" in each for each in self.where)
+
+    def __str__(self) -> str:
+        return self.where[0] if self.where else "no Python code"
+
+
+def keep_pulse(
+    control: socket.socket,
+    answer: Callable[[int, Pulse], None],
+    other: Callable[[Frame | None], None],
+) -> None:
+    """Answer every question that comes through *control* from now on, on a thread of its own.
+
+    Args:
+        control: Read by nobody else from now on.
+        answer: Sends the answer to the question of that number.
+        other: Given every other message, and None at the end.
+    """
+    main = threading.main_thread().ident
+    assert main is not None
+    thread = threading.Thread(
+        target=_keep, args=(control, answer, other, main), name="phalanx-pulse", daemon=True
+    )
+    thread.start()
+
+
+def _keep(
+    control: socket.socket,
+    answer: Callable[[int, Pulse], None],
+    other: Callable[[Frame | None], None],
+    main: int,
+) -> None:
+    others = signal.valid_signals() - {STACKS, *_OWN_FAULTS}
+    signal.pthread_sigmask(signal.SIG_SETMASK, others)
+    try:
+        while not isinstance(frame := receive(control), bytes):
+            if frame is None:
+                continue  # none of ours
+            if frame.kind == Kind.ASK:
+                answer(frame.call_id, Pulse(_where(main)))
+            else:
+                other(frame)
+    except OSError:  # the user closed our descriptors: the end is near, and not ours to bring
+        pass
+    other(None)  # the driver is gone, or has let go of us
+
+
+def _where(thread: int) -> tuple[str, ...]:
+    """Return the calls that *thread* is in.
+
+    No frame may outlive this: it would keep alive what its function held, a process group included,
+    for which the other ranks wait. So the table of frames gets no name: it has this one in it too,
+    which would hold the table in turn.
+    """
+    frame = sys._current_frames().get(thread)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # there is no other way
+    found: list[str] = []
+    while frame is not None and len(found) < _DEPTH:
+        code = frame.f_code
+        found.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
+        frame = frame.f_back
+    return tuple(found)
