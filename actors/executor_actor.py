@@ -548,7 +548,6 @@ class ExecutorActor(pykka.ThreadingActor):
     def _bury(self, member: Member, reason: ExitReason) -> None:
         """Have it decided what follows from the end of *member*, and do it."""
         now = time.monotonic()
-        reason = _reason_of(member)
         self._keeper.blame(member, reason)
         event = WorkerExited(**_who(member), reason=reason, ran_for=now - member.started_at, at=now)
         progress = self._plane.progress(member.rank, member.incarnation)

@@ -118,7 +118,7 @@ class Link:
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
     _told: queue.SimpleQueue[Frame | None] = field(
-        default_factory=lambda: queue.SimpleQueue[Frame | None]()
+        default_factory=queue.SimpleQueue["Frame | None"]
     )
 
     def keep_pulse(self) -> None:
