@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .history import CallHistory, History
     from .journal import Journal, read_history
     from .orders import InjectedError
+    from .page import render_page
     from .plan import Chaos
     from .records import Record, record_of
     from .result import ChaosResult, FaultSummary
@@ -51,6 +52,7 @@ __all__ = [
     "load_run",
     "read_history",
     "record_of",
+    "render_page",
     "run_chaos",
 ]
 
@@ -60,6 +62,7 @@ _HOMES = {
     "history": ("CallHistory", "History"),
     "journal": ("Journal", "read_history"),
     "orders": ("InjectedError",),
+    "page": ("render_page",),
     "plan": ("Chaos",),
     "records": ("Record", "record_of"),
     "result": ("ChaosResult", "FaultSummary"),

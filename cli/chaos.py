@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, run_chaos
+from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, render_page, run_chaos
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
 if TYPE_CHECKING:
@@ -59,12 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keep = "let the target keep its restart intensity, and build it again when it gives up"
     add("--keep-intensity", action="store_true", help=keep)
     add("--out", type=Path, metavar="DIR", help=f"where the record goes (a new one in {_FOLDER})")
+    add("--report", type=Path, metavar="FILE.html", help="write the run as one page of HTML")
     add("--json", action="store_true", help="print the figures as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it; return the exit code."""
     target = Target.of(arguments.target)
+    _check_report(arguments.report)
     plan = _plan(arguments)
     stop = threading.Event()
     shown = os.fdopen(os.dup(2), "w")
@@ -86,9 +88,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     live.end()
     print(result.to_json() if arguments.json else result.render())
+    if arguments.report is not None:
+        arguments.report.write_text(render_page(result), encoding="utf-8")
     if not result.ok:
         return 1
     return 130 if result.interrupted else 0
+
+
+def _check_report(path: Path | None) -> None:
+    """Refuse a page that could not be written before minutes have gone into what stands on it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise SpecError("report", str(path), "name a file, not a folder")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise SpecError("report", str(path), "name a file in a folder that may be written to")
 
 
 def _plan(arguments: argparse.Namespace) -> Chaos:

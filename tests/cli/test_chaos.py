@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.chaos import load_run
+from phalanx.chaos import load_run, render_page
 from phalanx.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,8 @@ def chaos(folder: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def test_a_run_ends_with_the_table_and_leaves_its_record(folder: Path) -> None:
-    run = chaos(folder, "mine:build", "--duration", "1.5", "--rate", "2", "--seed", "3")
+    words = ("--duration", "1.5", "--rate", "2", "--seed", "3", "--report", "page.html")
+    run = chaos(folder, "mine:build", *words)
     out, err = run.communicate(timeout=100)
 
     assert run.returncode == 0, err
@@ -67,6 +68,7 @@ def test_a_run_ends_with_the_table_and_leaves_its_record(folder: Path) -> None:
     assert str(record) in out
     assert load_run(record).ok
     assert "phalanx.worker_crashed" in (record / "output.log").read_text()
+    assert (folder / "page.html").read_text() == render_page(load_run(record))
 
 
 def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path) -> None:
@@ -106,6 +108,11 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
         (["mine:absent"], "has no 'absent'"),
         (["nowhere:build"], "cannot be imported"),
         (["mine:build", "--schedule", "absent.json"], "absent.json"),
+        (
+            ["mine:build", "--report", "no/such/folder/page.html"],
+            "report='no/such/folder/page.html'",
+        ),
+        (["mine:build", "--report", "."], "name a file"),
     ],
 )
 def test_a_mistake_is_one_line_and_starts_nothing(
