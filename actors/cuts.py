@@ -71,6 +71,8 @@ class Cuts:
         self._open: dict[tuple[int, int], Cut] = {}  # by (wire id, rank)
         self._kept: list[Cut] = []  # by number
         self._gone: list[Cut] = []  # what is left of them is to be removed
+        self._stray = False  # whether there may be files of others
+        self._bound = _BACKLOG
         self._base = 0  # what wire ids are counted from
         self._last = 0  # the highest number so far
         self._foreign = 0  # up to here what is in the folder is none of ours
@@ -133,7 +135,7 @@ class Cuts:
             self._stop_timer()
             self._counts.clear()
             self._hub, self._tell = None, _nobody
-        self.prune()
+        self.prune(everything=True)
         if forget:
             with self._lock:
                 kept, self._kept = self._kept, []
@@ -171,7 +173,8 @@ class Cuts:
             cut = self._open.get((frame.call_id, rank))
             if cut is None:  # void since: somebody has died
                 frame.drop()
-                self._tell(CutsChanged())  # it may have left a file
+                self._stray = True  # it may have left a file
+                self._tell(CutsChanged())
             elif frame.kind == Kind.NOT_SAVED:
                 failure = cut.failures[rank] = frame.value()
                 self._tell(CutFailed(rank, cut.number, failure))
@@ -197,10 +200,17 @@ class Cuts:
                 cut.at = time.time()
                 self._kept.append(cut)
                 self._counts.save(cut.covers)
+                if len(self._kept) > self._bound:
+                    self._trim()  # whoever prunes is busy with a death
             else:
                 cut.end = "failed"
                 self._gone.append(cut)
             self._tell(CutsChanged(cut if cut.end == "kept" else None))
+
+    def abandon(self, wire: int) -> None:
+        """The call *wire* did not reach every rank: not all will answer it."""
+        with self._lock:
+            self._void([cut for (number, _), cut in self._open.items() if number == wire])
 
     def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
         """*ranks* are gone, or are about to be stopped; what they had answered has been heard."""
@@ -233,27 +243,29 @@ class Cuts:
             cut = next(good, None)
             return None if cut is None else cut.show(self.where)
 
-    def prune(self) -> None:
-        """Remove what is not kept: memory, and files."""
+    def prune(self, *, everything: bool = False) -> None:
+        """Remove what is not kept: memory, and files; *everything*: also what nobody knows of."""
         folder = self._folder
-        # First of all: what is begun meanwhile is not among them.
-        names = folder.names() if folder is not None else []
         with self._lock:
-            excess = self._excess()
-            self._kept = [cut for cut in self._kept if cut not in excess]
-            gone, self._gone = [*self._gone, *excess], []
-            begun = {cut.number for cut in self._open.values()}
-            kept = {(cut.number, rank) for cut in self._kept for rank in cut.ranks}
+            self._trim()
+            gone, self._gone = self._gone, []
+            stray, self._stray = self._stray or everything, False
         for cut in gone:
             cut.close()
-        if folder is not None:
-            folder.remove(
-                name
-                for name in names
-                if name.number > self._foreign
-                and name.number not in begun
-                and (name.number, name.rank) not in kept
-            )
+        if folder is None or not (gone or stray):
+            return
+        # Before a look at what is begun: what is begun later is not among them.
+        names = folder.names()
+        with self._lock:
+            begun = {cut.number for cut in self._open.values()}
+            kept = {(cut.number, rank) for cut in self._kept for rank in cut.ranks}
+        folder.remove(
+            name
+            for name in names
+            if name.number > self._foreign
+            and name.number not in begun
+            and (name.number, name.rank) not in kept
+        )
 
     def choose(
         self, ranks: Iterable[int], size: int, reject: Callable[[int, str], None]
@@ -370,17 +382,21 @@ class Cuts:
             tell = _nobody if self._counts.is_begun else self._tell
         tell(CutDue())
 
-    def _excess(self) -> list[Cut]:
-        """Return what is older than as many good ones as are to be kept."""
-        excess: list[Cut] = []
+    def _trim(self) -> None:
+        """Keep no more than was asked for, and set aside what is older than that many good ones."""
+        excess: set[int] = set()
         good: dict[frozenset[int] | None, int] = {}
         for cut in reversed(self._kept):
             whose = None if self._together else cut.ranks
             if good.get(whose, 0) >= self._policy.keep:
-                excess.append(cut)
+                excess.add(id(cut))
+                self._gone.append(cut)
+                for part in cut.parts.values():
+                    part.close()
             elif not (cut.bad or cut.damaged):
                 good[whose] = good.get(whose, 0) + 1
-        return excess
+        self._kept = [cut for cut in self._kept if id(cut) not in excess]
+        self._bound = len(self._kept) + _BACKLOG
 
     def _check_size(self, size: int) -> None:
         if self._kept and self._kept[-1].world_size != size:
@@ -414,6 +430,7 @@ class Cuts:
 
 
 _GROUP = -1
+_BACKLOG = 64  # cuts that may be kept too many; each costs descriptors
 
 
 def _nobody(_notice: Any) -> None:

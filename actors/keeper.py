@@ -160,7 +160,7 @@ class Keeper:
     def prune(self) -> None:
         """Remove what the dead have left: none of them writes any more."""
         if self._cuts is not None:
-            self._cuts.prune()
+            self._cuts.prune(everything=True)
 
     def prospect(self, rank: int) -> str:
         """Return what *rank*'s next incarnation is given back, in words; empty for nothing."""

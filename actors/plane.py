@@ -511,6 +511,8 @@ class Plane:
         call = self._seats.pay(seat, wire) if wire in seat.sent else None
         if call is not None:
             msg = f"{call.name} could not be sent to rank {seat.rank}: {error}"
+            if self._cuts is not None:
+                self._cuts.abandon(wire)
             self._settling.withdraw(call, error=RuntimeFault(msg))
 
     def _withdraw_unbegun(self, lost: list[Seat]) -> int:

@@ -468,6 +468,9 @@ def test_a_state_that_cannot_be_taken_costs_that_snapshot_only(
     with pytest.raises(error, match="wrong|checkpoint"):
         ex.checkpoint()
 
+    with pytest.raises(error):
+        ex.restart(timeout=LONG)
+    assert [info.incarnation for info in ex.ranks] == [1, 1]
     assert event.rank == 1
     assert ("ValueError: checkpoint goes wrong" if how == "raise" else "pickle") in event.error
     assert ex.status().checkpoint == before
