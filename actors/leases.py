@@ -14,7 +14,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import DeviceAwaited, Request
+from phalanx.runtime import DeviceAwaited, DeviceQuarantined, Request
 from phalanx.supervision import NoDevice, StartRanks
 
 from .notices import DevicesDue, LookAtDevices
@@ -22,7 +22,7 @@ from .notices import DevicesDue, LookAtDevices
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from phalanx.runtime import DevicePool, DeviceStatus, Lease, Runtime, Timer
+    from phalanx.runtime import DevicePool, DeviceRestored, DeviceStatus, Lease, Runtime, Timer
 
     from .notices import Notice
     from .spec import ExecutorSpec
@@ -54,7 +54,8 @@ class Leases:
         self._waiting: dict[StartRanks, float] = {}
         self._given_back: list[Lease] = []
         self._timer: Timer | None = None
-        self._forget = self._pool.subscribe(deliver, runtime.scribe.emit)
+        self._deliver = deliver
+        self._forget = self._pool.subscribe(self._hear, runtime.scribe.emit)
 
     def ask(self, start: StartRanks, *, first: bool) -> dict[int, Lease] | None:
         """Return a lease for each rank of *start*; None where `DevicesDue` will be told.
@@ -115,7 +116,9 @@ class Leases:
 
     def look(self) -> dict[Lease, str]:
         """Look how the devices are; return the leases that cannot go on, and why."""
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._look_later()
         return self._pool.look()
 
@@ -131,6 +134,12 @@ class Leases:
         self._pool.settle(self._given_back, float("inf"))
         self._forget()
         self._pool.close()
+
+    def _hear(self, event: DeviceQuarantined | DeviceRestored) -> None:
+        """Hand on what is told of a device; called in whichever thread has looked at it."""
+        self._deliver(event)
+        if isinstance(event, DeviceQuarantined) and event.fatal:
+            self._tell(LookAtDevices())
 
     def _look_later(self) -> None:
         if self._timer is None and self._pool.has_gpus:

@@ -259,6 +259,7 @@ class Striker:
         device = devices[int(strike.draw * len(devices))]
         self.told(strike, group, note=f"Xid {_XID} on {device}")
         report(device, _XID, fatal=True)
+        pool.look()  # now, not when its groups look next: it may be well again by then
         self._heal_later(strike, partial(heal, device))
 
     def _fill(self, strike: Strike, group: Watched) -> None:

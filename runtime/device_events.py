@@ -17,6 +17,7 @@ class DeviceQuarantined:
         cause: ``memory`` (a dead worker's is not released), ``fault`` (the device has one) or
             ``user`` (`DevicePool.quarantine`).
         reason: The same in words.
+        fatal: Whether what runs on it cannot go on.
         holders: Who still has a lease on it.
     """
 
@@ -26,6 +27,7 @@ class DeviceQuarantined:
     name: str
     cause: Cause
     reason: str
+    fatal: bool
     holders: tuple[str, ...]
     at: float
 

@@ -21,12 +21,21 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from phalanx.supervision import NoDevice, SpecError
+from phalanx.supervision import SpecError
 
 from .gpus import named_gpus, select_gpu, visible
 from .inventory import find_gpus
 from .lease import Request, check_share
-from .placement import Unplaced, add_cpu_slots, lease_of, place, room_for
+from .placement import (
+    Unplaced,
+    add_cpu_slots,
+    check_kinds,
+    check_room,
+    lease_of,
+    nothing,
+    place,
+    there,
+)
 from .slot import Leaving, Quarantine, Reading, Slot
 from .ward import Ward
 
@@ -126,16 +135,16 @@ class DevicePool:
         own = inventory is None
         inventory = find_gpus() if inventory is None else inventory
         try:
-            there = visible(inventory.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
-            if not there and devices in (None, "auto"):
+            seen = visible(inventory.gpus(), environment.get("CUDA_VISIBLE_DEVICES"))
+            if not seen and devices in (None, "auto"):
                 if own:
                     inventory.close()
                 return cls(None, **options)
             if devices in (None, "auto", "cuda"):
-                pool = cls(there, inventory, **options)
+                pool = cls(seen, inventory, **options)
             else:
-                pool = cls(named_gpus(devices, there), inventory, **options)
-            pool._place(there)
+                pool = cls(named_gpus(devices, seen), inventory, **options)
+            pool._place(seen)
             pool._check(world_size, devices_per_rank)
         except BaseException:
             if own:
@@ -192,7 +201,7 @@ class DevicePool:
                 add_cpu_slots(self._order, len(requests), share)
             placed = place(self._order, requests, share)
             if isinstance(placed, Unplaced):
-                raise self._nothing(placed, share)
+                raise nothing(self._slots(), placed, share)
             seen = self._slots() if visibility == "all" else None
             leases: list[Lease] = []
             for request, slots in zip(requests, placed, strict=True):
@@ -396,48 +405,13 @@ class DevicePool:
         for slot in slots:
             if gpu is not None and slot.gpu == gpu:
                 return slot
-        raise SpecError("device", device, f"not in this pool, which has {self._there()}")
-
-    def _nothing(self, unplaced: Unplaced, share: float) -> NoDevice:
-        slots = self._slots()
-        request = unplaced.request
-        return NoDevice(
-            request.holder or f"rank {request.rank}",
-            share,
-            leased={
-                slot.label: tuple(lease.holder or "a lease" for lease in slot.leases)
-                for slot in slots
-                if slot.leases and slot.quarantine is None
-            },
-            quarantined={
-                slot.label: slot.quarantine.reason for slot in slots if slot.quarantine is not None
-            },
-            releasing=tuple(slot.label for slot in slots if slot.leaving),
-            soon=unplaced.soon,
-        )
+        raise SpecError("device", device, f"not in this pool, which has {there(self._order)}")
 
     def _check(self, world_size: int, share: float) -> None:
         """Raise where *world_size* leases of *share* could never be had together."""
-        slots = self._slots()
-        if share > 1 and any(slot.gpu is not None and slot.gpu.parent for slot in slots):
-            remedy = "CUDA sees one instance (MIG) in a process; give 1, or a part of one"
-            raise SpecError("devices_per_rank", share, remedy)
-        if self._endless:
-            return
-        fit = room_for(self._order, share)
-        if world_size <= fit:
-            return
-        raise SpecError(
-            "world_size",
-            world_size,
-            f"{self._there()}: {fit} rank(s) can have {share:g} each; ask for fewer ranks, or give "
-            "devices='cpu', or a part of a device to each with devices_per_rank=0.5, or name them "
-            "in devices=[...], where one may stand twice",
-        )
-
-    def _there(self) -> str:
-        names = ", ".join(slot.label for slot in self._order)
-        return f"{len(self._order)} device(s) to lease ({names or 'no GPU is visible here'})"
+        check_kinds(self._order, share)
+        if not self._endless:
+            check_room(self._order, world_size, share)
 
 
 def _check_number(field: str, value: object, least: float) -> None:

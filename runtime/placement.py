@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from phalanx.supervision import NoDevice, SpecError
+
 from .lease import Lease
 from .slot import Slot
 
@@ -79,12 +81,55 @@ def place(
     return [placed[number] for number in range(len(requests))]
 
 
-def room_for(order: Sequence[Slot], share: float) -> int:
-    """Return how many leases of *share* there can be at once."""
-    if share == 1:
-        return len(order)
+def nothing(slots: Sequence[Slot], unplaced: Unplaced, share: float) -> NoDevice:
+    """Return the error that says who has what."""
+    request = unplaced.request
+    return NoDevice(
+        request.holder or f"rank {request.rank}",
+        share,
+        leased={
+            slot.label: tuple(lease.holder or "a lease" for lease in slot.leases)
+            for slot in slots
+            if slot.leases and slot.quarantine is None
+        },
+        quarantined={
+            slot.label: slot.quarantine.reason for slot in slots if slot.quarantine is not None
+        },
+        releasing=tuple(slot.label for slot in slots if slot.leaving),
+        soon=unplaced.soon,
+    )
+
+
+def check_kinds(order: Sequence[Slot], share: float) -> None:
+    """Raise `SpecError` where devices are of a kind of which a process sees only one."""
+    if share > 1 and any(slot.gpu is not None and slot.gpu.parent for slot in order):
+        remedy = "CUDA sees one instance (MIG) in a process; give 1, or a part of one"
+        raise SpecError("devices_per_rank", share, remedy)
+
+
+def check_room(order: Sequence[Slot], world_size: int, share: float) -> None:
+    """Raise `SpecError` where *world_size* leases of *share* could never be had together."""
     slots = set(order)
-    return sum(slot.fits(share) for slot in slots) if share < 1 else len(slots) // int(share)
+    if share == 1:
+        fit = len(order)
+    elif share < 1:
+        fit = sum(slot.fits(share) for slot in slots)
+    else:
+        fit = len(slots) // int(share)
+    if world_size > fit:
+        raise SpecError(
+            "world_size",
+            world_size,
+            f"{there(order)}: {fit} rank(s) can have {share:g} each; ask for fewer ranks, or give "
+            "devices='cpu', or a part of a device to each with devices_per_rank=0.5, or name them "
+            "in devices=[...], where one may stand twice",
+        )
+
+
+def there(order: Sequence[Slot]) -> str:
+    """Return what there is, for people."""
+    names = ", ".join(slot.label for slot in order)
+    return f"{len(order)} device(s) to lease ({names or 'no GPU is visible here'})"
 
 
 def add_cpu_slots(order: list[Slot], ranks: int, share: float) -> None:

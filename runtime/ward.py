@@ -76,6 +76,7 @@ class Ward:
                 name=slot.gpu.name if slot.gpu is not None else "",
                 cause=quarantine.cause,
                 reason=quarantine.reason,
+                fatal=quarantine.fatal,
                 holders=tuple(lease.holder for lease in slot.leases),
                 at=quarantine.since,
             )

@@ -15,7 +15,13 @@ from tests.actors.workers import Echo
 
 from phalanx.actors import Executor, executor_child
 from phalanx.actors.notices import LookAtDevices
-from phalanx.runtime import DeviceAwaited, DevicePool, DeviceQuarantined, DeviceRestored
+from phalanx.runtime import (
+    DeviceAwaited,
+    DevicePool,
+    DeviceQuarantined,
+    DeviceRestored,
+    WorkerCrashed,
+)
 from phalanx.runtime.testing import FakeGpus
 from phalanx.supervision import (
     ChildRefused,
@@ -238,6 +244,21 @@ def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(mak
     assert str(report.reason).startswith("crash")
     assert f"device {gpus.uuid(0)}: NVML has lost it" in str(report.reason)
     assert told.holders == (f"{ex.name}/0",)
+
+
+def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    groups = [make(devices=pool, devices_per_rank=0.5) for _ in range(2)]
+    assert {seen(ex) for ex in groups} == {gpus.uuid(0)}
+    heard = [Heard(ex) for ex in groups]
+
+    gpus.lose(gpus.uuid(0))
+    pool.look()
+    for each in heard:
+        each.wait(WorkerCrashed)
+
+    assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
 
 
 def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(make: Make) -> None:

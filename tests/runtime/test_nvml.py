@@ -1,11 +1,12 @@
 """The questions to NVML, asked of a library that is built here and says what it is told.
 
-What runs against it runs in processes of its own, which find it before any other by
+What runs against it runs in a process of its own, which finds it before any other by
 ``LD_LIBRARY_PATH``.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,35 +41,66 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Runs what it is told, line by line, and says what that printed.
+SERVER = """
+import contextlib, io, json, os, sys, traceback
+from pathlib import Path
+from phalanx.runtime.inventory import find_gpus
+
+def say(*lines):
+    new = Path(os.environ["FAKE_NVML"] + ".new")
+    new.write_text("\\n".join(lines) + "\\n")
+    new.rename(os.environ["FAKE_NVML"])
+
+state, out = os.environ["FAKE_NVML"], os.fdopen(os.dup(1), "w")
+for line in sys.stdin:
+    told, printed, error = json.loads(line), io.StringIO(), ""
+    os.environ["FAKE_NVML"] = state
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    os.environ.update(told["environment"])
+    say(*told["said"])
+    try:
+        with contextlib.redirect_stdout(printed):
+            exec(told["code"], {"find_gpus": find_gpus, "say": say, "os": os, "sys": sys})
+    except BaseException:
+        error = traceback.format_exc()
+    print(json.dumps([printed.getvalue(), error]), file=out, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(library: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the library; one for all tests, for imports take their time."""
+    env = {key: value for key, value in os.environ.items() if key != "CUDA_VISIBLE_DEVICES"}
+    env |= {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(library / "state")}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as process:
+        yield process
+        assert process.stdin is not None
+        process.stdin.close()
+        process.wait(60)
+
+
 @pytest.fixture
-def ask(library: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs Python with the library; ``say(...)`` in it changes what the library says."""
+def ask(server: subprocess.Popen[str]) -> Callable[..., list[str]]:
+    """Runs code beside the library; ``say(...)`` in it changes what the library says."""
 
     def run(*said: str, code: str, **environment: str) -> list[str]:
-        state = tmp_path / "state"
-        state.write_text("\n".join(said) + "\n")
-        prelude = """\
-            import os, sys
-            from pathlib import Path
-            from phalanx.runtime.inventory import find_gpus
-            def say(*lines):
-                new = Path(os.environ["FAKE_NVML"] + ".new")
-                new.write_text("\\n".join(lines) + "\\n")
-                new.rename(os.environ["FAKE_NVML"])
-        """
-        env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"}
-        env |= {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(state), **environment}
-        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(prelude) + textwrap.dedent(code)],
-            capture_output=True,
-            check=False,
-            text=True,
-            timeout=100,
-            env=env,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        order = {"said": said, "code": textwrap.dedent(code), "environment": environment}
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(order) + "\n")
+        server.stdin.flush()
+        printed, error = json.loads(server.stdout.readline())  # pytest's own limit ends a hang
+        assert not error, error
+        lines: list[str] = printed.splitlines()
+        return lines
 
     return run
 
@@ -162,12 +194,13 @@ def test_a_driver_whose_nvml_does_not_start_has_no_gpu(ask: Any) -> None:
         code="""
         del os.environ["FAKE_NVML"]
         import threading
+        before = threading.active_count()
         inventory = find_gpus()
-        print(type(inventory).__name__, threading.active_count())
+        print(type(inventory).__name__, threading.active_count() - before)
         """
     )
 
-    assert said == ["ProcInventory 1"]
+    assert said == ["ProcInventory 0"]
 
 
 def test_ranks_get_devices_from_nvml_and_move_from_one_that_stays_full(ask: Any) -> None:
