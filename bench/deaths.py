@@ -137,7 +137,7 @@ class Victim:
             time.sleep(0.01)  # not our children: nobody sends word of their end
         outcome.gone = None if left else time.monotonic() - struck
         outcome.got = f"{others} other processes"
-        outcome.left = self._what_is_left(left)
+        outcome.left = self._what_is_left([command(pid) for pid in left])
         self._driven.end(0.0)
         self._forget_shm()
         self._left = outcome.left
@@ -230,8 +230,8 @@ class Victim:
         noted = self._noted()
         outcome.began, outcome.ended = noted["began"], noted["ended"]
 
-    def _what_is_left(self, pids: list[int]) -> list[str]:
-        left = [f"{count} x {name}" for name, count in _commands(pids).items()]
+    def _what_is_left(self, commands: list[str]) -> list[str]:
+        left = [f"{count} x {name}" for name, count in _programs(commands).items()]
         names = sorted(name for name in self._shm if (_SHM / name).exists())
         if names:
             left.append(f"{len(names)} in /dev/shm ({_some(names)})")
@@ -262,8 +262,9 @@ def _count(outcome: Outcome, said: dict[str, Any]) -> None:
     outcome.errors = list(dict.fromkeys([*outcome.errors, *said["failures"]]))
 
 
-def _commands(pids: list[int]) -> Counter[str]:
-    names = (command(pid).split() for pid in pids)
+def _programs(commands: list[str]) -> Counter[str]:
+    """Return how often each program is among *commands*."""
+    names = (each.split() for each in commands)
     return Counter(Path(words[0]).name if words else "a process" for words in names)
 
 

@@ -21,7 +21,7 @@ from phalanx.supervision import PhalanxError
 
 from .environments import environment_of
 from .peers.turns import CRASH
-from .processes import MARK, Family
+from .processes import MARK, Family, command
 
 _PACKAGE = "phalanx_peers"
 _LAST_WORDS = 600  # characters
@@ -141,15 +141,18 @@ class Driven:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
 
-    def end(self, seconds: float = 20.0) -> list[int]:
-        """End it in good order, and by force what has not ended after *seconds*; return those."""
+    def end(self, seconds: float = 20.0) -> list[str]:
+        """End it in good order, and by force what has not ended after *seconds*.
+
+        Returns the commands of what had to be ended by force.
+        """
         self.resume()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
-        left = self.family.pids()
+        left = [command(pid) for pid in self.family.pids()]
         self.family.end()
         self._process.kill()
         self._process.wait()

@@ -112,8 +112,9 @@ def collect(pids: Iterable[int]) -> None:
 
 
 def command(pid: int) -> str:
-    """Return the command line of *pid*, shortened."""
-    return _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ").decode(errors="replace")[:80].strip()
+    """Return the command line of *pid*, shortened; its short name where it has none."""
+    line = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ") or _read(f"/proc/{pid}/comm")
+    return line.decode(errors="replace")[:80].strip()
 
 
 @dataclass(frozen=True, slots=True)
