@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -30,6 +31,7 @@ _GONE = 15.0  # seconds in which what a dead driver leaves may end by itself
 _LOOP = 15.0  # seconds for which ranks die in their start
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _MOST_NAMED = 3
+_RANDOM = re.compile(r"[0-9a-f_.-]*[0-9][0-9a-f_.-]{3,}")
 
 
 @dataclass(slots=True)
@@ -83,6 +85,7 @@ class Victim:
         self._notes = folder / f"{time.monotonic_ns()}.notes"
         self._driven = Driven(system.module, python, folder, system.label)
         self._left: list[str] | None = None
+        self._is_waiting = False
         try:
             opened = self._driven.ask("open", _OPEN, ranks=self.ranks, variant=system.variant)
         except BaseException:
@@ -144,7 +147,16 @@ class Victim:
         return outcome
 
     def close(self) -> list[str]:
-        """End it in good order; return what that left, and remove it."""
+        """End it in good order; return what that left, and remove it.
+
+        A driver whose caller still waits cannot be asked to close: it is killed, and what that
+        leaves says nothing.
+        """
+        if self._left is None and self._is_waiting:
+            self._see_shm()
+            self._driven.end(0.0)
+            self._forget_shm()
+            self._left = ["not closed: its caller still waits"]
         if self._left is None:
             self._see_shm()
             with contextlib.suppress(ContestantBroke):
@@ -215,6 +227,7 @@ class Victim:
     def _last(self, error: ContestantBroke, outcome: Outcome) -> str:
         """Return what a driver comes to that answers no more."""
         if isinstance(error, ContestantSilent):
+            self._is_waiting = True
             return f"nothing in {self._patience:g} s"
         outcome.failed += 1
         return f"the driver {error.what}"
@@ -269,5 +282,7 @@ def _programs(commands: list[str]) -> Counter[str]:
 
 
 def _some(names: list[str]) -> str:
-    more = f", and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    """Return *names* without what is random in them, each once."""
+    kinds = list(dict.fromkeys(_RANDOM.sub("*", name) for name in names))
+    more = f", and {len(kinds) - _MOST_NAMED} more" if len(kinds) > _MOST_NAMED else ""
+    return ", ".join(kinds[:_MOST_NAMED]) + more

@@ -58,13 +58,14 @@ class TorchrunGroup(Contestant):
         asked = time.monotonic()
         while True:
             steps = self._steps()
-            if len(steps) == self._ranks and all(at > asked for _, at in steps.values()):
+            fresh = sum(at > asked for _, at in steps.values())
+            if fresh == self._ranks:
                 return
             if self._agent.poll() is not None:
                 message = f"torchrun has ended with exit code {self._agent.returncode}"
                 raise RuntimeError(message)
             if time.monotonic() > asked + timeout:
-                message = f"{len(steps)} of {self._ranks} ranks in {timeout:g} s"
+                message = f"{fresh} of {self._ranks} ranks have made a step in {timeout:g} s"
                 raise TimeoutError(message)
             time.sleep(0.005)
 
