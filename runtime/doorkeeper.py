@@ -30,12 +30,14 @@ class Doorkeeper:
 
     Attributes:
         socket: Readable when there is a question: then `answer`.
+        let_in: How many connections.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.socket = context.socket(zmq.REP)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.bind(_ADDRESS)
+        self.let_in = 0
         self._admitted: dict[bytes, bytes] = {}
 
     def admit(self, secret: bytes, name: bytes) -> None:
@@ -56,6 +58,7 @@ class Doorkeeper:
             if len(parts) == 7 and version == b"1.0" and parts[5] == b"CURVE":
                 name = self._admitted.get(parts[6])
             if name is not None:
+                self.let_in += 1
                 verdict = [b"200", b"OK", name, b""]
             else:
                 address = parts[3].decode("utf-8", "replace") if len(parts) > 3 else ""

@@ -55,6 +55,7 @@ _HANDSHAKES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_NOISE = "it does not speak as a rank's side does"
 _LAST_WORDS = 100  # milliseconds for what has been said on the way out
 
 
@@ -101,6 +102,7 @@ class _Gateway:
         self._strange: Counter[str] = Counter()
         self._gone: set[Berth] = set()  # whose connection has been closed
         self._looks = 0  # how often to look whose that is
+        self._closed = 0  # connections that were closed, without those that were refused
         self._done = False
         self._link_fd = self._link.fileno()
         self._waiting = Waiting()
@@ -286,9 +288,19 @@ class _Gateway:
     def _look_who_is_there(self, now: float) -> None:
         """Find out whose connection has been closed, for ZeroMQ does not say, and not at once."""
         self._looks -= 1
+        if not self._looks:
+            self._look_for_strangers()
         for berth in list(self._berths.values()):
             if berth.connected and not berth.ended:
                 berth.line.beat(now)
+
+    def _look_for_strangers(self) -> None:
+        """Tell of connections that were closed and had never been let in: ZeroMQ does not."""
+        inside = sum(berth.connected and not berth.ended for berth in self._berths.values())
+        strangers = self._closed - (self._doorkeeper.let_in - inside)
+        if strangers > self._strange[_NOISE]:
+            self._refused("", _NOISE)
+            self._strange[_NOISE] = strangers
 
     def _lose(self, berth: Berth, why: str, now: float) -> None:
         if not berth.ended:
@@ -331,8 +343,11 @@ class _Gateway:
             event = parse_monitor_message(self._monitor.recv_multipart())
             if event["event"] == zmq.EVENT_DISCONNECTED:
                 self._looks = _LOOKS
-            elif event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the doorkeeper has told
-                self._refused("", "it does not speak as a rank's side does")
+                self._closed += 1
+                continue
+            self._closed -= 1  # it is told of as closed, too
+            if event["event"] != zmq.EVENT_HANDSHAKE_FAILED_AUTH:  # the doorkeeper has told
+                self._refused("", _NOISE)
 
     def _refused(self, address: str, why: str) -> None:
         self._strange[why] += 1
