@@ -20,7 +20,7 @@ import pytest
 from tests.actors.workers import Echo
 
 from phalanx.actors import Executor
-from phalanx.runtime import Runtime, tree
+from phalanx.runtime import Runtime, Zmq, tree
 from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher
 
@@ -40,6 +40,7 @@ STRICT = {"runtime", "actors", "chaos"}
 
 # Every test of an executor that does not choose a transport itself runs on this one.
 TRANSPORT: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
+TRANSPORT = Zmq(ipc=True) if TRANSPORT == "ipc" else TRANSPORT
 PATIENCE = 15.0  # seconds for what is on its way out already
 
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.

@@ -17,7 +17,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx import Executor, Intensity, Runtime, StopPolicy, Strategy, WorkerActor, WorkerContext
+from phalanx import (
+    Executor,
+    Intensity,
+    Runtime,
+    StopPolicy,
+    Strategy,
+    WorkerActor,
+    WorkerContext,
+    Zmq,
+)
 
 
 def say(**fields: Any) -> None:
@@ -66,6 +75,7 @@ class Main(WorkerActor):
 
 def build(world_size: int = 2, **options: Any) -> Executor[Main]:
     runtime = options.pop("runtime", None)
+    transport: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
     ex = Executor(
         Main,
         world_size,
@@ -74,6 +84,7 @@ def build(world_size: int = 2, **options: Any) -> Executor[Main]:
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(1000, 60.0),
         stop=StopPolicy(ask=2.0, terminate=1.0),
+        transport=Zmq(ipc=True) if transport == "ipc" else transport,
         **options,
     )
     say(ready=[info.pid for info in ex.ranks])

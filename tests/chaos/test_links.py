@@ -1,0 +1,395 @@
+"""Links break and processes at either end of them die: calls end once, and groups heal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo
+
+from phalanx import CallTimeout, Executor, Intensity, Strategy, WorkerDied, Zmq
+from phalanx.runtime import tree
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+NEVER = "/nonexistent/gate"
+QUICK = {"heartbeat": 0.2, "lost_after": 2.0}
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    """Groups elsewhere that may lose as many links as a test likes."""
+
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        options = {"transport": "zmq", "intensity": Intensity(1000, 60.0), **options}
+        return make(worker, world_size, **options)
+
+    return build
+
+
+def processes_of(ex: Executor[Any], what: str) -> list[int]:
+    """The processes at the ends of a group's links, by what they show of themselves."""
+    found: list[int] = []
+    for pid, task in tree.read_all().items():
+        with contextlib.suppress(OSError):
+            title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+            ours = title.startswith(f"phalanx: {ex.name}") and title.strip().endswith(what)
+            if ours and task.state != "Z":
+                found.append(pid)
+    return sorted(found)
+
+
+def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
+    shared = ex._core.shared
+    with shared.changed:
+        assert shared.changed.wait_for(
+            lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
+        )
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.002)
+
+
+def wait_running(ex: Executor[Any], *ranks: int) -> None:
+    """Wait until *ranks* have been handed a call."""
+    seats = ex._plane._seats.by_rank
+    wait_until(lambda: all((s := seats[rank]) and s.channel.board.begun for rank in ranks))
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Relay:
+    """A `relay.py`, in the network namespace *within* if there is one."""
+
+    def __init__(self, *ends: object, within: str = "") -> None:
+        prefix = ["ip", "netns", "exec", within] if within else []
+        program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
+        self.process = subprocess.Popen(
+            [*prefix, *program, *map(str, ends)], stdout=subprocess.PIPE, text=True
+        )
+        self.expect("ready")
+
+    def expect(self, word: str) -> None:
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline().strip() == word
+
+    def mute(self) -> None:
+        self.process.send_signal(signal.SIGUSR1)
+        self.expect("muted")
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+@pytest.fixture
+def relay_of() -> Iterator[Callable[..., Relay]]:
+    made: list[Relay] = []
+
+    def start(*ends: object, within: str = "") -> Relay:
+        made.append(Relay(*ends, within=within))
+        return made[-1]
+
+    yield start
+    for relay in made:
+        relay.close()
+
+
+# --- a link is cut --------------------------------------------------------------------------------
+
+
+def test_a_silent_network_ends_like_a_death(
+    make: Make, relay_of: Callable[..., Relay], tmp_path: Path
+) -> None:
+    port, between = free_port(), free_port()
+    there = Zmq(bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}", **QUICK)
+    relay = relay_of("127.0.0.1", between, "127.0.0.1", port)
+    ex = make(transport=there)
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    wait_running(ex, 0, 1)
+    queued = [
+        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(4)
+    ]
+
+    relay.mute()
+
+    with pytest.raises(WorkerDied, match="its link was lost: nothing was heard of it") as caught:
+        first.result(LONG)
+    assert [future.result(LONG) for future in queued] == [[None, None]] * 4
+    report = caught.value.reports[0]
+    assert str(report.reason).startswith("unresponsive")
+    lines = notes.read_text().splitlines()
+    assert sorted(lines) == sorted(f"n{i} rank={r} inc=2" for i in range(4) for r in range(2))
+
+
+def test_a_cut_between_network_namespaces_ends_like_a_death(
+    make: Make, relay_of: Callable[..., Relay]
+) -> None:
+    with namespace() as (name, cable, here, beyond):
+        port = free_port()
+        there = Zmq(bind=f"tcp://{here}:{port}", advertise=f"tcp://{beyond}:{port}", **QUICK)
+        relay_of(beyond, port, here, port, within=name)
+        ex = make(transport=there)
+        pids = ex.collective_rpc(lambda _: os.getpid(), LONG)
+
+        call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
+        wait_running(ex, 0, 1)
+        ip("link", "set", cable, "down")
+        with pytest.raises(WorkerDied, match="its link was lost"):
+            call.result(LONG)
+        ip("link", "set", cable, "up")
+
+        assert not set(pids) & set(
+            ex.collective_rpc(lambda _: os.getpid(), LONG, on_death="retry", retries=9)
+        )
+
+
+@contextlib.contextmanager
+def namespace() -> Iterator[tuple[str, str, str, str]]:
+    """A network namespace at the end of a cable: its name, the cable, both addresses."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("making a network namespace needs root and ip")
+    name = f"ph{os.getpid() % 100000}"
+    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    try:
+        ip("netns", "add", name)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespace here: {error.stderr}")
+    try:
+        ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b")
+        ip("link", "set", f"{name}b", "netns", name)
+        ip("addr", "add", f"{net}.1/30", "dev", f"{name}a")
+        ip("link", "set", f"{name}a", "up")
+        ip("netns", "exec", name, "ip", "addr", "add", f"{net}.2/30", "dev", f"{name}b")
+        ip("netns", "exec", name, "ip", "link", "set", f"{name}b", "up")
+        yield name, f"{name}a", f"{net}.1", f"{net}.2"
+    finally:
+        ip("netns", "del", name)
+
+
+def ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+
+
+# --- processes die --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
+def test_the_rank_beside_a_killed_outpost_is_replaced(make: Make, ipc: bool) -> None:
+    ex = make(transport=Zmq(ipc=ipc), strategy=Strategy.ONE_FOR_ONE)
+    call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
+    wait_running(ex, 0, 1)
+
+    os.kill(processes_of(ex, "/1#1 outpost")[0], signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="its link was lost"):
+        call.result(LONG)
+    wait_healed(ex)
+    assert [info.incarnation for info in ex.ranks] == [1, 2]
+
+
+def test_every_rank_behind_a_killed_gateway_is_replaced(make: Make) -> None:
+    ex = make()
+    call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
+    wait_running(ex, 0, 1)
+    (first,) = processes_of(ex, "gateway")
+
+    os.kill(first, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="its link was lost"):
+        call.result(LONG)
+    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=9) == [0, 1]
+    assert processes_of(ex, "gateway") != [first]
+
+
+def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
+    ex = make(world_size=1, transport=Zmq(**QUICK))
+    (outpost,) = processes_of(ex, "outpost")
+
+    os.kill(outpost, signal.SIGSTOP)
+
+    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0]
+    assert not tree.read(outpost)
+    assert "nothing was heard of it" in str(ex.status().reports[0].reason)
+
+
+def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:
+    ex = make(world_size=1, stopped_after=0.5, transport=Zmq(**QUICK))
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGSTOP)
+
+    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0]
+    assert "stopped for" in str(ex.status().reports[0].reason)
+
+
+def test_a_busy_worker_that_holds_its_interpreter_is_not_lost(make: Make) -> None:
+    ex = make(world_size=1, transport=Zmq(heartbeat=0.1, lost_after=0.5))
+
+    def hold() -> str:
+        import ctypes
+
+        ctypes.PyDLL(None).usleep(2_000_000)  # a call that lets go of nothing
+        return "held"
+
+    assert ex.call(0, lambda _: hold(), LONG) == "held"
+
+
+def test_a_pause_of_the_gateway_shorter_than_the_limit_is_nobodys_fault(make: Make) -> None:
+    ex = make(transport=Zmq(heartbeat=0.2, lost_after=4.0))
+    (gateway,) = processes_of(ex, "gateway")
+
+    os.kill(gateway, signal.SIGSTOP)
+    call = ex.collective_rpc("rank", non_block=True)
+    time.sleep(1.5)  # what is tested is that this much passes
+    os.kill(gateway, signal.SIGCONT)
+
+    assert call.result(LONG) == [0, 1]
+    assert ex.status().restarts == 0
+
+
+# --- what had not begun ---------------------------------------------------------------------------
+
+
+def test_a_call_that_stopped_ranks_were_handed_and_had_not_begun_costs_nothing(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE, stopped_after=None)
+    pids = [info.pid for info in ex.ranks]
+    assert None not in pids
+    for pid in pids:
+        os.kill(pid or 0, signal.SIGSTOP)
+    notes = tmp_path / "notes"
+    call = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
+    wait_running(ex, 0, 1, 2)
+
+    os.kill(pids[1] or 0, signal.SIGKILL)
+    wait_healed(ex)
+    for pid in (pids[0], pids[2]):
+        os.kill(pid or 0, signal.SIGCONT)
+
+    assert call.result(LONG) == [None] * 3
+    lines = sorted(notes.read_text().splitlines())
+    assert lines == ["n rank=0 inc=1", "n rank=1 inc=2", "n rank=2 inc=1"]
+
+
+def test_an_idle_rank_that_dies_unseen_costs_the_next_call_nothing(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1)
+    notes = tmp_path / "notes"
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert ex.collective_rpc("note", LONG, args=(str(notes), "n")) == [None]
+    assert notes.read_text() == "n rank=0 inc=2\n"
+
+
+# --- back-pressure --------------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_makes_callers_wait_and_memory_does_not_grow(make: Make) -> None:
+    ex = make(world_size=1, stopped_after=None, queue_depth=4)
+    large = bytes(8 << 20)
+    assert len(ex.call(0, "echo", LONG, args=(large,))) == len(large)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    ends = [*processes_of(ex, "gateway"), *processes_of(ex, "outpost")]
+    before = sum(map(resident, ends))
+
+    os.kill(pid, signal.SIGSTOP)
+    queued = [ex.call(0, "echo", args=(large,), non_block=True) for _ in range(4)]
+    for _ in range(3):
+        with pytest.raises(CallTimeout):
+            ex.call(0, "echo", 0.3, args=(large,))
+    grown = sum(map(resident, ends)) - before
+    os.kill(pid, signal.SIGCONT)
+
+    assert all(len(future.result(LONG)) == len(large) for future in queued)
+    assert len(ends) == 2
+    assert grown < 6 * len(large)
+
+
+def resident(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# --- anything at any time -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
+    make: Make, tmp_path: Path, seed: int
+) -> None:
+    ex = make(world_size=3, transport=Zmq(heartbeat=0.2, lost_after=3.0))
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    issued: Counter[int] = Counter()
+    notes, stop = tmp_path / "notes", threading.Event()
+
+    def caller(thread: int) -> None:
+        while not stop.is_set():
+            issued[thread] += 1
+            text = f"{thread}.{issued[thread]}"
+            try:
+                got = ex.collective_rpc("slow_note", 60.0, (str(notes), text))
+                assert got == [text] * 3
+                outcomes["ok"] += 1
+            except WorkerDied:
+                outcomes["died"] += 1
+
+    threads = [threading.Thread(target=caller, args=(t,)) for t in range(3)]
+    for thread in threads:
+        thread.start()
+    for kind in rng.sample(["outpost", "gateway", "rank", "outpost", "rank"], 5):
+        wait_healed(ex, 0)
+        if kind == "rank":
+            found = [info.pid for info in ex.ranks if info.pid]
+        else:
+            found = processes_of(ex, kind)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rng.choice(found), signal.SIGKILL)
+        time.sleep(rng.uniform(0.05, 0.3))  # the seeded moment of the next
+    wait_healed(ex, 1)
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(outcomes.values()) == sum(issued.values())
+    assert outcomes["ok"] > 0
+    counts = Counter(tuple(line.split()[:2]) for line in notes.read_text().splitlines())
+    assert max(counts.values()) == 1, "a call ran twice on one rank"
+    status = ex.status()
+    assert (status.in_flight, status.waiting) == (0, 0)
