@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 
-.PHONY: setup demo test test-gpu soak lint bench wheel clean
+.PHONY: setup demo test test-gpu test-zmq soak lint bench wheel clean
 
 setup: $(VENV)/installed
 
@@ -38,6 +38,10 @@ test-gpu: setup
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
+
+# Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
+test-zmq: setup
+	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -m 'not soak' tests/actors tests/chaos
 
 lint: setup
 	$(BIN)/ruff check

@@ -107,13 +107,13 @@ class Berth:
     def hand_over(self, *, frozen: bool) -> None:
         """Let it have the next call if it is free; not a collective one where that is *frozen*."""
         held = self._held
-        while held and not self.running and not self.ended and self.connected:
+        while held and not self.ended and self.connected:
             frame = held[0]
-            if frame.kind != Kind.CALL:
+            if frame.kind != Kind.CALL:  # one that runs may heed it: a stream that is to end
                 self._send(Lane.DATA, held.popleft())
                 continue
             collective = bool(frame.flags & Flag.COLLECTIVE)
-            if frozen and collective:
+            if self.running or (frozen and collective):
                 return
             held.popleft()
             said = self._said.pop(frame.call_id, [])

@@ -218,8 +218,19 @@ def torch_runtime() -> Iterator[Runtime]:
         yield runtime
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.get_closest_marker("both_transports") and TRANSPORT == "local":
+        metafunc.parametrize("transport", ["local", "zmq"], indirect=True)
+
+
 @pytest.fixture
-def make(runtime: Runtime) -> Iterator[Callable[..., Executor[Any]]]:
+def transport(request: pytest.FixtureRequest) -> Any:
+    """The transport that executors of a test run on which do not choose one."""
+    return getattr(request, "param", TRANSPORT)
+
+
+@pytest.fixture
+def make(runtime: Runtime, transport: Any) -> Iterator[Callable[..., Executor[Any]]]:
     """Builds executors on the quiet runtime, and closes them."""
     made: list[Executor[Any]] = []
 
@@ -228,7 +239,7 @@ def make(runtime: Runtime) -> Iterator[Callable[..., Executor[Any]]]:
             "preload": (),
             "runtime": runtime,
             "start_timeout": 30.0,
-            "transport": "local" if options.get("launch") == "inline" else TRANSPORT,
+            "transport": "local" if options.get("launch") == "inline" else transport,
             **options,
         }
         executor: Executor[Any] = Executor(worker, world_size, **options)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     Make = Callable[..., Executor[Any]]
 
+pytestmark = pytest.mark.both_transports
 WAIT = 30.0
 
 

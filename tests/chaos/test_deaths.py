@@ -28,6 +28,7 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
+pytestmark = pytest.mark.both_transports
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
