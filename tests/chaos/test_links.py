@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.test_drivers import Driver
 
 from phalanx import CallTimeout, Executor, Intensity, Strategy, WorkerDied, Zmq
 from phalanx.runtime import tree
@@ -200,15 +202,18 @@ def ip(*arguments: str) -> None:
 
 
 @pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
-def test_the_rank_beside_a_killed_outpost_is_replaced(make: Make, ipc: bool) -> None:
+def test_the_rank_beside_a_killed_outpost_is_replaced(
+    make: Make, tmp_path: Path, ipc: bool
+) -> None:
     ex = make(transport=Zmq(ipc=ipc), strategy=Strategy.ONE_FOR_ONE)
-    call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
     wait_running(ex, 0, 1)
 
     os.kill(processes_of(ex, "/1#1 outpost")[0], signal.SIGKILL)
 
     with pytest.raises(WorkerDied, match="its link was lost"):
         call.result(LONG)
+    (tmp_path / "gate").touch()
     wait_healed(ex)
     assert [info.incarnation for info in ex.ranks] == [1, 2]
 
@@ -393,3 +398,22 @@ def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
     assert max(counts.values()) == 1, "a call ran twice on one rank"
     status = ex.status()
     assert (status.in_flight, status.waiting) == (0, 0)
+
+
+def test_a_killed_driver_leaves_no_process_and_no_socket_file(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PHALANX_TEST_TRANSPORT", "ipc")
+    driver = Driver("calls", NEVER)
+    try:
+        driver.expect("calling")
+        folders = list(Path(tempfile.gettempdir()).glob("phalanx-link-*"))
+
+        driver.send(signal.SIGKILL)
+        driver.wait()
+
+        driver.assert_gone()
+        assert len(folders) == 1
+        wait_until(lambda: not folders[0].exists())
+    finally:
+        driver.close()
