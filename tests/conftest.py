@@ -39,8 +39,8 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 STRICT = {"runtime", "actors", "chaos"}
 
 # Every test of an executor that does not choose a transport itself runs on this one.
-TRANSPORT: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
-TRANSPORT = Zmq(ipc=True) if TRANSPORT == "ipc" else TRANSPORT
+NAMED: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
+TRANSPORT: Any = Zmq(ipc=True) if NAMED == "ipc" else NAMED
 PATIENCE = 15.0  # seconds for what is on its way out already
 
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.

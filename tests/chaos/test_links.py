@@ -14,7 +14,8 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from phalanx.runtime import tree
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
 NEVER = "/nonexistent/gate"
-QUICK = {"heartbeat": 0.2, "lost_after": 2.0}
+QUICK = Zmq(heartbeat=0.2, lost_after=2.0)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_a_silent_network_ends_like_a_death(
     make: Make, relay_of: Callable[..., Relay], tmp_path: Path
 ) -> None:
     port, between = free_port(), free_port()
-    there = Zmq(bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}", **QUICK)
+    there = replace(QUICK, bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}")
     relay = relay_of("127.0.0.1", between, "127.0.0.1", port)
     ex = make(transport=there)
     gate, notes = tmp_path / "gate", tmp_path / "notes"
@@ -154,7 +155,7 @@ def test_a_cut_between_network_namespaces_ends_like_a_death(
 ) -> None:
     with namespace() as (name, cable, here, beyond):
         port = free_port()
-        there = Zmq(bind=f"tcp://{here}:{port}", advertise=f"tcp://{beyond}:{port}", **QUICK)
+        there = replace(QUICK, bind=f"tcp://{here}:{port}", advertise=f"tcp://{beyond}:{port}")
         relay_of(beyond, port, here, port, within=name)
         ex = make(transport=there)
         pids = ex.collective_rpc(lambda _: os.getpid(), LONG)
@@ -172,7 +173,7 @@ def test_a_cut_between_network_namespaces_ends_like_a_death(
 
 
 @contextlib.contextmanager
-def namespace() -> Iterator[tuple[str, str, str, str]]:
+def namespace() -> Generator[tuple[str, str, str, str]]:
     """A network namespace at the end of a cable: its name, the cable, both addresses."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making a network namespace needs root and ip")
@@ -233,7 +234,7 @@ def test_every_rank_behind_a_killed_gateway_is_replaced(make: Make) -> None:
 
 
 def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
-    ex = make(world_size=1, transport=Zmq(**QUICK))
+    ex = make(world_size=1, transport=QUICK)
     (outpost,) = processes_of(ex, "outpost")
 
     os.kill(outpost, signal.SIGSTOP)
@@ -244,7 +245,7 @@ def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
 
 
 def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:
-    ex = make(world_size=1, stopped_after=0.5, transport=Zmq(**QUICK))
+    ex = make(world_size=1, stopped_after=0.5, transport=QUICK)
     pid = ex.ranks[0].pid
     assert pid is not None
 

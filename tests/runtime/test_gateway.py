@@ -9,7 +9,7 @@ import signal
 import socket
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -114,10 +114,13 @@ class Rank:
         self.socket.setsockopt(zmq.CURVE_SECRETKEY, key)
         self.socket.connect(posting.endpoint)
         self.arena = Arena.create()
-        self.line = Line(self.socket.send_multipart, self.arena, 0.0)
+        self.line = Line(self.post, self.arena, 0.0)
         if says_open:
             self.line.say(Say.OPEN, now=0.0)
             assert self.hears(Say.BEAT)
+
+    def post(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.socket.send_multipart(parts)
 
     def next(self, seconds: float = LONG) -> Delivery | tuple[Say, int, int] | None:
         """Return what comes next but for signs of life; None if nothing does."""
