@@ -2,8 +2,11 @@
 
 Each rank holds some of the attention heads and a part of the MLP of every layer; after each of
 the two, the ranks add up what they have with an all-reduce of torch.distributed. Ranks in a
-process group stand or fall together: when one is killed, all are restarted (one_for_all) and meet
-again under a new epoch, and the calls that were in flight are made again.
+process group stand or fall together (one_for_all): when one is killed the group is formed anew,
+under a new epoch, and the calls that were in flight are made again. There are two ways to do that:
+``--recover all`` restarts every rank; ``--recover survivors`` replaces the dead one only, and the
+others leave the old process group, join the new one and keep their weights. By default each does
+half of the work, so that the table shows what both cost.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from minilm.chaos import target
 from minilm.model import Stage
-from minilm.run import Pipeline, main
+from minilm.run import LOADED, Pipeline, main
 from minilm.weights import Weights
 from phalanx import Executor, Intensity, Strategy, WorkerActor, WorkerContext, idempotent
 
@@ -37,6 +40,11 @@ class Shard(WorkerActor):
         weights = Weights(self._folder, ctx.device)
         self._device = ctx.device
         self._model = Stage(weights, rank=ctx.rank, count=ctx.world_size)
+        ctx.emit(LOADED)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        """Meet the other ranks again; the weights are here already."""
+        ctx.init_process_group()
 
     @idempotent
     def embed(self, ticket: int, ids: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -58,6 +66,7 @@ def start(folder: str, options: Options) -> Executor[Shard]:
         world_size=options.ranks,
         args=(folder,),
         strategy=Strategy.ONE_FOR_ALL,
+        survivors="keep" if options.recover == "survivors" else "restart",
         intensity=Intensity(options.kills + 3, 60.0),
         devices=options.device,
         preload=("torch",),
@@ -71,6 +80,7 @@ PIPELINE = Pipeline(
     most_ranks=12,  # attention heads
     depth=lambda _: 2,  # one to work on, one that is there when it is done
     start=start,
+    ways={"all": "all restarted", "survivors": "survivors kept"},
     embed=lambda group, batch, retries: group.collective_rpc(
         "embed",
         args=(batch.ticket, batch.ids),

@@ -7,12 +7,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+
+
+BOTH = "both"
+"""The way of recovering that is each of them in turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What was asked for on the command line."""
+    """What was asked for on the command line.
+
+    Attributes:
+        recover: How the group comes back from a death, or `BOTH`; empty where there is one way.
+    """
 
     ranks: int
     kills: int
@@ -22,9 +30,16 @@ class Options:
     device: str
     query: str
     json: bool
+    recover: str = ""
 
 
-def parse(name: str, about: str, most_ranks: int, argv: Sequence[str] | None) -> Options:
+def parse(
+    name: str,
+    about: str,
+    most_ranks: int,
+    argv: Sequence[str] | None,
+    ways: Mapping[str, str] | None = None,
+) -> Options:
     """Return the options that were given; end the program where they make no sense.
 
     Args:
@@ -32,6 +47,7 @@ def parse(name: str, about: str, most_ranks: int, argv: Sequence[str] | None) ->
         about: What it does; the text of ``--help``.
         most_ranks: How many ranks the model can be split over.
         argv: What was given; None for the process's own arguments.
+        ways: The ways in which its group can recover, and what they mean; None for one only.
     """
     parser = argparse.ArgumentParser(
         prog=name, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -48,6 +64,10 @@ def parse(name: str, about: str, most_ranks: int, argv: Sequence[str] | None) ->
     add("--device", choices=("cpu", "cuda"), default="cpu", help=where)
     add("--query", default="how do I open a file", metavar="TEXT", help="what to look for")
     add("--json", action="store_true", help="print the result as one JSON object")
+    if ways:
+        meant = [f"{way}: {meaning}" for way, meaning in ways.items()]
+        told = "; ".join([*meant, f"{BOTH}: for half of the work each (default {BOTH})"])
+        add("--recover", choices=(*ways, BOTH), default=BOTH, help=told)
     return Options(**vars(parser.parse_args(argv)))
 
 

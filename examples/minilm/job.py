@@ -13,8 +13,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from phalanx import ExecutorClosed, PhalanxError
 
 from .killer import Killer
@@ -23,6 +21,8 @@ from .ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+
+    import torch
 
     from phalanx import Executor
 
@@ -40,13 +40,13 @@ class Job:
 
     Args:
         embed: Makes the call for one batch; its value is the batch's ticket and the embeddings.
-        work: The batches, by ticket.
+        work: The batches.
+        vectors: float32, (passages, hidden size): where the embeddings are put down.
         depth: How many calls to keep in flight.
         kills: How many ranks to kill meanwhile.
         seed: For when and whom.
 
     Attributes:
-        vectors: float32, (passages, hidden size); zero where a call was lost.
         seconds: From the first call to the last answer.
         errors: What calls failed with.
     """
@@ -56,19 +56,19 @@ class Job:
         group: Executor[Any],
         embed: Callable[[Batch], Answer],
         work: Sequence[Batch],
+        vectors: torch.Tensor,
         bar: Bar,
         *,
-        width: int,
         depth: int,
         kills: int,
         seed: int,
     ) -> None:
         self.ledger = Ledger()
-        self.vectors = torch.zeros(sum(len(batch.rows) for batch in work), width)
         self.seconds = 0.0
         self.errors: list[str] = []
         self._embed = embed
-        self._work = work
+        self._work = {batch.ticket: batch for batch in work}
+        self._vectors = vectors
         self._bar = bar
         self._depth = depth
         self.killer = Killer(
@@ -87,7 +87,7 @@ class Job:
         began = time.monotonic()
         self.killer.start()
         try:
-            for batch in self._work:
+            for batch in self._work.values():
                 if len(flying) == self._depth:
                     self._take(flying.popleft())
                 self.ledger.made(batch.ticket)
@@ -110,5 +110,5 @@ class Job:
             return
         self.ledger.answered(ticket)
         batch = self._work[ticket]
-        self.vectors[batch.rows] = vectors
+        self._vectors[batch.rows] = vectors
         self._bar.advance(len(batch.rows))

@@ -24,6 +24,23 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """What one way of recovering came to.
+
+    Attributes:
+        meaning: What it does, in a few words.
+        recoveries: Seconds from each kill until the group was whole again.
+        loads: How many ranks have loaded their weights again after the start.
+    """
+
+    name: str
+    meaning: str
+    kills: int
+    recoveries: list[float]
+    loads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of one run.
 
@@ -37,6 +54,7 @@ class Outcome:
         twice: Answers beyond the first of a call.
         difference: The largest, over all passages, to the single-process reference.
         errors: What calls failed with.
+        ways: What each way of recovering came to, where there is more than one.
     """
 
     pipeline: str
@@ -55,6 +73,7 @@ class Outcome:
     query: str
     nearest: list[Found]
     errors: list[str] = field(default_factory=list[str])
+    ways: list[Way] = field(default_factory=list[Way])
 
     @property
     def rate(self) -> float:
@@ -68,7 +87,13 @@ class Outcome:
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the closing table."""
-        times = ", ".join(f"{seconds:.2f} s" for seconds in self.recoveries)
+        times = [("recovery time per kill", _times(self.recoveries))]
+        loads: list[tuple[str, str]] = []
+        if self.ways:
+            times = [
+                (f"recovery time per kill, {w.meaning}", _times(w.recoveries)) for w in self.ways
+            ]
+            loads = [(f"weights loaded again, {w.meaning}", _loads(w)) for w in self.ways]
         asked = "" if self.kills == self.kills_asked else f" of {self.kills_asked} asked for"
         return [
             ("passages", f"{self.passages}"),
@@ -76,7 +101,8 @@ class Outcome:
             ("kills", f"{self.kills}{asked}"),
             ("kills that hit a running call", f"{self.hits}"),
             ("restarts", f"{self.restarts}"),
-            ("recovery time per kill", times or "-"),
+            *times,
+            *loads,
             ("calls made", f"{self.calls}"),
             ("calls lost", f"{self.lost}"),
             ("calls answered twice", f"{self.twice}"),
@@ -100,6 +126,14 @@ class Outcome:
     def to_json(self) -> str:
         """Return everything as one JSON object."""
         return json.dumps({**asdict(self), "rate": self.rate, "ok": self.ok})
+
+
+def _times(recoveries: list[float]) -> str:
+    return ", ".join(f"{seconds:.2f} s" for seconds in recoveries) or "-"
+
+
+def _loads(way: Way) -> str:
+    return f"by {way.loads} ranks after {way.kills} kills"
 
 
 def _short(text: str, limit: int = 88) -> str:

@@ -44,7 +44,8 @@ def test_help_names_every_option(
 
     said = capsys.readouterr().out
     for option in fields(Options):
-        assert f"--{option.name}" in said
+        has_it = option.name != "recover" or name == "embed_tensor_parallel"
+        assert (f"--{option.name}" in said) == has_it
 
 
 @pytest.mark.usefixtures("leak_check")
@@ -62,6 +63,21 @@ def test_ranks_are_killed_at_work_and_the_result_is_that_of_one_process(name: st
     assert result["hits"] >= 1
     assert result["difference"] < 1e-5
     assert len(result["nearest"]) == 5
+
+
+@pytest.mark.usefixtures("leak_check")
+def test_shards_recover_in_two_ways_and_survivors_keep_their_weights() -> None:
+    argv = ["--ranks", "3", "--kills", "2", "--seed", "2", "--passages", "120", "--batch", "8"]
+
+    done = run("embed_tensor_parallel", *argv, "--recover", "both")
+
+    assert done.returncode == 0, done.stderr
+    table = dict(re.findall(r"^(.+?)  +(.+)$", done.stdout, re.MULTILINE))
+    assert table["weights loaded again, all restarted"] == "by 3 ranks after 1 kills"
+    assert table["weights loaded again, survivors kept"] == "by 1 ranks after 1 kills"
+    for way in ("all restarted", "survivors kept"):
+        assert re.fullmatch(r"\d+\.\d\d s", table[f"recovery time per kill, {way}"])
+    assert table["calls lost"] == table["calls answered twice"] == "0"
 
 
 @pytest.mark.usefixtures("leak_check")
