@@ -377,15 +377,20 @@ class DevicePool:
     @contextlib.contextmanager
     def _changing(self) -> Generator[None]:
         """Hold the lock; what has come of it is shown and told afterwards, outside of it."""
-        with self._lock:
-            try:
-                yield
-            finally:
-                self._show()
-                news, listeners = self._ward.news()
-        for event in news:
-            for listener in listeners:
-                listener(event)
+        news: list[DeviceEvent] = []
+        listeners: list[Callable[[DeviceEvent], None]] = []
+        try:
+            with self._lock:
+                try:
+                    yield
+                finally:
+                    self._show()
+                    news, listeners = self._ward.news()
+        finally:
+            # Also where there is no device: what was found on the way there is the reason.
+            for event in news:
+                for listener in listeners:
+                    listener(event)
 
     def _show(self) -> None:
         self._shown = tuple(slot.status() for slot in self._slots())

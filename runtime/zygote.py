@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .hub import Hub
     from .marks import TreeMark
 
+# A module of the preload that asks torch whether there is a GPU must not start CUDA by that, for
+# nothing could be forked from then on. A worker's environment is its own, without this.
+_ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _LARGEST = 1 << 17
 
 
@@ -81,7 +84,7 @@ class Zygote:
                 stdin=subprocess.DEVNULL,
                 stdout=None if _is_open(1) else subprocess.DEVNULL,
                 stderr=None if _is_open(2) else subprocess.DEVNULL,
-                env={**os.environ, VARIABLE: mark.of(0, "zygote").value},
+                env={**_ASK_NVML, **os.environ, VARIABLE: mark.of(0, "zygote").value},
                 start_new_session=True,
             )
         except OSError as error:

@@ -336,6 +336,12 @@ def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
     assert seen(ex) == gpus.uuid(0)
 
 
+def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make) -> None:
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+    assert make(devices="cpu").call(0, "env", LONG, args=(name,)) == {name: os.environ.get(name)}
+
+
 def test_the_executors_of_a_tree_share_a_pool_and_a_restart_keeps_the_device(runtime: Any) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})

@@ -316,6 +316,19 @@ def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
     assert pool.acquire(0)
 
 
+def test_what_is_found_while_a_lease_is_refused_is_told() -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    told: list[Any] = []
+    pool.subscribe(told.append)
+    gpus.lose(gpus.uuid(0))
+
+    with pytest.raises(NoDevice):
+        pool.acquire(0)
+
+    assert [(event.event, event.fatal) for event in told] == [("phalanx.device_quarantined", True)]
+
+
 def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {})
