@@ -69,7 +69,9 @@ from .stream import DriverStream, Observer, find_drivers
 from .telemetry import ServerSpan, Telemetry, carried, outside, within
 from .tensors import land_on
 from .transport import Transport, Zmq, check_transport
-from .tree import TreeReport
+from .tree import Quarry, Task, TreeReport
+from .tree import find as find_tree
+from .tree import kill as kill_tree
 from .tree import read as read_task
 from .tree import read_all as read_tasks
 from .worker_main import Boot, Link
@@ -133,6 +135,7 @@ __all__ = [
     "Process",
     "ProcessStatus",
     "Pulse",
+    "Quarry",
     "RankGlance",
     "RemoteFailure",
     "Rendezvous",
@@ -149,6 +152,7 @@ __all__ = [
     "SocketChannel",
     "Stamp",
     "StrangerRefused",
+    "Task",
     "Telemetry",
     "Timer",
     "Transport",
@@ -181,9 +185,11 @@ __all__ = [
     "fields",
     "find_drivers",
     "find_gpus",
+    "find_tree",
     "init_process_group",
     "install_last_words",
     "join_snapshots",
+    "kill_tree",
     "land_on",
     "ledger",
     "load_snapshot",

@@ -1,0 +1,75 @@
+"""What the plugin does in a session of pytest, apart from its fixtures.
+
+Guarantees: every tree that is made in the session, or in a process it starts, lies within a mark of
+its own, and the environment is as it was when the session is over.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.runtime import MARK
+
+from .chaos_runs import RUNS, SEED_OPTION
+from .leaks import SESSION
+from .marker import ABOUT, check_markers
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+_OUTER: pytest.StashKey[str | None] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("phalanx").addoption(
+        SEED_OPTION,
+        type=int,
+        metavar="N",
+        help="what the faults of the fixture `chaos` are drawn from, in place of what tests say",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the marker known, and mark what is started from here."""
+    config.addinivalue_line("markers", ABOUT)
+    outer = os.environ.get(MARK)
+    config.stash[_OUTER] = outer
+    around = "" if not outer else outer.rstrip(";") + ";"
+    os.environ[MARK] = f"{around}{SESSION}/pytest;"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave the environment as it was."""
+    outer = config.stash.get(_OUTER, None)
+    if outer is None:
+        os.environ.pop(MARK, None)
+    else:
+        os.environ[MARK] = outer
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Tell the seed, where one was given."""
+    seed: int | None = config.getoption(SEED_OPTION)
+    return [] if seed is None else [f"phalanx: {SEED_OPTION}={seed}"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse markers that make no sense."""
+    check_markers(items)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Tell the seed with whatever fails."""
+    report = yield
+    runs = item.stash.get(RUNS, None)
+    if report.failed and runs is not None:
+        report.sections.append(("chaos", runs.told()))
+    return report

@@ -1,0 +1,208 @@
+"""The pytest plugin, in sessions of pytest of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOADED = ("-p", "phalanx.testing")  # also where it is not installed
+
+USUAL = """
+    import os, subprocess, sys
+    import pytest
+    from phalanx import Executor, WorkerActor
+
+    class Liar(WorkerActor):
+        def one(self):
+            return 2
+
+    def build():
+        return Executor(Liar, 1, preload=())
+
+    def lying():
+        def traffic(executor, chance):
+            assert executor.call(0, "one", timeout=30) == 1, "one is not one"
+        return build(), traffic
+"""
+
+
+def run(pytester: pytest.Pytester, tests: str, *words: str) -> pytest.RunResult:
+    pytester.makepyfile(USUAL + tests)
+    return pytester.runpytest_subprocess(*LOADED, *words, timeout=100)
+
+
+def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    pytestmark = pytest.mark.chaos(seed=3, rate=1.0, callers=1)
+
+    @pytest.mark.chaos(duration=1.0)
+    def test_lying(chaos):
+        chaos(lying)
+
+    def test_that_judges_itself(chaos):
+        result = chaos(lying, check=False, duration=1.0)
+        assert result.plan.seed == chaos.seed
+        assert {each.invariant for each in result.violations} == {"right_answers"}
+    """,
+        "--chaos-seed=41",
+    )
+
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(
+        [
+            "phalanx: --chaos-seed=41",
+            "*right_answers*",
+            "*one is not one*",
+            "*VIOLATED: right_answers*",
+            "seed 41; again with --chaos-seed=41",
+            "record *chaos-1",
+        ]
+    )
+
+
+def test_a_run_that_holds_passes_and_a_test_that_fails_of_itself_tells_the_seed_too(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.mark.chaos(seed=5, duration=1.0, rate=2.0, faults=("kill",))
+    def test_kills(leak_check, chaos):
+        result = chaos(build)
+        assert result.plan.seed == 5
+        assert result.calls["value"] > 0
+        assert False, "of its own"
+    """,
+    )
+
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*of its own*", "seed 5; again with --chaos-seed=5"])
+
+
+def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    from phalanx.testing import LeakScope
+
+    kept = []
+
+    @pytest.fixture(scope="session")
+    def leak_scope(tmp_path_factory):
+        return LeakScope(folders=(tmp_path_factory.mktemp("mine"),), patience=0.3)
+
+    def test_clean(leak_check):
+        with build() as group:
+            assert group.call(0, "one", timeout=30) == 2
+
+    def test_a_process(leak_check):
+        kept.append(subprocess.Popen(["sleep", "1000"]))
+
+    def test_a_stray(leak_check):
+        stray = "import subprocess; subprocess.Popen(['sleep', '999'], start_new_session=True)"
+        subprocess.run([sys.executable, "-c", stray], check=True)
+
+    def test_a_descriptor(leak_check):
+        kept.append(os.open("/dev/zero", os.O_RDONLY))
+
+    def test_a_file(leak_check, leak_scope):
+        (leak_scope.folders[0] / "forgotten").touch()
+
+    def test_clean_again(leak_check):
+        kept[0].wait(10)
+    """,
+        "-rA",
+    )
+
+    result.assert_outcomes(passed=6, errors=4)
+    result.stdout.fnmatch_lines_random(
+        [
+            "*left behind: {'processes'*sleep*1000*",
+            "*left behind: {'processes'*sleep*999*",
+            "*left behind: {'descriptors': {'/dev/zero': 1}}",
+            "*left behind: {'files': *forgotten*",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("mark", "told"),
+    [
+        ("seed='seven'", "seed='seven'"),
+        ("faults=('explode',)", "no such fault"),
+        ("fault=('kill',)", "fault: no such field"),
+        ("7", "by keyword, not (7,)"),
+    ],
+)
+def test_a_marker_that_makes_no_sense_is_a_usage_error(
+    pytester: pytest.Pytester, mark: str, told: str
+) -> None:
+    pytester.makepyfile(f"import pytest\n@pytest.mark.chaos({mark})\ndef test_it(chaos): ...")
+
+    result = pytester.runpytest_inprocess(*LOADED)
+
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *test_it: @pytest.mark.chaos: *{glob(told)}*"])
+
+
+def glob(text: str) -> str:
+    return text.replace("[", "[[]")
+
+
+def test_a_marker_that_nothing_reads_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.chaos(seed=1)\ndef test_it(): ...")
+
+    result = pytester.runpytest_inprocess(*LOADED)
+
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*does not ask for the fixture `chaos`*"])
+
+
+def test_a_marker_of_somebody_elses_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.chaos\ndef test_it(): ...")
+
+    pytester.runpytest_inprocess(*LOADED).assert_outcomes(passed=1)
+
+
+def test_a_seed_that_is_no_number_is_a_usage_error(pytester: pytest.Pytester) -> None:
+    result = pytester.runpytest_inprocess(*LOADED, "--chaos-seed=seven")
+
+    assert result.ret is pytest.ExitCode.USAGE_ERROR
+
+
+def test_the_plugin_is_found_by_its_entry_point() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    assert project["entry-points"]["pytest11"] == {"phalanx.testing": "phalanx.testing"}
+
+
+def test_loading_it_loads_nothing_heavy_and_without_pytest_it_says_what_is_missing() -> None:
+    code = (
+        "import sys, phalanx.testing\n"
+        "print(sorted({'torch', 'zmq', 'numpy', 'phalanx.chaos'} & set(sys.modules)))\n"
+        "for name in [n for n in sys.modules if n.startswith(('phalanx.testing', 'pytest'))]:\n"
+        "    del sys.modules[name]\n"
+        "sys.modules['pytest'] = None\n"
+        "try:\n"
+        "    import phalanx.testing\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.splitlines()[0] == "[]"
+    assert "install pytest" in done.stdout
