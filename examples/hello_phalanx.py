@@ -1,7 +1,5 @@
 """The smallest useful program: two workers, a death in the middle of a call, the right answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -25,7 +23,7 @@ def chaos() -> Executor[Primes]:
 
 def main() -> None:
     """Count the primes below 200,000 with two workers, one of which is killed at it."""
-    with Executor(Primes, world_size=2, preload=()) as group:
+    with chaos() as group:
 
         def kill(event: object) -> None:
             if isinstance(event, Emitted) and (event.rank, event.incarnation) == (1, 1):
