@@ -146,11 +146,14 @@ class Berth:
                 self._ended_call(call_id, served=kind != Kind.SKIPPED)
             elif kind == Kind.ITEM:
                 self._pace(call_id, made=extra)
-            if kind == Kind.PASSED:
+            elif kind == Kind.SAVING and call_id == self.running:
+                self.board.save(call_id)
+            if kind in (Kind.PASSED, Kind.SAVING):
                 self.line.taken(1)
                 return
         if delivery.error is not None:
-            packet = error_packet(delivery.error, delivery.head, incarnation)
+            answer = Kind.NOT_SAVED if kind == Kind.SAVED else Kind.ERROR
+            packet = error_packet(delivery.error, delivery.head, incarnation, answer)
             self.line.taken(port.send(packet, counts=1))
             return
         large = delivery.large
@@ -248,7 +251,9 @@ class Berth:
         self.data.send(packet)
 
 
-def error_packet(error: BaseException, head: Sequence[int], incarnation: int) -> bytes:
+def error_packet(
+    error: BaseException, head: Sequence[int], incarnation: int, kind: int = Kind.ERROR
+) -> bytes:
     """Return the answer that the call in *head* ended in *error* on its way."""
     payload = Payload.of(encode(RemoteFailure.of(error), "the error"))
-    return payload.packet(Kind.ERROR, epoch=head[3], call_id=head[4], incarnation=incarnation)
+    return payload.packet(kind, epoch=head[3], call_id=head[4], incarnation=incarnation)

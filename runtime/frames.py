@@ -76,6 +76,7 @@ class Kind:
     NOT_SAVED: Final[int] = 30
     RESTORING: Final[int] = 31
     PULSE: Final[int] = 32
+    SAVING: Final[int] = 33
 
 
 class Flag:

@@ -109,6 +109,10 @@ class ReplyLine:
         """Say that the next call can come, though the answer to *call* may not have left."""
         self._send(call, Kind.PASSED, None)
 
+    def tell_saving(self, call: Frame) -> None:
+        """Say that *call* has run and the state is being stored, to who cannot read the page."""
+        self._send(call, Kind.SAVING, None)
+
     def note(self, call: Frame, kind: int, payload: Payload) -> None:
         """Send *payload*, which is closed then, ahead of the answer to *call*."""
         try:

@@ -332,6 +332,8 @@ class _Worker:
     def _save(self, call: Frame) -> BaseException | None:
         """Store the state: first, so that whatever is answered has been stored. Return an error."""
         self._board.save(call.call_id)
+        if call.flags & Flag.PACED:
+            self._replies.tell_saving(call)
         try:
             saved = self._hosted.save(call.call_id)
         except (Terminated, SystemExit):

@@ -308,9 +308,10 @@ def test_a_planned_restart_loses_nothing(make: Make) -> None:
     assert states(ex) == [(5, [5], 3), (4, [4], 3)]
 
 
-def test_no_more_is_kept_than_was_asked_for(make: Make, tmp_path: Path) -> None:
+def test_no_more_is_kept_than_was_asked_for(make: Make, tmp_path: Path, transport: Any) -> None:
     folder = tmp_path / "states"
-    for where in (None, folder):
+    # From elsewhere a snapshot comes into memory that is not one file for each.
+    for where in (None, folder) if transport == "local" else (folder,):
         ex = make(checkpoint=CheckpointPolicy(every_calls=1, keep=3, where=where))
         taken = Heard(ex, CheckpointTaken)
         before = memory_files()
