@@ -1,0 +1,313 @@
+"""Whenever a rank dies, each call has the outcome that is promised for that moment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
+
+from phalanx.actors import Executor, StopPolicy, WorkerContext
+from phalanx.actors.notices import Look
+from phalanx.supervision import (
+    CallTimeout,
+    ExecutorClosed,
+    ExitReason,
+    Intensity,
+    Strategy,
+    WorkerDied,
+)
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+
+    return build
+
+
+def kill(ex: Executor[Any], rank: int) -> None:
+    pid = ex.ranks[rank].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LONG
+    while not holds():
+        assert time.monotonic() < deadline, "it never came about"
+        time.sleep(0.002)
+
+
+class DiesAfter:
+    """An answer that arrives as a text, and whose worker dies when it lets go of it."""
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, ("answered",)
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mortal(Echo):
+    """Dies in the moment it is told to."""
+
+    def answer_and_die(self, rank: int) -> Any:
+        """Die as soon as the answer has been written, and not before."""
+        mine = self.ctx.rank == rank and self.ctx.incarnation == 1
+        return DiesAfter() if mine else "answered"
+
+    def die_first(self, rank: int) -> str:
+        if self.ctx.rank == rank and self.ctx.incarnation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "answered"
+
+    def items_and_die(self, rank: int) -> Any:
+        yield "first"
+        self.die_first(rank)
+        yield "second"
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "collective": lambda ex, how, **terms: ex.collective_rpc(how, LONG, (1,), **terms),
+    "one reply": lambda ex, how, **terms: [
+        ex.collective_rpc(how, LONG, (1,), unique_reply_rank=0, **terms)
+    ],
+    "future": lambda ex, how, **terms: ex.collective_rpc(
+        how, LONG, (1,), non_block=True, **terms
+    ).result(LONG),
+    "scatter": lambda ex, how, **terms: ex.scatter(how, [(1,), (1,)], LONG, **terms),
+    "single": lambda ex, how, **terms: [ex.call(1, how, LONG, (1,), **terms)],
+    "pool": lambda ex, how, **terms: [
+        future.result(LONG)
+        for future in [ex.submit(how, args=(1,), timeout=LONG, **terms) for _ in range(4)]
+    ],
+}
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("shape", CALLS)
+def test_a_call_in_which_a_rank_dies_fails_or_is_made_again(
+    make: Make, shape: str, strategy: Strategy
+) -> None:
+    call = CALLS[shape]
+    once, again = make(Mortal, strategy=strategy), make(Mortal, strategy=strategy)
+
+    with pytest.raises(WorkerDied) as caught:
+        call(once, "die_first")
+
+    assert [report.rank for report in caught.value.reports] == [1]
+    assert set(call(again, "die_first", on_death="retry")) == {"answered"}
+
+
+@pytest.mark.parametrize("shape", CALLS)
+def test_a_rank_that_wrote_its_answer_and_died_has_answered(make: Make, shape: str) -> None:
+    """Under one_for_one; else the others are stopped in the same call, which is then cut short."""
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ONE)
+
+    assert set(CALLS[shape](ex, "answer_and_die")) == {"answered"}
+
+    wait_until(lambda: ex.status().restarts == 1)
+    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+
+
+def test_a_gather_keeps_every_answer_that_was_written(make: Make) -> None:
+    ex = make(Mortal, 3, strategy=Strategy.ONE_FOR_ONE)
+
+    died = ex.gather("die_first", LONG, (1,))
+    wait_until(lambda: ex.status().restarts == 1 and ex.status().state == "serving")
+
+    assert [outcome.kind for outcome in died] == ["ok", "dead", "ok"]
+    assert [outcome.kind for outcome in ex.gather("die_first", LONG, (1,))] == ["ok"] * 3
+
+
+def test_a_gather_that_no_rank_had_begun_is_sent_again(make: Make, tmp_path: Path) -> None:
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ALL)
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    running = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    queued = ex.gather("note", args=(str(notes), "n"), non_block=True)
+
+    kill(ex, 0)
+
+    assert [outcome.kind for outcome in queued.result(LONG)] == ["ok", "ok"]
+    assert isinstance(running.exception(LONG), WorkerDied)
+    assert len(notes.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_stream_yields_what_was_made_and_then_tells_of_the_death(
+    make: Make, rank: int | None
+) -> None:
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ONE)
+    seen: list[Any] = []
+
+    with pytest.raises(WorkerDied):
+        seen.extend(ex.stream("items_and_die", LONG, (1,), rank=rank))
+
+    assert ("first" if rank is not None else (1, "first")) in seen
+
+
+def test_a_call_made_between_a_death_and_the_news_of_it_is_answered(make: Make) -> None:
+    ex = make(strategy=Strategy.ONE_FOR_ALL)
+
+    for _ in range(5):
+        kill(ex, 1)
+        assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0, 1]
+        assert ex.call(1, "rank", LONG, on_death="retry", retries=3) == 1
+
+
+class Slow(Echo):
+    """Starts again only when it may."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if ctx.incarnation > 1:
+            Path(f"{self.gate}.{ctx.rank}.{ctx.incarnation}").touch()
+            wait_for(self.gate)
+
+
+def test_calls_made_during_a_restart_wait_for_it_up_to_their_deadline(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, args=(str(gate),))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state == "mending")
+
+    with pytest.raises(CallTimeout) as caught:
+        ex.collective_rpc("rank", 0.2)
+    patient = ex.collective_rpc("rank", LONG, non_block=True)
+    alone = ex.call(1, "rank", LONG, non_block=True)
+    pool = ex.submit("rank", timeout=LONG)
+    gather = ex.gather("rank", LONG, non_block=True)
+    gate.touch()
+
+    assert not caught.value.sent
+    assert patient.result(LONG) == [0, 1]
+    assert alone.result(LONG) == 1
+    assert pool.result(LONG) in (0, 1)
+    assert [outcome.value for outcome in gather.result(LONG)] == [0, 1]
+
+
+def test_a_rank_that_dies_during_the_restart_of_another_is_restarted_too(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
+    kill(ex, 0)
+    wait_until(Path(f"{gate}.0.2").exists)
+    waiting = ex.collective_rpc("rank", LONG, non_block=True)
+
+    kill(ex, 2)
+    wait_until(Path(f"{gate}.2.2").exists)
+    kill(ex, 0)  # in its start
+    gate.touch()
+
+    assert waiting.result(LONG) == [0, 1, 2]
+    assert [info.incarnation for info in ex.ranks] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("dead", [(0, 1), (0, 1, 2)])
+def test_several_ranks_at_once(make: Make, strategy: Strategy, dead: tuple[int, ...]) -> None:
+    ex = make(world_size=3, strategy=strategy)
+    again = ex.collective_rpc("gated", LONG, ("/dev/null", 1), non_block=True, on_death="retry")
+
+    for rank in dead:
+        kill(ex, rank)
+
+    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=5) == [0, 1, 2]
+    assert again.done()
+
+
+@pytest.mark.parametrize("how", ["raise", "unpicklable", "exit", "sysexit", "kill", "hang"])
+def test_a_start_that_fails_every_time_ends_the_group_and_answers_everybody(
+    make: Make, how: str
+) -> None:
+    ex = make(
+        StartFails,
+        kwargs={"how": how, "from_incarnation": 2},
+        intensity=Intensity(1 if how == "hang" else 3, 60.0),
+        start_timeout=2.0 if how == "hang" else LONG,
+    )
+    told: list[ExitReason] = []
+    once = threading.Event()
+    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state != "serving")
+    terms: dict[str, Any] = {"non_block": True, "on_death": "retry", "retries": 100}
+
+    calls = [ex.collective_rpc("rank", **terms), ex.call(0, "rank", **terms)]
+
+    for call in calls:
+        assert isinstance(call.exception(LONG), (WorkerDied, ExecutorClosed))
+    assert once.wait(LONG)
+    assert ex._core.shared.gone.wait(LONG)
+    assert len(told) == 1
+
+
+def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, stop=StopPolicy(ask=0.3, terminate=0.3))
+    gate = tmp_path / "never"
+    calls = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
+    calls += [ex.call(1, "rank", non_block=True), ex.submit("rank")]
+    told: list[object] = []
+    for call in calls:
+        call.add_done_callback(told.append)
+    closer = threading.Thread(target=ex.close)
+
+    closer.start()
+    kill(ex, 1)
+    closer.join(LONG)
+
+    assert not closer.is_alive()
+    for call in calls:
+        assert isinstance(call.exception(LONG), (WorkerDied, ExecutorClosed))
+    assert len(told) == len(calls)
+
+
+def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybody(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+    told: list[ExitReason] = []
+    once = threading.Event()
+    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+
+    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+    assert once.wait(LONG)
+    assert ex._core.shared.gone.wait(LONG)
+    assert "the executor itself: TypeError" in str(told[0])
+    with pytest.raises(ExecutorClosed, match="TypeError"):
+        ex.collective_rpc("rank")
+
+
+def test_a_worker_that_ignores_sigterm_delays_a_restart_only_until_it_is_killed(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Stubborn, strategy=Strategy.ONE_FOR_ALL)
+    holding = tmp_path / "holding"
+    busy = ex.call(1, "hold", args=(str(holding),), non_block=True)
+    wait_until(holding.exists)
+
+    kill(ex, 0)
+
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert isinstance(busy.exception(LONG), WorkerDied)
+    assert [info.incarnation for info in ex.ranks] == [2, 2]
