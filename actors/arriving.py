@@ -75,13 +75,13 @@ class Arriving:
                 seat = reading(fd)
                 if seat is None:
                     continue
-                if event & select.EPOLLOUT:
+                if event & _WRITABLE:
                     self._sending.flush(seat)
-                    self._sending.pump()
-                if event & ~select.EPOLLOUT and not self._read(seat):
+                if event & ~_WRITABLE and not self._read(seat):
                     seat.ended = True
                     self.stop(seat)
                     ended.append(seat)
+            self._sending.go_on()
         for seat in ended:
             self._on_end(seat.rank, seat.incarnation)
 
@@ -94,7 +94,8 @@ class Arriving:
             elif frame is _FOREIGN:
                 self._drop_foreign(seat)
             else:
-                return
+                break
+        self._sending.go_on()
 
     def stop(self, seat: Seat) -> None:
         """Read *seat* no longer."""
@@ -129,23 +130,28 @@ class Arriving:
             frame.drop()
             self.dropped += 1
             return
-        is_item = frame.kind == Kind.ITEM
-        if self._cuts is not None and not is_item:
-            if frame.kind in (Kind.SAVED, Kind.NOT_SAVED):
+        kind = frame.kind
+        if self._cuts is not None and kind != _ITEM:
+            if kind in (Kind.SAVED, Kind.NOT_SAVED):
                 self._cuts.hear(seat.rank, frame)
                 return
             self._cuts.answered(seat.rank, wire)
-        call = sent[wire] if is_item else self._seats.pay(seat, wire)
-        if call is None or call.done or call.wire != wire or (is_item and call.stream is None):
+        call = sent[wire] if kind == _ITEM else self._seats.pay(seat, wire)
+        if call is None or call.done or call.wire != wire:
             frame.drop()  # it was settled without this answer
             self.dropped += 1
-        elif is_item:
+        elif kind == _REPLY:
+            # Of a row of calls thousands may lie there, for whoever asks: they share one.
+            self._settling.answer(call, seat.rank, frame if frame.body else _NO_VALUE)
+        elif kind == _ITEM:
             self._taking.keep(call, seat.rank, frame)
-            return
         else:
             self._settling.hear(call, seat.rank, frame)
-        self._sending.pump_for(seat)
 
 
+_REPLY = Kind.REPLY
+_NO_VALUE = Frame(_REPLY, 0, 0, 0, 0, 0, b"")
+_ITEM = Kind.ITEM
 _NOTHING = Arrival.NOTHING  # to look a member of an enum up takes as long as a call
 _FOREIGN = Arrival.FOREIGN
+_WRITABLE = select.EPOLLOUT

@@ -62,8 +62,6 @@ class Terms(NamedTuple):
 class Call:
     """One call and its outcome. Guarded by the plane's lock until `done`.
 
-    What most calls never need is of the class until it is set, so that making one stays quick.
-
     Attributes:
         payloads: One for all ranks, or one for each.
         want: The rank whose value is wanted; None for every rank's.
@@ -86,23 +84,33 @@ class Call:
         under_hold: Whether it goes while new calls are held back.
     """
 
-    want: int | None = None
-    rank: int | None = None
-    hang_after: float | None = None
-    stream: Incoming | None = None
-    wire = 0
-    asked: tuple[int, ...] = ()
-    error: BaseException | None = None
-    failed: tuple[Frame, int] | None = None
-    done = False
-    reports: tuple[Any, ...] = ()
-    waiters: tuple[threading.Lock, ...] = ()
-    watchers: tuple[Callable[[Call], None], ...] = ()
-    timer: Timer | None = None
-    tap: CallTap | None = None
-    span: CallSpan | None = None
-    cuts: list[Cut] | None = None
-    under_hold = False
+    # Slots, tuples for empty lists, plain assignments: a row of calls makes thousands of these.
+    __slots__ = (
+        "answers",
+        "asked",
+        "cuts",
+        "done",
+        "error",
+        "failed",
+        "hang_after",
+        "name",
+        "payloads",
+        "rank",
+        "reports",
+        "retries",
+        "seq",
+        "shape",
+        "span",
+        "stream",
+        "tap",
+        "terms",
+        "timer",
+        "under_hold",
+        "waiters",
+        "want",
+        "watchers",
+        "wire",
+    )
 
     def __init__(
         self,
@@ -118,7 +126,24 @@ class Call:
         self.payloads = payloads
         self.terms = terms
         self.retries = terms.retries if terms.on_death == "retry" else 0
+        self.want: int | None = None
+        self.rank: int | None = None
+        self.hang_after: float | None = None
+        self.stream: Incoming | None = None
+        self.wire = 0
+        self.asked: tuple[int, ...] = ()
         self.answers: dict[int, Frame | Outcome] = {}
+        self.error: BaseException | None = None
+        self.failed: tuple[Frame, int] | None = None
+        self.done = False
+        self.reports: tuple[Any, ...] = ()
+        self.waiters: tuple[threading.Lock, ...] = ()
+        self.watchers: tuple[Callable[[Call], None], ...] = ()
+        self.timer: Timer | None = None
+        self.tap: CallTap | None = None
+        self.span: CallSpan | None = None
+        self.cuts: list[Cut] | None = None
+        self.under_hold = False
 
     def fits(self, size: int) -> bool:
         """Whether a group of *size* ranks can answer it."""
@@ -151,7 +176,11 @@ class Call:
                 if isinstance(answer, Frame):
                     answer.drop()
             return value
-        values = [self._value(rank) for rank in self.asked]
+        if self.tap is not None:
+            values = [self._value(rank) for rank in self.asked]
+        else:
+            answers: dict[int, Any] = self.answers
+            values = [answers[rank].value() for rank in self.asked]
         return values if aggregate is None else aggregate(values, lead)
 
     def fail(self, frame: Frame, rank: int) -> BaseException:
@@ -177,7 +206,8 @@ class Call:
     def drop(self) -> None:
         """Give back what the call still holds."""
         for payload in self.payloads:
-            payload.close()
+            if payload.flags:
+                payload.close()
 
     def _value(self, rank: int) -> Any:
         frame = self.answers[rank]
@@ -203,6 +233,10 @@ class Call:
 _COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
 
 
+_KNOWN: dict[tuple[str, int, str, bool], Terms] = {}  # those without a deadline
+_MOST_KNOWN = 64
+
+
 def terms_of(
     *,
     now: float,
@@ -212,26 +246,36 @@ def terms_of(
     on_timeout: OnTimeout = "leave",
     tell: bool = False,
 ) -> Terms:
-    """Return the terms of a call made *now*.
+    """Return the terms of a call made *now*, which counts only where there is a *timeout*.
 
     Raises:
         SpecError: a negative timeout or number of retries, or an unknown policy.
     """
-    _check_timeout(timeout)
-    if timeout == math.inf:
-        timeout = None
+    if timeout is not None:
+        _check_timeout(timeout)
+        if timeout == math.inf:
+            timeout = None
+    key = (on_death, retries, on_timeout, tell)
+    if timeout is None and type(retries) is int:
+        known = _KNOWN.get(key)
+        if known is not None:
+            return known
     if on_death not in ("fail", "retry"):
         raise SpecError("on_death", on_death, 'give "fail" or "retry"')
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
     _check_retries(retries)
-    deadline = None if timeout is None else now + timeout
-    return Terms(deadline, timeout, on_death, retries, on_timeout, tell)
+    if timeout is not None:
+        return Terms(now + timeout, timeout, on_death, retries, on_timeout, tell)
+    terms = Terms(None, None, on_death, retries, on_timeout, tell)
+    if len(_KNOWN) < _MOST_KNOWN:
+        _KNOWN[key] = terms
+    return terms
 
 
 def _check_timeout(timeout: object) -> None:
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (number and timeout >= 0):  # type: ignore[operator]  # a number
+    if not (number and timeout >= 0):  # type: ignore[operator]  # a number
         raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
 
 

@@ -877,7 +877,7 @@ class Executor(Generic[W]):
     ) -> Any:
         name, declared = self._declared(method, each)
         terms = terms_of(
-            now=time.monotonic(),
+            now=0.0 if timeout is None else time.monotonic(),
             timeout=timeout,
             on_death=on_death or ("retry" if declared.idempotent else "fail"),
             retries=retries,
@@ -998,7 +998,7 @@ class Executor(Generic[W]):
             if not args and not kwargs:  # the same bytes each time
                 bare = self._bare.get(method)
                 if bare is None:
-                    encoded = encode((method, (), {}), name)
+                    encoded = encode((method, (), _NO_KEYWORDS), name)
                     bare = self._bare[method] = (Payload.of(encoded),)
                 return bare
         payloads: list[Payload] = []
@@ -1157,8 +1157,9 @@ _NO_KEYWORDS: Mapping[str, Any] = {}
 
 def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments of one call if that is what they are."""
-    if kwargs is None and type(args) is tuple:
-        return args, _NO_KEYWORDS
+    whole: Any = args  # what isinstance makes of it one checker knows, and the other does not
+    if kwargs is None and isinstance(args, tuple):
+        return whole, _NO_KEYWORDS
     if not isinstance(args, list | tuple):
         raise SpecError("args", args, "give the positional arguments as a tuple")
     if kwargs is not None and not isinstance(kwargs, Mapping):

@@ -12,7 +12,7 @@ import asyncio
 import threading
 import time
 from concurrent.futures import CancelledError, Future
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.supervision import ExecutorClosed, WouldDeadlock
 
@@ -26,30 +26,48 @@ if TYPE_CHECKING:
     from .plane import Plane
 
 
+class _Machinery:
+    """An attribute of the base class: a condition, lists of waiters and callbacks.
+
+    All of them are made when something first asks for one. Most futures are only asked for their
+    result, and to make all that takes as long as the rest of the call.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, future: CallFuture | None, _owner: type | None = None) -> Any:
+        if future is None:
+            return self
+        future.become_whole()
+        return future.__dict__[self._name]
+
+
 class CallFuture(Future[Any]):
     """What becomes of one call."""
 
-    _value: Any = None
-    _error: BaseException | None = None
+    _condition: Any = _Machinery("_condition")
+    _state: Any = _Machinery("_state")
+    _waiters: Any = _Machinery("_waiters")
+    _done_callbacks: Any = _Machinery("_done_callbacks")
+    _result: Any = _Machinery("_result")
+    _exception: Any = _Machinery("_exception")
 
     def __init__(
         self, call: Call, plane: Plane, callbacks: Callbacks, decode: Callable[[Call], Any]
     ) -> None:
-        # What `concurrent.futures` needs (a condition, lists of waiters and callbacks) is made by
-        # `__getattr__` when something asks for it: most futures are only asked for their result,
-        # and to make all that takes as long as the rest of the call.
+        # The base class is not called: see `_Machinery`.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
         self._decode = decode
         self._decoding = threading.Lock()
         self._decoded = False
+        self._value: Any = None
+        self._error: BaseException | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Become a whole future of `concurrent.futures`, and go on."""
-        if name not in _MACHINERY:
-            msg = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(msg)
+    def become_whole(self) -> None:
+        """Make what `concurrent.futures` needs, and see that it hears of the outcome."""
         with self._decoding:
             made = "_state" in self.__dict__
             if not made:
@@ -57,7 +75,6 @@ class CallFuture(Future[Any]):
                 self.set_running_or_notify_cancel()
         if not made:
             self._plane.when_settled(self._call, self._settled)
-        return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -66,7 +83,9 @@ class CallFuture(Future[Any]):
             TimeoutError: *timeout* seconds passed; the call goes on.
             WouldDeadlock: from a done-callback of a call that is not done.
         """
-        error = self.exception(timeout)
+        if not self._decoded:
+            self._wait(timeout)
+        error = self._error
         if error is None:
             return self._value
         try:
@@ -137,7 +156,7 @@ class CallFuture(Future[Any]):
             if not self._plane.wait(call, deadline):
                 msg = f"{call.name} is not done after {timeout:.3g} s; the call goes on"
                 raise TimeoutError(msg)
-        if isinstance(call.error, ExecutorClosed):
+        if call.error is not None and isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         if call.span is not None:
             call.span.end(call)
@@ -160,7 +179,5 @@ class CallFuture(Future[Any]):
             for waiter in self._waiters:
                 (waiter.add_exception if failed else waiter.add_result)(self)
             self._condition.notify_all()
-        self._invoke_callbacks()  # what set_result ends with
-
-
-_MACHINERY = frozenset(vars(Future[Any]()))
+        base = cast("Any", super())
+        base._invoke_callbacks()  # noqa: SLF001  # what `set_result` ends with

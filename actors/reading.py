@@ -34,7 +34,7 @@ Events = list[tuple[int, int]]
 
 _BATCH = 64  # events taken from the kernel at once
 _LONGEST_POLL = 86400.0  # seconds; the kernel counts milliseconds in an int
-_TICK = 0.001  # seconds after which the hub reads what nobody watches
+_TICK = 0.002  # seconds after which the hub reads what nobody watches
 _LAST_READER = 5.0  # seconds for a reader that was woken to let go
 
 
@@ -257,12 +257,13 @@ class Reading:
 
         def tick() -> None:
             with self._lock:
-                self._ticking = False
-                if self._closing is None and self._read == read and not self._reader:
-                    if not self._armed and self._is_due():
-                        self._arm()
+                if self._closing is not None or self._armed or not self._is_due():
+                    self._ticking = False
+                elif self._read != read or self._reader:
+                    self._tick_later()
                 else:
-                    self.see_to_it()
+                    self._ticking = False
+                    self._arm()
 
         self._hub.call_at(time.monotonic() + _TICK, tick)
 

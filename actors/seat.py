@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from phalanx.runtime import Channel
 
@@ -142,12 +142,14 @@ class Seats:
     Attributes:
         by_rank: One entry for each rank; None where nobody sits just now.
         all: The same, where somebody sits in each; else empty.
+        ranks: The ranks of those.
         owed: How many answers are owed by all of them together.
     """
 
     def __init__(self, size: int) -> None:
         self.by_rank: list[Seat | None] = [None] * size
         self.all: tuple[Seat, ...] = ()
+        self.ranks: tuple[int, ...] = ()
         self.owed = 0
         self._by_fd: dict[int, Seat] = {}
         self._idle: list[threading.Event] = []
@@ -204,12 +206,14 @@ class Seats:
 
     # --- what they owe --------------------------------------------------------------------
 
-    def owe(self, seat: Seat, wire: int, call: Call) -> None:
-        """Note that *seat* is about to be sent *call* as *wire*."""
-        seat.sent[wire] = call
-        self.owed += 1
+    def owe(self, seats: Sequence[Seat], wire: int, call: Call) -> None:
+        """Note that *seats* are about to be sent *call* as *wire*."""
+        self.owed += len(seats)
+        for seat in seats:
+            seat.sent[wire] = call
         if call.hang_after is not None:
-            seat.limits[wire] = (call.name, call.hang_after)
+            for seat in seats:
+                seat.limits[wire] = (call.name, call.hang_after)
 
     def pay(self, seat: Seat, wire: int) -> Call | None:
         """Strike *wire*, which *seat* owes, off its list; return its call, if it is not settled."""
@@ -242,3 +246,4 @@ class Seats:
     def _note(self) -> None:
         taken = tuple(self)
         self.all = taken if len(taken) == len(self.by_rank) else ()
+        self.ranks = tuple(seat.rank for seat in self.all)

@@ -56,17 +56,18 @@ class Settling:
         self._sending = sending
         self._doubtful: dict[int, tuple[Call, set[int]]] = {}  # by wire id; who has raised
 
+    def answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
+        """Take *rank*'s part of the outcome."""
+        call.answers[rank] = answer
+        if len(call.answers) == len(call.asked) and call.failed is None:
+            self.settle(call)
+
     def hear(self, call: Call, rank: int, frame: Frame) -> None:
-        """Take what *rank* has answered."""
-        kind = frame.kind
-        if kind == Kind.REPLY:
-            call.answers[rank] = frame
-            if len(call.answers) == len(call.asked) and call.failed is None:
-                self.settle(call)
-        elif kind != Kind.ERROR:
+        """Take what *rank* has answered that is no value."""
+        if frame.kind != Kind.ERROR:
             frame.drop()
         elif call.shape is Shape.GATHER:
-            self._answer(call, rank, frame)
+            self.answer(call, rank, frame)
         else:
             self._refuse(call, rank, frame)
 
@@ -115,7 +116,7 @@ class Settling:
         for seat in lost:
             if seat.rank not in call.answers and call.wire in seat.sent:
                 dead = Outcome(seat.rank, OutcomeKind.DEAD, error=error(call))
-                self._answer(call, seat.rank, dead)
+                self.answer(call, seat.rank, dead)
 
     def run_late(self, call: Call) -> None:
         """End *call*, whose deadline has passed."""
@@ -149,11 +150,6 @@ class Settling:
                     yield call
         yield from self.doubted()
         yield from self._turns
-
-    def _answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
-        call.answers[rank] = answer
-        if len(call.answers) == len(call.asked) and call.failed is None:
-            self.settle(call)
 
     def _refuse(self, call: Call, rank: int, frame: Frame) -> None:
         """Fail *call* with what *rank* raised, unless that may be the echo of a death.

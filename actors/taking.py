@@ -38,8 +38,10 @@ class Taking:
         self._abandoned: deque[Call] = deque()  # streams whose taker was collected
 
     def keep(self, call: Call, rank: int, frame: Frame) -> None:
-        """Keep an item of *call*, which is open, for its taker."""
-        assert call.stream is not None
+        """Keep an item of *call* for its taker."""
+        if call.stream is None:
+            frame.drop()  # no worker of ours sends one here
+            return
         call.stream.items.append((rank, frame))
         self._tell_taker(call)
 

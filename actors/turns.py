@@ -27,6 +27,7 @@ class Turns:
         everyone: Calls for all ranks (COLLECTIVE and GATHER).
         alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
+        waiting: Submitters that wait for a place.
     """
 
     def __init__(self, depth: int) -> None:
@@ -34,7 +35,7 @@ class Turns:
         self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
         self._depth = depth
-        self._room: deque[Ticket] = deque()  # submitters that wait for a place
+        self.waiting: deque[Ticket] = deque()
 
     def __len__(self) -> int:
         waiting = len(self.everyone) + len(self.pool)
@@ -47,7 +48,9 @@ class Turns:
     @property
     def is_full(self) -> bool:
         """Whether the next one must wait for a place."""
-        return len(self) >= self._depth
+        if self.alone or self.pool:
+            return len(self) >= self._depth
+        return len(self.everyone) >= self._depth
 
     def add(self, call: Call) -> None:
         """Put *call* last."""
@@ -73,8 +76,8 @@ class Turns:
 
     def remove(self, call: Call) -> None:
         """Take *call* out, wherever it is; it may have been taken already."""
+        queue = self._queue(call)
         with contextlib.suppress(ValueError):
-            queue = self._queue(call)
             queue.remove(call)
         if call.shape is Shape.SINGLE and not queue:
             assert call.rank is not None
@@ -109,21 +112,21 @@ class Turns:
     def ask_for_a_place(self) -> Ticket:
         """Return a ticket that is done once there are places again."""
         ticket = Ticket()
-        self._room.append(ticket)
+        self.waiting.append(ticket)
         return ticket
 
     def give_up(self, ticket: Ticket) -> None:
         """Wait for that place no longer."""
         with contextlib.suppress(ValueError):
-            self._room.remove(ticket)
+            self.waiting.remove(ticket)
 
     def admit(self, wake: Callable[[Ticket], None], *, everyone: bool = False) -> None:
         """Let in those who wait for a place, once half of the places are free, or *everyone*.
 
         One at a time would have a caller that submits a row of calls sleep and wake for each.
         """
-        room = self._room
-        if not room or not (everyone or len(self) <= self._depth // 2):
+        room = self.waiting
+        if not (everyone or len(self) <= self._depth // 2):
             return
         free = len(room) if everyone else self._depth - len(self)
         while room and free > 0:

@@ -35,6 +35,7 @@ from .frames import (
     Payload,
     bundle,
     call_id_of,
+    call_packet,
     receive,
     send,
 )
@@ -173,6 +174,7 @@ __all__ = [
     "await_assignment",
     "bundle",
     "call_id_of",
+    "call_packet",
     "carried",
     "check_folder",
     "check_share",

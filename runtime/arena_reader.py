@@ -16,13 +16,9 @@ import mmap
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
 
 from . import ledger
 from .arena import PAGE, SLOTS
-
-if TYPE_CHECKING:
-    from collections.abc import MutableSet
 
 COPY_LIMIT = 128 * 1024
 """Bytes up to which a copy is quicker than a mapping with its page faults."""
@@ -31,7 +27,6 @@ MOST_MAPPED = 256
 """Views at once; each costs a descriptor and a mapping. Beyond that messages are copied."""
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; the mmap module has no name for it
-_mapped: MutableSet[mmap.mmap] = weakref.WeakSet()
 
 
 class ArenaReader:
@@ -96,8 +91,10 @@ class ArenaReader:
         # methods in that cycle have run, which may read it. Unknown to the collector, it ends when
         # its last reference goes. It refers to nothing, so no cycle passes through it.
         _untrack(private)
-        weakref.finalize(private, self.give_back, slot).atexit = False
-        _mapped.add(private)
+        lent = _Lent(private, _end)
+        lent.reader = self
+        lent.slot = slot
+        _mapped.add(lent)
         return memoryview(private)[:size]
 
     def _copy(self, start: int, size: int) -> memoryview:
@@ -108,13 +105,33 @@ class ArenaReader:
         return copy
 
 
-def _untrack(item: object) -> None:
-    ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(item))
+class _Lent(weakref.ref[mmap.mmap]):
+    """A view that lives, and what to give back when it has died."""
+
+    __slots__ = ("reader", "slot")
+
+    reader: ArenaReader
+    slot: int
+
+
+def _end(lent: weakref.ref[mmap.mmap]) -> None:
+    assert isinstance(lent, _Lent)
+    _mapped.discard(lent)
+    lent.reader.give_back(lent.slot)
+
+
+_mapped: set[_Lent] = set()
+_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes = (ctypes.py_object,)
+_untrack.restype = None
 
 
 def _make_private() -> None:
     """Copy every page of every view, so that a forked child depends on no place in any arena."""
-    for view in list(_mapped):
+    for lent in list(_mapped):
+        view = lent()
+        if view is None:
+            continue
         try:
             view.madvise(_POPULATE_WRITE)
         except OSError:

@@ -25,7 +25,18 @@ from typing import TYPE_CHECKING, Protocol
 from . import ledger
 from .arena_exchange import DriverExchange
 from .board import Board
-from .frames import Frame, Kind, Payload, receive, send
+from .frames import (
+    ANCILLARY,
+    CLOSE_ON_EXEC,
+    CUT,
+    PACKET_LIMIT,
+    Frame,
+    Kind,
+    Payload,
+    send,
+    unpack,
+    unpack_extra,
+)
 
 if TYPE_CHECKING:
     from .arena import Arena
@@ -90,7 +101,16 @@ class Channel(Protocol):
 class SocketChannel:
     """A channel to a worker on this machine: a pair of sequenced-packet sockets."""
 
-    __slots__ = ("_exchange", "_send", "_sock", "_theirs", "_waiting", "backed_up", "board")
+    __slots__ = (
+        "_exchange",
+        "_receive",
+        "_send",
+        "_sock",
+        "_theirs",
+        "_waiting",
+        "backed_up",
+        "board",
+    )
 
     def __init__(
         self, sock: socket.socket, theirs: socket.socket, board: Board, exchange: DriverExchange
@@ -99,6 +119,7 @@ class SocketChannel:
         self.backed_up = False
         self._sock = sock
         self._send = sock.send
+        self._receive = sock.recvmsg
         self._theirs = theirs
         self._exchange = exchange
         self._waiting: deque[tuple[bytes, int | None]] = deque()
@@ -182,12 +203,19 @@ class SocketChannel:
         """See `Channel.receive`."""
         while True:
             try:
-                frame = receive(self._sock, self._exchange.reader)
+                packet, extra, cut, _ = self._receive(PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC)
             except BlockingIOError:
                 return _NOTHING
             except ConnectionResetError:
                 continue  # it died with unread input; what it wrote before follows
             except OSError:
+                return Arrival.END
+            reader = self._exchange.reader
+            if extra or cut & CUT:
+                frame = unpack_extra(packet, extra, cut, reader)
+            elif packet:
+                frame = unpack(packet, [], reader)
+            else:
                 return Arrival.END
             if isinstance(frame, Frame):
                 return frame

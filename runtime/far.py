@@ -5,8 +5,11 @@ a fresh sealed memory file whose descriptor rides on the packet. It is refused b
 byte is written where there is not memory enough. A reader maps either privately: writing in place
 changes nobody else's data. What claims to be such a body and is not ends in an exception.
 
-It begins with a table: how many parts there are, and (offset, size) of each; the first part is the
-pickle, the others are the buffers it refers to.
+What goes far away is the buffers. The pickle that refers to them stays in the packet, behind a
+table: how many buffers there are, and (offset, size) of each. So a reader that does not look at its
+arguments touches no page of them. A pickle that is itself too large for the packet goes with the
+buffers, as the first of the parts that the table tells of; then the table lies before them, and
+the packet says nothing.
 """
 
 from __future__ import annotations
@@ -16,15 +19,17 @@ import fcntl
 import mmap
 import os
 import struct
+from pickle import loads
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import MessageTooLarge
 
-from .codec import Encoded, decode
 from .memory import writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from .codec import Encoded
 
 ALIGNMENT = 64
 
@@ -33,8 +38,31 @@ _ENTRY = struct.Struct("<QQ")
 _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 
 
+def lay_buffers_out(
+    encoded: Encoded, limit: int
+) -> tuple[bytes, list[memoryview], list[int], int] | None:
+    """Return what stays in a packet with room for *limit* bytes, and the rest as `lay_out` does.
+
+    None where the pickle is too large for that, or there is nothing else.
+    """
+    buffers = encoded.buffers
+    room = limit - _COUNT.size - len(buffers) * _ENTRY.size
+    pickled = encoded.small(room) if buffers else None
+    if pickled is None:
+        return None
+    end = 0
+    offsets: list[int] = []
+    table = [_COUNT.pack(len(buffers))]
+    for buffer in buffers:
+        end = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(end)
+        table.append(_ENTRY.pack(end, buffer.nbytes))
+        end += buffer.nbytes
+    return b"".join((*table, pickled)), list(buffers), offsets, end
+
+
 def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
-    """Return what the body consists of, where each piece begins, and its size."""
+    """Return what all of it together consists of, where each piece begins, and its size."""
     count = 1 + len(encoded.buffers)
     end = _COUNT.size + count * _ENTRY.size
     chunks = [memoryview(chunk) for chunk in encoded.chunks]
@@ -117,25 +145,36 @@ def map_file(file: int, size: int) -> memoryview:
     return memoryview(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
 
 
-def decode_far(body: memoryview) -> Any:
-    """Return the value in *body*.
+def decode_far(body: memoryview, near: bytes = b"") -> Any:
+    """Return the value in *body*, of which *near* came in the packet.
 
     Raises:
         ValueError: its table makes no sense.
         Exception: whatever decoding raises.
     """
-    size = body.nbytes
-    count = _COUNT.unpack_from(body)[0] if size >= _COUNT.size else 0
+    if near:
+        parts, end = _read_table(near, body)
+        return loads(near[end:], buffers=parts)
+    parts, _ = _read_table(body, body)
+    return loads(parts[0], buffers=parts[1:])
+
+
+def _read_table(table: bytes | memoryview, body: memoryview) -> tuple[list[memoryview], int]:
+    """Return the parts of *body* that *table* tells of, and where it ends."""
+    room = len(table)
+    count = _COUNT.unpack_from(table)[0] if room >= _COUNT.size else 0
     end = _COUNT.size + count * _ENTRY.size
-    if not count or end > size:
-        msg = f"a message of {size} bytes with a table of {count} parts"
+    if not count or end > room:
+        msg = f"a message of {room} bytes with a table of {count} parts"
         raise ValueError(msg)
-    entries = list(_ENTRY.iter_unpack(body[_COUNT.size : end]))
-    if any(offset + length > size for offset, length in entries):
-        msg = f"a message of {size} bytes whose table points outside of it"
-        raise ValueError(msg)
-    parts = [body[offset : offset + length] for offset, length in entries]
-    return decode(parts[0], parts[1:])
+    size = body.nbytes
+    parts: list[memoryview] = []
+    for offset, length in _ENTRY.iter_unpack(table[_COUNT.size : end]):
+        if offset + length > size:
+            msg = f"a message of {size} bytes whose table points outside of it"
+            raise ValueError(msg)
+        parts.append(body[offset : offset + length])
+    return parts, end
 
 
 def write_all(file: int, data: memoryview, offset: int) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.supervision import RuntimeFault
 
-from .far import decode_far, lay_out, map_file, write_file
+from .far import decode_far, lay_buffers_out, lay_out, map_file, write_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +44,13 @@ BUNDLE_LIMIT: Final = INLINE_LIMIT
 PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096
 
 EVERY_RANK: Final = 0xFFFFFFFF
+
+ANCILLARY: Final = socket.CMSG_SPACE(4 * 4)
+"""Bytes of room for descriptors that ride on a packet."""
+
+# Plain integers: arithmetic on an `IntFlag` takes a microsecond.
+CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 class Kind:
@@ -116,7 +123,7 @@ class Frame:
         call_id: int,
         incarnation: int,
         extra: int,
-        body: bytes | memoryview,
+        body: bytes,
     ) -> None:
         self.kind = kind
         self.flags = flags
@@ -137,7 +144,7 @@ class Frame:
         return loads(self.body) if self.body else None
 
     def large(self) -> memoryview | None:
-        """Return the bytes of a large body, once; None for one that lies in the packet.
+        """Return what of the body lies elsewhere, once; None where it is all in the packet.
 
         They stay until the view has died.
 
@@ -168,18 +175,23 @@ class FarFrame(Frame):
         if self.flags & Flag.LOST:
             msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
             raise RuntimeFault(msg)
-        return decode_far(self.large())
+        return decode_far(self.large(), self.near)
+
+    @property
+    def near(self) -> bytes:
+        """What of the body came in the packet; empty where nothing did."""
+        return self.body[_IN_FILE.size if self.flags & Flag.FILE else _IN_ARENA.size :]
 
     def large(self) -> memoryview:
         """See `Frame.large`."""
         try:
             if self.flags & Flag.FILE:
-                return map_file(self.fds[0], *_IN_FILE.unpack(self.body))
+                return map_file(self.fds[0], *_IN_FILE.unpack_from(self.body))
             lender, self.lender = self.lender, None
             if lender is None:
                 msg = "this message has been read or dropped before"
                 raise ValueError(msg)
-            return lender.open(*_IN_ARENA.unpack(self.body))
+            return lender.open(*_IN_ARENA.unpack_from(self.body))
         finally:
             self.drop()
 
@@ -189,7 +201,7 @@ class FarFrame(Frame):
             os.close(self.fds.pop())
         lender, self.lender = self.lender, None
         if lender is not None:
-            lender.give_back(_IN_ARENA.unpack(self.body)[0])
+            lender.give_back(_IN_ARENA.unpack_from(self.body)[0])
 
     def __del__(self) -> None:
         if self.fds or self.lender is not None:  # an answer nobody ever asked for
@@ -222,26 +234,28 @@ class Payload:
             return cls(Flag.NONE, b"")
         if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
             return cls(Flag.NONE, small)
-        parts, offsets, size = lay_out(encoded)
+        beside = lay_buffers_out(encoded, INLINE_LIMIT)
+        near, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
         extent = arena.place(size) if arena is not None else None
         if extent is None:
-            return cls.in_file(write_file(parts, offsets, size), size)
+            return cls.in_file(write_file(parts, offsets, size), size, near)
         try:
             extent.write(parts, offsets)
         except BaseException:
             extent.let_go()
             raise
-        return cls.in_arena(extent, size)
+        return cls.in_arena(extent, size, near)
 
     @classmethod
-    def in_arena(cls, extent: Extent, size: int) -> Payload:
-        """Return the *size* bytes that have been written to *extent*."""
-        return cls(Flag.ARENA, _IN_ARENA.pack(extent.slot, extent.start, size), extent=extent)
+    def in_arena(cls, extent: Extent, size: int, near: bytes = b"") -> Payload:
+        """Return the *size* bytes that have been written to *extent*, with *near* beside them."""
+        tail = _IN_ARENA.pack(extent.slot, extent.start, size) + near
+        return cls(Flag.ARENA, tail, extent=extent)
 
     @classmethod
-    def in_file(cls, file: int, size: int) -> Payload:
+    def in_file(cls, file: int, size: int, near: bytes = b"") -> Payload:
         """Return the *size* bytes in a sealed memory file, which is closed with the payload."""
-        return cls(Flag.FILE, _IN_FILE.pack(size), file)
+        return cls(Flag.FILE, _IN_FILE.pack(size) + near, file)
 
     def lend(self, borrower: Borrower) -> None:
         """Count the message as read by *borrower*; before each time it is sent."""
@@ -270,6 +284,14 @@ class Payload:
         if self.extent is not None:
             self.extent.let_go()
             self.extent = None
+
+
+def call_packet(  # noqa: PLR0917  # as they stand in the header
+    payload: Payload, flags: int, epoch: int, call_id: int, round_: int, extra: int
+) -> bytes:
+    """Return the packet of a call: what `Payload.packet` makes, more quickly."""
+    flags |= payload.flags
+    return _write_head(MAGIC, Kind.CALL, flags, epoch, call_id, round_, extra) + payload.tail
 
 
 def call_id_of(packet: bytes) -> int:
@@ -335,9 +357,16 @@ def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | b
         BlockingIOError: nothing to read on a non-blocking socket.
         ConnectionResetError: the peer died with unread input; read on, its last words follow.
     """
-    packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, _ANCILLARY, _CLOSE_ON_EXEC)
-    if not ancillary and not cut & _CUT:
+    packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC)
+    if not ancillary and not cut & CUT:
         return unpack(packet, [], lender) if packet else b""
+    return unpack_extra(packet, ancillary, cut, lender)
+
+
+def unpack_extra(
+    packet: bytes, ancillary: list[tuple[int, int, bytes]], cut: int, lender: ArenaReader | None
+) -> Frame | bytes | None:
+    """Return what `receive` does of a packet with which more came, or which was *cut*."""
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -351,17 +380,16 @@ def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | b
 def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
     """Send one packet; raises what the socket raises."""
     if file is None:
-        sock.send(packet, socket.MSG_NOSIGNAL)
+        sock.send(packet, _NO_SIGNAL)
     else:
         rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("<i", file))
-        sock.sendmsg([packet], [rights], socket.MSG_NOSIGNAL)
+        sock.sendmsg([packet], [rights], _NO_SIGNAL)
 
 
 _read_head = HEADER.unpack_from
+_write_head = HEADER.pack
 _HEAD: Final = HEADER.size
-_ANCILLARY = socket.CMSG_SPACE(4 * 4)
-_CLOSE_ON_EXEC: Final[int] = socket.MSG_CMSG_CLOEXEC
-_CUT: Final[int] = socket.MSG_TRUNC | socket.MSG_CTRUNC
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _IN_FILE = struct.Struct("<Q")
 """size"""
 
@@ -375,10 +403,10 @@ def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
         case Flag.FILE if lost and not far.fds:
             # Its call must still be answered: to drop the frame would leave it waiting.
             far.flags |= Flag.LOST
-            return len(far.body) == _IN_FILE.size
+            return len(far.body) >= _IN_FILE.size
         case Flag.FILE:
-            return len(far.fds) == 1 and len(far.body) == _IN_FILE.size
-        case Flag.ARENA if not far.fds and len(far.body) == _IN_ARENA.size:
+            return len(far.fds) == 1 and len(far.body) >= _IN_FILE.size
+        case Flag.ARENA if not far.fds and len(far.body) >= _IN_ARENA.size:
             far.lender = lender
             return lender is not None
         case _:

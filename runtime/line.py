@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import MessageTooLarge
 
-from .frames import HEADER, LARGE, MAGIC, PACKET_LIMIT, Frame, Kind, Payload
+from .frames import HEADER, LARGE, MAGIC, PACKET_LIMIT, FarFrame, Frame, Kind, Payload
 from .landing import Landing
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Delivery:
 
     Attributes:
         head: The frame's header: magic, kind, flags, epoch, call id, incarnation, extra.
-        body: What followed the header in the packet; empty where the body is large.
+        body: What followed the header in the packet.
         large: The large body; to be closed when it has been sent on.
         error: Why there is none here.
     """
@@ -92,7 +92,7 @@ class Delivery:
         tail = self.body
         if self.large is not None:
             flags |= self.large.flags
-            tail = self.large.tail
+            tail = self.large.tail + self.body
         number = own if incarnation is None else incarnation
         return HEADER.pack(magic, kind, given | flags, epoch, call_id, number, extra) + tail
 
@@ -165,7 +165,7 @@ class Line:
             frame.extra,
         )
         body = frame.large()
-        packet = head if body is not None else head + bytes(frame.body)
+        packet = head + (frame.near if isinstance(frame, FarFrame) else frame.body)
         self._out.append(_Outgoing(lane, packet, body))
 
     def send_packet(self, lane: Lane, packet: bytes) -> None:
@@ -261,7 +261,7 @@ class Line:
             return None
         head: tuple[int, ...] = HEADER.unpack_from(content)
         body = bytes(content[HEADER.size :])
-        if head[0] != MAGIC or head[2] & LARGE or (size and body):
+        if head[0] != MAGIC or head[2] & LARGE:
             self.malformed += 1
             self._taken += 1
             return None

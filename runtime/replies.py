@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
 
@@ -179,7 +179,7 @@ class ReplyLine:
         number, mine = call.call_id, self._incarnation
         self._sock.send(
             HEADER.pack(MAGIC, Kind.REPLY, Flag.NONE, call.epoch, number, mine, EVERY_RANK),
-            socket.MSG_NOSIGNAL,
+            _NO_SIGNAL,
         )
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
@@ -220,3 +220,4 @@ def _is_in_process_group() -> bool:
 
 
 _WITHDRAWN = object()
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
