@@ -69,7 +69,11 @@ def place(
         own = [by_name[name] for name in request.again if name in by_name]
         if len(own) != count or take(number, own):
             continue
-        if all(slot.quarantine is None and slot.has_room(part, after=True) for slot in own):
+        # Who is leaving makes room for one of us: two ranks may have had one device, in turns.
+        if all(
+            slot.quarantine is None and slot.has_room(taken.get(slot, 0.0) + part, after=True)
+            for slot in own
+        ):
             return Unplaced(request, soon=True)  # they are its own in a moment
     for number, request in enumerate(requests):
         at = int(request.rank * share + _EPSILON)
@@ -136,7 +140,8 @@ def add_cpu_slots(order: list[Slot], ranks: int, share: float) -> None:
     """Add slots to *order* until there is room for *ranks*; those that nobody has are used."""
     need = int(share) * ranks if share >= 1 else ranks
     free = sum(s.quarantine is None and s.has_room(min(share, 1.0)) for s in order)
-    order.extend(Slot(f"cpu:{len(order) + more}") for more in range(need - free))
+    first = len(order)  # now: the list grows while it is extended, and a name must stay unique
+    order.extend(Slot(f"cpu:{first + more}") for more in range(need - free))
 
 
 def lease_of(

@@ -193,9 +193,12 @@ class CallTimeout(WorkerError, TimeoutError):
         self.ranks = tuple(ranks)
         self.timeout = timeout
         self.sent = sent
-        named = ", ".join(map(str, self.ranks)) or "none"
-        state = "no answer from" if sent else "never sent; waiting for"
-        super().__init__(f"{method}: {state} rank(s) {named} after {timeout:.3g} s")
+        named = ", ".join(map(str, self.ranks))
+        if sent:
+            state = f"no answer from rank(s) {named or 'none'}"
+        else:
+            state = f"never sent; still waiting for {f'rank(s) {named}' if named else 'its turn'}"
+        super().__init__(f"{method}: {state} after {timeout:.3g} s")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _call_timeout, (self.method, self.ranks, self.timeout, self.sent)

@@ -512,6 +512,28 @@ def test_endless_cpu_slots_are_used_again() -> None:
     ]
 
 
+def test_cpu_slots_of_groups_that_share_a_pool_have_names_of_their_own() -> None:
+    pool = DevicePool.of("cpu", 1)
+
+    leases = [
+        lease
+        for size in (1, 2, 3)
+        for lease in pool.acquire_all([Request(rank, f"{size}/{rank}") for rank in range(size)])
+    ]
+
+    assert len({lease.names for lease in leases}) == 6
+
+
+def test_two_ranks_that_had_one_device_in_turns_do_not_wait_for_each_other() -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    had = (gpus.uuid(1),)
+
+    leases = pool.acquire_all([Request(0, "a/0", had), Request(1, "a/1", had)])
+
+    assert [str(lease) for lease in leases] == [gpus.uuid(1), gpus.uuid(0)]
+
+
 def test_ranks_are_leased_devices_together_or_not_at_all() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
     pool.acquire(1, holder="other/0")
