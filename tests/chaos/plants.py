@@ -1,0 +1,235 @@
+"""Planted faults: mistakes put into the product, one at a time, that the checker must find.
+
+Each is put in with `monkeypatch`, so the product knows nothing of them. Those of workers are put in
+by the worker class `Planted`, in the worker itself, before it serves.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo
+
+from phalanx.actors import WorkerContext, losing
+from phalanx.actors.executor_actor import ExecutorActor
+from phalanx.actors.hosting import WorkerHost
+from phalanx.actors.members import Members
+from phalanx.actors.settling import Settling
+from phalanx.actors.turns import Turns
+from phalanx.runtime import Kind, WorkerExited, process
+from phalanx.runtime.arena import Arena
+from phalanx.runtime.rendezvous import RendezvousStore
+from phalanx.runtime.streams import Inbox
+from phalanx.supervision import Phase, ranks, window
+from phalanx.supervision.ranks import GroupState
+
+Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A planted fault, and the rules that it may be found by."""
+
+    name: str
+    put: Plant
+    found_by: frozenset[str]
+
+
+class Planted(Echo):
+    """A worker with a mistake in what it runs on."""
+
+    def __init__(self, plant: str = "") -> None:
+        super().__init__()
+        self.plant = plant
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if self.plant == "order" and ctx.rank == 1:
+            swap_calls()
+        elif self.plant == "twice":
+            run_twice()
+
+
+# --- in the driver ------------------------------------------------------------------------
+
+
+def answers_by_position(patch: pytest.MonkeyPatch) -> None:
+    hear = Settling.hear
+
+    def by_position(self: Any, call: Any, rank: int, frame: Any) -> None:
+        if frame.kind == Kind.REPLY:
+            rank = next((r for r in call.asked if r not in call.answers), rank)
+        hear(self, call, rank, frame)
+
+    patch.setattr(Settling, "hear", by_position)
+
+
+def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
+    """What an incarnation answered counts for its successor as well."""
+    put_back = Turns.put_back
+
+    def keeping(self: Any, calls: Any) -> None:
+        kept = [(call, dict(call.answers)) for call in calls]
+        put_back(self, [call for call, _ in kept])
+        for call, answers in kept:
+            call.answers.update(answers)
+
+    patch.setattr(Turns, "put_back", keeping)
+
+
+def lost_exit(patch: pytest.MonkeyPatch) -> None:
+    publish = ExecutorActor._publish
+
+    def deaf(self: Any, event: Any) -> None:
+        if not isinstance(event, WorkerExited) or not event.reason.is_failure:
+            publish(self, event)
+
+    patch.setattr(ExecutorActor, "_publish", deaf)
+
+
+def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(losing, "_has_begun", lambda *_: False)
+
+
+def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    resume = ranks._resume
+    equip = Members._equip
+    bury = Members.bury
+    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to bury
+
+    def early(state: GroupState, at: float, jitter: float) -> Any:
+        if state.phase is Phase.MENDING and state.mending:
+            return ranks._start(state)
+        return resume(state, at, jitter)
+
+    def noted(self: Any, *words: Any) -> Any:
+        member = equip(self, *words)
+        lost[id(member)] = self, member
+        return member
+
+    def buried(self: Any, member: Any) -> None:
+        lost.pop(id(member), None)
+        bury(self, member)
+
+    patch.setattr(ranks, "_resume", early)
+    patch.setattr(Members, "_equip", noted)
+    patch.setattr(Members, "bury", buried)
+
+    def clear() -> None:
+        for members, member in lost.values():
+            bury(members, member)
+            if member.seated:
+                member.channel.close()
+
+    return clear
+
+
+def restart_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ranks, "_resume", lambda state, at, jitter: (state, ()))
+
+
+def intensity_not_counted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(window.RestartWindow, "admit", lambda self, now: self)
+
+
+def only_the_dead_restarted(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ranks, "_tied", lambda state, dead: dead)
+
+
+def old_store(patch: pytest.MonkeyPatch) -> None:
+    """Every epoch is sent to the meeting place of the first."""
+    real = RendezvousStore.open
+    first: dict[int, Any] = {}
+
+    def stale(self: Any, epoch: int) -> Any:
+        place = real(self, epoch)
+        return replace(first.setdefault(id(self), place), epoch=epoch)
+
+    patch.setattr(RendezvousStore, "open", stale)
+
+
+def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    kept: list[Any] = []
+    close = Arena.close
+
+    def keep(self: Any) -> None:
+        kept.append(self)
+
+    patch.setattr(Arena, "close", keep)
+
+    def clear() -> None:
+        for arena in kept:
+            close(arena)
+
+    return clear
+
+
+def leaked_process(patch: pytest.MonkeyPatch) -> None:
+    """A worker's end is not the end of what it had started."""
+    real = process.tree
+
+    class Blind:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def kill(self, quarry: Any, deadline: float) -> Any:
+            nobody = uuid.uuid4().hex.encode()
+            return real.kill(real.Quarry(nobody, roots=quarry.roots), deadline)
+
+    patch.setattr(process, "tree", Blind())
+
+
+# --- in a worker --------------------------------------------------------------------------
+
+
+def swap_calls() -> None:
+    take = Inbox.take
+
+    def swapped(self: Any) -> Any:
+        frame = take(self)
+        if frame is None or frame.kind != Kind.CALL or self.is_quiet(0):
+            return frame
+        other = take(self)
+        if other is None or other.kind != Kind.CALL:
+            self._ahead.appendleft(other)
+            return frame
+        self._ahead.appendleft(frame)
+        return other
+
+    Inbox.take = swapped  # type: ignore[method-assign]
+
+
+def run_twice() -> None:
+    invoke = WorkerHost.invoke
+
+    def twice(self: Any, *words: Any) -> Any:
+        invoke(self, *words)
+        return invoke(self, *words)
+
+    WorkerHost.invoke = twice  # type: ignore[method-assign]
+
+
+def nothing(_: pytest.MonkeyPatch) -> None: ...
+
+
+PLANTS = {
+    name: Mistake(name, put, frozenset(found_by.split()))
+    for name, put, found_by in (
+        ("answers by position", answers_by_position, "own_reply"),
+        ("answers of the dead", answers_of_the_dead, "own_reply one_epoch"),
+        ("lost exit", lost_exit, "deaths_known"),
+        ("retry of what had begun", retry_of_what_had_begun, "at_most_once"),
+        ("restart before the end", restart_before_the_end, "death_first"),
+        ("restart forgotten", restart_forgotten, "heals"),
+        ("intensity not counted", intensity_not_counted, "intensity"),
+        ("only the dead restarted", only_the_dead_restarted, "strategy"),
+        ("old store", old_store, "fresh_rendezvous"),
+        ("leaked segment", leaked_segment, "nothing_left"),
+        ("leaked process", leaked_process, "nothing_left"),
+        ("order", nothing, "one_order"),
+        ("twice", nothing, "at_most_once"),
+    )
+}

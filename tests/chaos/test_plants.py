@@ -1,0 +1,115 @@
+"""A broken product is found out: each planted fault by its rule, within a few seeds.
+
+And without a plant the same seeds are clean. `make soak` sweeps more of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import pytest
+from tests.chaos.plants import PLANTS, Planted
+
+from phalanx.actors import Executor
+from phalanx.chaos import ChaosResult, footprint, run_chaos
+from phalanx.chaos.records import Left
+from phalanx.runtime import Runtime
+from phalanx.supervision import Intensity
+
+SEEDS = (1, 2, 3, 4, 5)  # each plant is found within these
+MANY = range(1, 21)
+PATIENCE = 0.5  # seconds
+COUNTED = "intensity not counted"
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) -> ChaosResult:
+    def build() -> Executor[Any]:
+        return Executor(
+            Planted,
+            2,
+            kwargs={"plant": plant},
+            preload=(),
+            runtime=runtime,
+            start_timeout=30.0,
+            intensity=Intensity(1, 60.0),
+        )
+
+    return run_chaos(
+        build,
+        duration=1.5,
+        rate=4.0,
+        faults=("kill", "exit:0@running", "grandchild"),
+        seed=seed,
+        keep_intensity=counted,
+        call_timeout=1.0,
+        recovery_limit=2.0 if plant == "restart forgotten" else 60.0,
+    )
+
+
+def clear(result: ChaosResult) -> None:
+    """End what the plant has left, and forget what the run has."""
+    for violation in result.violations:
+        for record in violation.records:
+            if isinstance(record, Left) and record.what == "process":
+                pid = int(record.name.split()[0])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+    if result.record is not None:
+        for path in result.record.iterdir():
+            path.unlink()
+        result.record.rmdir()
+
+
+def seeds_until_found(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str, seeds: Any
+) -> int | None:
+    plant = PLANTS[name]
+    seen: set[str] = set()
+    for count, seed in enumerate(seeds, 1):
+        with monkeypatch.context() as patch:
+            undo = plant.put(patch)
+            patch.setattr(footprint, "_PATIENCE", PATIENCE)  # for what is not on its way out
+            result = run(runtime, seed, plant=name, counted=name == COUNTED)
+        if undo is not None:
+            undo()
+        seen = {violation.invariant for violation in result.violations}
+        clear(result)
+        if seen & plant.found_by:
+            return count
+    return None
+
+
+@pytest.mark.parametrize("name", PLANTS)
+def test_a_planted_fault_is_found(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert seeds_until_found(runtime, monkeypatch, name, SEEDS) is not None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_without_a_plant_the_same_seeds_are_clean(runtime: Runtime, seed: int) -> None:
+    assert run(runtime, seed).violations == ()
+
+
+def test_without_a_plant_giving_up_is_no_violation(runtime: Runtime) -> None:
+    assert run(runtime, SEEDS[0], counted=True).violations == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", MANY)
+def test_each_of_many_seeds_is_clean(runtime: Runtime, seed: int) -> None:
+    assert run(runtime, seed).violations == ()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", PLANTS)
+@pytest.mark.parametrize("first", MANY)
+def test_a_planted_fault_is_found_from_any_seed_on(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str, first: int
+) -> None:
+    assert seeds_until_found(runtime, monkeypatch, name, range(first, first + 6)) is not None
