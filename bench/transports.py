@@ -12,6 +12,7 @@ import json
 import os
 import statistics
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,18 +63,13 @@ def measure(rounds: int) -> dict[str, dict[str, float]]:
                     )
                 for _ in range(rounds + 1):  # the first one warms up
                     for name, executor in group.items():
+                        empty = partial(executor.collective_rpc, "nothing")
+                        large = partial(executor.collective_rpc, "nothing", args=(array,))
                         rows = {
-                            f"empty call, {ranks} ranks": time_of(
-                                lambda ex=executor: ex.collective_rpc("nothing"), CALLS
-                            ),
-                            f"pipelined, {ranks} ranks": time_of(
-                                lambda ex=executor: pipeline(ex), 1
-                            )
+                            f"empty call, {ranks} ranks": time_of(empty, CALLS),
+                            f"pipelined, {ranks} ranks": time_of(partial(pipeline, executor), 1)
                             / CALLS,
-                            f"8 MiB, {ranks} ranks": time_of(
-                                lambda ex=executor: ex.collective_rpc("nothing", args=(array,)),
-                                LARGE,
-                            ),
+                            f"8 MiB, {ranks} ranks": time_of(large, LARGE),
                         }
                         for row, seconds in rows.items():
                             found.setdefault(row, {}).setdefault(name, []).append(seconds)
