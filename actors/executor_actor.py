@@ -405,6 +405,8 @@ class ExecutorActor(pykka.ThreadingActor):
             self._ready(member)
         elif frame.kind == Kind.LEFT:
             member.left = frame.epoch
+        elif frame.kind == Kind.ENDING:
+            self._plane.expect_end(member.rank, member.incarnation)
         elif frame.kind == Kind.NOT_REFORMED:
             failure = frame.value()
             if frame.epoch == member.epoch:

@@ -138,6 +138,13 @@ class Plane:
             self._sending.whole = True
             self._sending.pump()
 
+    def expect_end(self, rank: int, incarnation: int) -> None:
+        """Note that an incarnation is about to end, so what the others raise may be its echo."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None:
+                seat.ending = True
+
     def hold(self) -> None:
         """Keep collective calls back until `open`."""
         with self._lock:

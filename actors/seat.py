@@ -74,6 +74,7 @@ class Seat:
         limits: Of what it has been sent, the calls that may run for so long: name and seconds.
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
+        ending: It has said that it is about to end.
         foreign: Its channel has brought something that is no message.
     """
 
@@ -84,6 +85,7 @@ class Seat:
     limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
     saving_limit: float | None = None
     ended: bool = False
+    ending: bool = False
     foreign: bool = False
 
     def has_room(self, depth: int) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from .turns import Turns
 
 _DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
+_LONGEST_DOUBT = 10.0  # the same where a rank is known to be about to end: it may take its time
 
 
 class Settling:
@@ -170,18 +171,20 @@ class Settling:
         if len(raised) == len(self._seats):
             self.withdraw(call)
         elif len(raised) == 1:
-            self._doubt(call, wire)
+            self._doubt(call, wire, time.monotonic() + _LONGEST_DOUBT)
 
-    def _doubt(self, call: Call, wire: int) -> None:
-        self._hub.call_at(time.monotonic() + _DOUBT, lambda: self._end_doubt(call, wire))
+    def _doubt(self, call: Call, wire: int, longest: float) -> None:
+        at = time.monotonic() + _DOUBT
+        self._hub.call_at(at, lambda: self._end_doubt(call, wire, longest))
 
-    def _end_doubt(self, call: Call, wire: int) -> None:
+    def _end_doubt(self, call: Call, wire: int, longest: float) -> None:
         with self._lock:
             if wire not in self._doubtful or call.done:
                 return
-            if any(seat.ended for seat in self._seats):
-                # A rank has closed its end and lives on: its death is on the way.
-                self._doubt(call, wire)
+            ending = any(seat.ended or seat.ending for seat in self._seats)
+            if ending and time.monotonic() < longest:
+                # A rank has closed its end, or said good-bye, and lives on: its death is coming.
+                self._doubt(call, wire, longest)
                 return
             self.withdraw(call)
             self._sending.pump()

@@ -83,6 +83,7 @@ class Kind:
     NOT_SAVED: Final[int] = 30
     RESTORING: Final[int] = 31
     PULSE: Final[int] = 32
+    ENDING: Final[int] = 33
     SAVING: Final[int] = 33
 
 

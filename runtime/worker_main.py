@@ -11,6 +11,7 @@ above).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import queue
@@ -243,6 +244,9 @@ class _Worker:
         # A second signal must not cut the stop hook short: the driver has a deadline for that.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        # Before the others see its connections close, which is long before the process has ended.
+        with contextlib.suppress(OSError):
+            self._link.tell(Kind.ENDING)
         self._hosted.stop(reason)
 
     def _serve(self) -> None:

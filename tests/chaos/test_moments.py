@@ -49,6 +49,14 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.002)
 
 
+def telling(told: list[ExitReason], once: threading.Event) -> Callable[[ExitReason], None]:
+    def tell(reason: ExitReason) -> None:
+        told.append(reason)
+        once.set()
+
+    return tell
+
+
 class DiesAfter:
     """An answer that arrives as a text, and whose worker dies when it lets go of it."""
 
@@ -245,7 +253,7 @@ def test_a_start_that_fails_every_time_ends_the_group_and_answers_everybody(
     )
     told: list[ExitReason] = []
     once = threading.Event()
-    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    ex.register_failure_callback(telling(told, once))
     kill(ex, 0)
     wait_until(lambda: ex.status().state != "serving")
     terms: dict[str, Any] = {"non_block": True, "on_death": "retry", "retries": 100}
@@ -285,7 +293,7 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     ex = make()
     told: list[ExitReason] = []
     once = threading.Event()
-    ex.register_failure_callback(lambda reason: (told.append(reason), once.set()))
+    ex.register_failure_callback(telling(told, once))
     call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
 
     ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say

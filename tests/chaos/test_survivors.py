@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +50,12 @@ class Summing(WorkerActor):
         if rank in (self.ctx.rank, -1):
             raise ValueError(f"rank {self.ctx.rank} does not like it")
         return self.ctx.rank
+
+    def end_slowly_on(self, rank: int) -> None:
+        if rank == self.ctx.rank:
+            atexit.register(time.sleep, 0.9)
+            sys.exit(4)
+        self.end_on(-1)
 
     def end_on(self, rank: int) -> None:
         import torch
@@ -97,6 +105,14 @@ def test_a_call_not_to_be_retried_fails_with_the_death_not_with_its_echo(
             group.collective_rpc("end_on", LONG, (turn,))
 
         assert [report.rank for report in caught.value.reports] == [turn]
+
+
+def test_a_death_that_takes_its_time_is_waited_for(group: Executor[Any]) -> None:
+    """The others' connections break as it leaves its process group, long before it has ended."""
+    with pytest.raises(WorkerDied) as caught:
+        group.collective_rpc("end_slowly_on", LONG, (1,))
+
+    assert [report.rank for report in caught.value.reports] == [1]
 
 
 @pytest.mark.parametrize("rank", [1, -1])
