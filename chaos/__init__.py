@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .runner import run_chaos
     from .schedule import Schedule, Strike
     from .session import Progress
+    from .shrinker import Shrunk, shrink_run
     from .target import Target, find_examples
     from .violation import INVARIANTS, Violation
 
@@ -43,6 +44,7 @@ __all__ = [
     "Progress",
     "Record",
     "Schedule",
+    "Shrunk",
     "Strike",
     "Target",
     "Violation",
@@ -54,6 +56,7 @@ __all__ = [
     "record_of",
     "render_page",
     "run_chaos",
+    "shrink_run",
 ]
 
 _HOMES = {
@@ -70,6 +73,7 @@ _HOMES = {
     "runner": ("run_chaos",),
     "schedule": ("Schedule", "Strike"),
     "session": ("Progress",),
+    "shrinker": ("Shrunk", "shrink_run"),
     "target": ("Target", "find_examples"),
     "violation": ("INVARIANTS", "Violation"),
 }

@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = (
         "a function that returns an executor, or (executor, traffic); a worker class; an example"
     )
-    add("target", metavar="EXAMPLE|module:factory", help=where)
+    add("target", metavar="EXAMPLE|module:factory|shrink", help=where)
+    of_shrink = "with shrink: the folder of a run that broke something"
+    add("run", nargs="?", metavar="RUN", help=f"{of_shrink}; a smaller schedule is looked for")
+    add("--runs", type=int, metavar="N", help="with shrink: runs at most (100)")
+    add("--repeat", type=int, metavar="N", help="with shrink: runs for each candidate (2)")
+    add("--limit", type=float, metavar="S", help="with shrink: seconds at most (600)")
     add("--duration", type=float, default=60.0, metavar="S", help="seconds of faults (60)")
     add("--rate", type=float, default=1.0, metavar="N", help="faults per second (1)")
     names = "fault[:target][@point],... (kill)"
@@ -65,6 +70,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run it; return the exit code."""
+    if arguments.target == "shrink":
+        from .shrink import run as shrink
+
+        return shrink(arguments)
+    for name in ("run", "runs", "repeat", "limit"):
+        if getattr(arguments, name) is not None:
+            raise SpecError(name, getattr(arguments, name), "is for: phalanx chaos shrink RUN")
     target = Target.of(arguments.target)
     _check_report(arguments.report)
     plan = _plan(arguments)
@@ -73,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     live = _Live(shown)
     try:
         assert plan.record is not None
-        with _ctrl_c(stop), _output_to(plan.record / OUTPUT):
+        with ctrl_c(stop), output_to(plan.record / OUTPUT):
             result = run_chaos(target, plan, on_progress=live.show, interrupt=stop)
     except CallerError:
         _forget(plan)
@@ -157,7 +169,7 @@ def _forget(plan: Chaos) -> None:
 
 
 @contextlib.contextmanager
-def _ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
+def ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
     """Have Ctrl-C end the run in good order; a second one ends it at once."""
 
     def on_sigint(_number: int, _frame: FrameType | None) -> None:
@@ -173,7 +185,7 @@ def _ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
 
 
 @contextlib.contextmanager
-def _output_to(path: Path) -> Generator[None, None, None]:
+def output_to(path: Path) -> Generator[None, None, None]:
     """Have what this process and its workers print go to *path*: it would bury the progress."""
     sys.stdout.flush()
     sys.stderr.flush()

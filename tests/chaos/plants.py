@@ -20,7 +20,7 @@ from phalanx.actors.hosting import WorkerHost
 from phalanx.actors.members import Members
 from phalanx.actors.settling import Settling
 from phalanx.actors.turns import Turns
-from phalanx.runtime import Kind, WorkerExited, process
+from phalanx.runtime import Kind, WorkerExited, process, tree
 from phalanx.runtime.arena import Arena
 from phalanx.runtime.rendezvous import RendezvousStore
 from phalanx.runtime.streams import Inbox
@@ -169,7 +169,7 @@ def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def leaked_process(patch: pytest.MonkeyPatch) -> None:
     """A worker's end is not the end of what it had started."""
-    real = process.tree
+    real = tree
 
     class Blind:
         def __getattr__(self, name: str) -> Any:
@@ -209,7 +209,7 @@ def run_twice() -> None:
         invoke(self, *words)
         return invoke(self, *words)
 
-    WorkerHost.invoke = twice  # type: ignore[method-assign]
+    WorkerHost.invoke = twice  # type: ignore[method-assign,assignment]
 
 
 def nothing(_: pytest.MonkeyPatch) -> None: ...

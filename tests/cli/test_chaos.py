@@ -83,6 +83,15 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
     assert "one is not one" in out
     assert "on my own stdout" in (folder / "found" / "output.log").read_text()
 
+    shrink = chaos(folder, "shrink", "found", "--repeat", "1")
+    out, err = shrink.communicate(timeout=100)
+
+    assert shrink.returncode == 0, err
+    assert "shrunk to 0 in" in out  # it lies without any fault
+    assert "one is not one" in out
+    assert f"--schedule {folder}/found-shrunk/schedule.json --duration 1 --seed 4" in out
+    assert (folder / "found-shrunk" / "schedule.json").read_text() == "[]"
+
 
 def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None:
     run = chaos(folder, "mine:build", "--duration", "600", "--rate", "2", "--out", "cut")
@@ -108,6 +117,9 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
         (["mine:absent"], "has no 'absent'"),
         (["nowhere:build"], "cannot be imported"),
         (["mine:build", "--schedule", "absent.json"], "absent.json"),
+        (["shrink"], "run=None"),
+        (["shrink", "absent"], "no record of a run"),
+        (["mine:build", "--runs", "3"], "phalanx chaos shrink RUN"),
         (
             ["mine:build", "--report", "no/such/folder/page.html"],
             "report='no/such/folder/page.html'",
