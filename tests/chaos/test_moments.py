@@ -86,6 +86,11 @@ class Mortal(Echo):
         yield "second"
 
 
+def _pool(ex: Executor[Any], how: str, **terms: Any) -> list[Any]:
+    futures = [ex.submit(how, args=(1,), timeout=LONG, **terms) for _ in range(4)]
+    return [future.result(LONG) for future in futures]
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "collective": lambda ex, how, **terms: ex.collective_rpc(how, LONG, (1,), **terms),
     "one reply": lambda ex, how, **terms: [
@@ -96,10 +101,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     ).result(LONG),
     "scatter": lambda ex, how, **terms: ex.scatter(how, [(1,), (1,)], LONG, **terms),
     "single": lambda ex, how, **terms: [ex.call(1, how, LONG, (1,), **terms)],
-    "pool": lambda ex, how, **terms: [
-        future.result(LONG)
-        for future in [ex.submit(how, args=(1,), timeout=LONG, **terms) for _ in range(4)]
-    ],
+    "pool": _pool,
 }
 
 
