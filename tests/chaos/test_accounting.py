@@ -139,7 +139,7 @@ WAYS: dict[str, dict[str, Any]] = {
         ("one_for_one", 25),
         ("keep", 8),
         *(
-            pytest.param(way, 350, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])
+            pytest.param(way, 420, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])
             for way in WAYS
         ),
     ],
