@@ -504,6 +504,10 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._examinations.begin([suspect])
             case "failed":
                 if not self._state.mending:  # else a further epoch is on its way, for all
+                    failure = member.failure
+                    if failure is not None and not member.hung:
+                        told = f"{failure.type_name}: {failure.message}"
+                        member.broken = f"it could not be re-formed: {told}"
                     self._members.kill(member)
 
     def _look(self, look: Look) -> None:

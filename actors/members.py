@@ -91,7 +91,8 @@ class Member:
             rank until it takes one.
         asked: A stop was asked for, so its exit is no failure.
         hung: Why it is being killed for hanging; empty otherwise.
-        broken: What happened to its device, for which it is being killed; empty otherwise.
+        broken: What happened to its device, or how it failed to be re-formed, for which it is
+            being killed; empty otherwise.
         killed_at: When it was first sent SIGKILL by us; 0.0 for never.
         abandoned: It withstood that, and is not waited for any more.
         left: The last epoch for which it has left the process group of the one before.

@@ -62,7 +62,9 @@ def _too_many(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violatio
                 for rank in _tied(built, record.rank, size):
                     causes[rank].append(record)
                 if built.survivors == "keep":  # in its start a rank hears nothing of a reform
-                    for rank in set(range(size)) - ready:
+                    # One that was started in this very restart and cannot join takes all along.
+                    told_of_all = record.decision.startswith("restart ranks ")
+                    for rank in set(range(size)) - (set() if told_of_all else ready):
                         causes[rank].append(record)
                 ready.discard(record.rank)
             case ChangePlanned():

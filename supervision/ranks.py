@@ -8,8 +8,10 @@ rank and ends once. The epoch rises whenever ranks that meet are formed anew.
 Where survivors are kept (`GroupState.keep`), only the rank that died is started; the others leave
 their group, form the next epoch with it, and keep what they hold. Whoever dies, or was still in its
 start, while that goes on is started anew too, in a further epoch. A death of a rank that is being
-re-formed belongs to the death before and is not counted again: survivors only become fewer, so that
-comes to an end.
+re-formed belongs to the death before and is not counted again, as long as it was a survivor of it:
+those only become fewer, so that comes to an end. A rank that was itself started in this restart is
+counted, and where it failed by itself nobody is kept any more: an `on_reform` that can never
+succeed would go round for ever.
 
 Left to others: everything that happens. `decide_ranks` returns actions as values; time and
 randomness come in the event.
@@ -77,6 +79,7 @@ class GroupState:
         ending: Why the group ends, once it does.
         size: The ranks the group has, or is to have after the next start.
         keep: Whether the survivors of a death are kept.
+        fresh: The ranks that were started since the group last served.
     """
 
     strategy: Strategy
@@ -89,6 +92,7 @@ class GroupState:
     mending: frozenset[int] = frozenset()
     size: int = 0
     keep: bool = False
+    fresh: frozenset[int] = frozenset()
     failures: int = 0
     waits_until: float = 0.0
     served_at: float | None = None
@@ -314,7 +318,7 @@ def _ready(
     state = _mark(state, {number}, RankState.UP)
     if any(other.state is not RankState.UP for other in state.ranks):
         return state, ()
-    state = replace(state, phase=Phase.SERVING, served_at=at)
+    state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
     return state, (Serve(state.epoch),)
 
 
@@ -347,7 +351,11 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         state, actions = _close(state, event.reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)
     affected = _affected(state, event.rank)
-    if was is RankState.REFORMING:
+    if was is RankState.REFORMING and event.rank in state.fresh:
+        # A kill says nothing about its hook: whoever sent it may strike anybody.
+        if event.reason.kind is not ExitKind.KILLED:
+            affected = _tied(state, frozenset((event.rank,)))
+    elif was is RankState.REFORMING:
         told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
         return _mend(state, affected, told, event)
     window = state.window.admit(event.at)
@@ -426,7 +434,8 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
         for rank in ranks
     )
     phase = Phase.STARTING if state.served_at is None else Phase.MENDING
-    state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset())
+    fresh = state.fresh | chosen
+    state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset(), fresh=fresh)
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
     start = StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)

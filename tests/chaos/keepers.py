@@ -63,3 +63,10 @@ class Keeper(Echo):
 
     def meet_by_env(self) -> tuple[str | None, str | None]:
         return os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
+
+
+class Loner(Keeper):
+    """The same without a process group: its start waits for nobody."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        pass

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.keepers import Keeper
+from tests.chaos.keepers import Keeper, Loner
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
@@ -25,7 +25,8 @@ LONG = 60.0
 def make(make: Make, torch_runtime: Runtime) -> Make:
     def build(world_size: int = 3, **options: Any) -> Executor[Any]:
         options = {"survivors": "keep", "preload": ("torch",), "runtime": torch_runtime, **options}
-        return make(Keeper, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        worker = options.pop("worker", Keeper)
+        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
 
@@ -155,6 +156,21 @@ def test_a_survivor_that_cannot_go_on_is_replaced_within_the_same_restart(
     assert "same restart" in status.reports[-1].decision
     if wrong == "raise":
         assert "cannot go on" in str(status.reports[-1].reason)
+
+
+def test_a_hook_that_never_succeeds_costs_a_restart_of_all_and_not_the_group(make: Make) -> None:
+    wrong = dict.fromkeys(range(3), "raise")
+    ex = make(worker=Loner, kwargs={"wrong": wrong}, intensity=Intensity(2, 60.0))
+    before = pids(ex)
+
+    kill(ex, 1)
+    heal(ex, 2)
+
+    assert ex.collective_rpc("rank", LONG) == [0, 1, 2]
+    assert not set(pids(ex)) & set(before)
+    assert ex.status().restarts_in_window <= 2  # who was up in time to be re-formed is counted
+    told = [str(report.reason) for report in ex.status().reports]
+    assert any("re-formed: ValueError: cannot go on" in reason for reason in told), told
 
 
 def test_a_survivor_that_does_not_leave_in_time_is_replaced_too(make: Make, tmp_path: Path) -> None:

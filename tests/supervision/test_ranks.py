@@ -15,6 +15,7 @@ from phalanx.supervision import (
     CloseAsked,
     End,
     ExitKind,
+    ExitReason,
     GroupState,
     Hold,
     Intensity,
@@ -39,6 +40,8 @@ from phalanx.supervision import (
     new_group,
 )
 from phalanx.supervision.ranks import Decided
+
+CRASHED = ExitReason(ExitKind.CRASH, code=1)
 
 
 def effects(actions: tuple[RankAction, ...]) -> tuple[RankAction, ...]:
@@ -251,6 +254,34 @@ def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None
     assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
     assert taken[2] == (ReformRanks(3, ((0, 1),)), StartRanks(3, 3, ((1, 3), (2, 2))))
     assert len(state.window.spent) == 1
+
+
+def test_a_rank_of_this_very_restart_that_cannot_be_reformed_counts_and_takes_all_along() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RankExited(1, 1, KILLED, 1.0),
+        RankReady(1, 2, 1.1),
+        RankExited(0, 1, CRASHED, 1.2),  # a survivor: free, and the new rank 1 is to be re-formed
+        RankExited(1, 2, CRASHED, 1.3),
+    )
+
+    assert taken[2] == (Hold(), ReformRanks(3, ((1, 2), (2, 1))), StartRanks(3, 3, ((0, 2),)))
+    assert taken[3] == (Hold(), StopRanks((0, 2), hurry=True))
+    assert len(state.window.spent) == 2
+
+
+def test_a_rank_of_this_very_restart_that_is_killed_counts_and_the_others_are_kept() -> None:
+    state, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RankExited(1, 1, KILLED, 1.0),
+        RankReady(1, 2, 1.1),
+        RankExited(0, 1, KILLED, 1.2),
+        RankReady(0, 2, 1.3),
+        RankExited(1, 2, KILLED, 1.4),
+    )
+
+    assert taken[4] == (Hold(), ReformRanks(4, ((0, 2), (2, 1))), StartRanks(4, 3, ((1, 3),)))
+    assert len(state.window.spent) == 2
 
 
 def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
