@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/phalanx run embed_tensor_parallel --ranks 4 --kills 3
 
 test: setup
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not soak'
 
 # Where there is an NVIDIA GPU; elsewhere each test says why it is skipped.
 test-gpu: setup

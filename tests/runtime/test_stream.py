@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(autouse=True)
-def runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A place of this test's own for streams, so that it finds only its own drivers."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    return tmp_path
+    # Of a short name: pytest's own folders may be too long for the path of a socket.
+    with tempfile.TemporaryDirectory(prefix="pytest-") as name:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
+        monkeypatch.setattr("tempfile.tempdir", name)
+        yield Path(name)
 
 
 @pytest.fixture
