@@ -6,6 +6,8 @@ by the worker class `Planted`, in the worker itself, before it serves.
 
 from __future__ import annotations
 
+import random
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo
 
-from phalanx.actors import WorkerContext, losing
+from phalanx.actors import Executor, WorkerContext, losing
 from phalanx.actors.executor_actor import ExecutorActor
 from phalanx.actors.hosting import WorkerHost
 from phalanx.actors.members import Members
@@ -51,6 +53,17 @@ class Planted(Echo):
             swap_calls()
         elif self.plant == "twice":
             run_twice()
+
+
+def hurried(worker: Planted) -> None:
+    """Answer at once, but for every other incarnation of rank 1: its predecessor was quicker."""
+    if worker.ctx.rank == 1 and worker.ctx.incarnation % 2 == 0:
+        time.sleep(0.05)
+
+
+def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
+    """Make calls that ranks answer unevenly, and that are made again."""
+    executor.collective_rpc(hurried, 30.0, on_death="retry", retries=99)
 
 
 # --- in the driver ------------------------------------------------------------------------

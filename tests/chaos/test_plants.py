@@ -11,7 +11,7 @@ import signal
 from typing import Any
 
 import pytest
-from tests.chaos.plants import PLANTS, Planted
+from tests.chaos.plants import PLANTS, Planted, hurrying
 
 from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, footprint, run_chaos
@@ -28,8 +28,8 @@ pytestmark = pytest.mark.timeout(300)
 
 
 def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) -> ChaosResult:
-    def build() -> Executor[Any]:
-        return Executor(
+    def build() -> Any:
+        built: Executor[Any] = Executor(
             Planted,
             2,
             kwargs={"plant": plant},
@@ -38,6 +38,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
             start_timeout=30.0,
             intensity=Intensity(1, 60.0),
         )
+        return (built, hurrying) if plant == "answers of the dead" else built
 
     return run_chaos(
         build,
