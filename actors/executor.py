@@ -768,7 +768,9 @@ class Executor(Generic[W]):
         `CheckpointPolicy` the state of the ranks is taken first, so that none of it is lost.
 
         Raises:
-            TimeoutError: *timeout* seconds passed before the calls in flight had ended.
+            TimeoutError: *timeout* seconds passed before the calls in flight had ended, and nothing
+                was changed; or before the group was whole again, which goes on by itself. The
+                message says which.
         """
         if rank is not None:
             self._check_rank("rank", rank)
@@ -1084,9 +1086,12 @@ class Executor(Generic[W]):
                     self._save(left, under_hold=True)
                 plan = make()
                 self._core.tell(plan)
-                while not plan.done.wait(1.0):
+                while not plan.done.wait(max(0.01, _until(deadline, 1.0))):
                     if shared.gone.is_set():
                         break
+                    if plan.accepted and deadline is not None and time.monotonic() >= deadline:
+                        msg = f"the change is under way, not done after {timeout:g} s; it goes on"
+                        raise TimeoutError(msg)
             finally:
                 self._plane.resume()
             if plan.accepted:
@@ -1138,6 +1143,11 @@ def _restart_late(core: Core, call: Call, late: Mapping[int, int]) -> None:
     detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
     for rank, incarnation in late.items():
         core.tell(Overdue(rank, incarnation, "call", detail))
+
+
+def _until(deadline: float | None, longest: float) -> float:
+    """Return how long to wait for *deadline*, in pieces of no more than *longest* seconds."""
+    return longest if deadline is None else min(longest, max(0.0, deadline - time.monotonic()))
 
 
 def _is_done(future: Future[Any], deadline: float) -> bool:

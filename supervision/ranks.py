@@ -362,7 +362,8 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
     if window is None:
         told = Decided("give up", f"more than {limit}")
-        ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}")
+        last = f"the last: {name}, {event.reason}"
+        ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}; {last}")
         state, actions = _close(state, ending, hurry=True)
         return state, (told, *actions)
     rested = (

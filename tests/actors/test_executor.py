@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.actors.workers import Echo, Reducer, StartFails, Stubborn, Tidy
+from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy
 
 from phalanx.actors import Executor, Layout, StopPolicy, WorkerActor
 from phalanx.runtime import Runtime
@@ -769,6 +769,20 @@ def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
     assert [w["incarnation"] for w in ex.collective_rpc("who")] == [2, 2]
     assert ex.status().restarts == 0
     assert ex.status().planned == 1
+
+
+def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),))
+
+    with pytest.raises(TimeoutError, match=r"under way, not done after 0\.3 s"):
+        ex.restart(timeout=0.3)
+    gate.touch()
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == [2]
+    assert ex.status().restarts == 0
 
 
 def test_resize_forms_the_group_anew(make: Make) -> None:

@@ -203,6 +203,18 @@ class StartFails(Echo):
                 raise AssertionError(self.how)
 
 
+class LateAgain(Echo):
+    """Is not started again before *gate* is there."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if ctx.incarnation > 1:
+            self.gated(self.gate, None)
+
+
 class Tidy(Echo):
     """Leaves a mark when it stops."""
 

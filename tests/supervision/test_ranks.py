@@ -141,6 +141,7 @@ def test_one_death_too_many_stops_everyone_and_ends_with_shutdown() -> None:
     assert isinstance(end, End)
     assert end.reason.kind is ExitKind.SHUTDOWN
     assert "more than 1 restarts" in end.reason.detail
+    assert "the last: rank " in end.reason.detail
     assert state.phase is Phase.ENDED
 
 
