@@ -70,14 +70,14 @@ def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
 
 
 def answers_by_position(patch: pytest.MonkeyPatch) -> None:
-    hear = Settling.hear
+    answer = Settling.answer
 
-    def by_position(self: Any, call: Any, rank: int, frame: Any) -> None:
-        if frame.kind == Kind.REPLY:
+    def by_position(self: Any, call: Any, rank: int, given: Any) -> None:
+        if getattr(given, "kind", None) == Kind.REPLY:
             rank = next((r for r in call.asked if r not in call.answers), rank)
-        hear(self, call, rank, frame)
+        answer(self, call, rank, given)
 
-    patch.setattr(Settling, "hear", by_position)
+    patch.setattr(Settling, "answer", by_position)
 
 
 def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
