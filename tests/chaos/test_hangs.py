@@ -340,11 +340,11 @@ def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: o
         limits(hang_after=value)  # type: ignore[arg-type]  # what is tested
 
 
-@pytest.mark.parametrize("transport", [None, "zmq"])
+@pytest.mark.both_transports
 def test_a_stream_that_hangs_is_ended_and_one_that_waits_for_its_taker_is_not(
-    make: Make, transport: str | None
+    make: Make,
 ) -> None:
-    ex = make(hang_after=1.0, **({} if transport is None else {"transport": transport}))
+    ex = make(hang_after=1.0)
     with ex.stream("slowly", LONG, (4,), rank=0, window=2) as stream:
         taken = [next(stream)]
         time.sleep(2.0)  # nobody takes: only time shows that this is nobody's hang
