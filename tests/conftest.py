@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -50,6 +51,12 @@ os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = TEMP
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", default=1, type=int, help="of the random faults")
     parser.addoption("--faults", default=None, type=int, help="how many, in place of a test's own")
+
+
+def pytest_collection_finish() -> None:
+    """Let the collections that `leak_check` makes pass over what imports and pytest have made."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure() -> None:
