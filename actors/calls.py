@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Timer
 
     from .cut import Cut
+    from .futures import CallFuture
     from .probe import CallTap
     from .streams import Incoming
     from .tracing import CallSpan
@@ -78,6 +79,7 @@ class Call:
         waiters: Who sleeps until it is done (`reading`).
         watchers: What to run once it is done, on whichever thread settles it.
         timer: What ends it at its deadline, where nobody waits for it.
+        future: What its caller was given, if that is a future.
         tap: What looks on, where faults are injected; else None.
         span: What it is in OpenTelemetry, where somebody traces; else None.
         cuts: Where it is made to store the ranks' states, those it has begun; else None.
@@ -92,6 +94,7 @@ class Call:
         "done",
         "error",
         "failed",
+        "future",
         "hang_after",
         "name",
         "payloads",
@@ -140,6 +143,7 @@ class Call:
         self.waiters: tuple[threading.Lock, ...] = ()
         self.watchers: tuple[Callable[[Call], None], ...] = ()
         self.timer: Timer | None = None
+        self.future: CallFuture | None = None
         self.tap: CallTap | None = None
         self.span: CallSpan | None = None
         self.cuts: list[Cut] | None = None

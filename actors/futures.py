@@ -57,24 +57,33 @@ class CallFuture(Future[Any]):
         self, call: Call, plane: Plane, callbacks: Callbacks, decode: Callable[[Call], Any]
     ) -> None:
         # The base class is not called: see `_Machinery`.
+        if not call.done:
+            call.future = self
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
         self._decode = decode
         self._decoding = threading.Lock()
         self._decoded = False
+        self._whole = False
         self._value: Any = None
         self._error: BaseException | None = None
 
     def become_whole(self) -> None:
-        """Make what `concurrent.futures` needs, and see that it hears of the outcome."""
+        """Make what `concurrent.futures` needs, and see that it hears of the outcome.
+
+        Takes no lock of the plane's: `concurrent.futures.wait` gets here with the conditions of
+        other futures in its hands, for which whoever settles calls may be waiting under that lock.
+        """
         with self._decoding:
-            made = "_state" in self.__dict__
-            if not made:
+            if not self._whole:
                 super().__init__()
                 self.set_running_or_notify_cancel()
-        if not made:
-            self._plane.when_settled(self._call, self._settled)
+                self._whole = True
+        # Settling sets *done* and then looks whether the future is whole; here it is the other way
+        # round. So one of the two sees the other, or both do, and the second finds it finished.
+        if self._call.done:
+            self.finish()
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -118,6 +127,7 @@ class CallFuture(Future[Any]):
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Run ``fn(self)`` on the callback thread once the call is done."""
         super().add_done_callback(lambda _: self._callbacks.run(fn, self))
+        self._plane.when_settled(self._call, _wanted)
 
     def __await__(self) -> Generator[Any, None, Any]:
         """Wait without blocking the event loop; cancelling the waiter cancels the call."""
@@ -171,13 +181,24 @@ class CallFuture(Future[Any]):
                 self._error = error
             self._decoded = True
 
-    def _settled(self, _: Call) -> None:
-        """Wake who waits through `concurrent.futures`; runs on the thread that settles the call."""
+    @property
+    def is_whole(self) -> bool:
+        """Whether something of `concurrent.futures` may wait for it."""
+        return self._whole
+
+    def finish(self) -> None:
+        """Tell who waits through `concurrent.futures` that the call is done; once."""
         failed = self._call.error is not None or self._call.failed is not None
         with self._condition:
+            if self._state == "FINISHED":
+                return
             self._state = "FINISHED"
             for waiter in self._waiters:
                 (waiter.add_exception if failed else waiter.add_result)(self)
             self._condition.notify_all()
         base = cast("Any", super())
         base._invoke_callbacks()  # noqa: SLF001  # what `set_result` ends with
+
+
+def _wanted(_: Call) -> None:
+    """Stand for somebody who wants to hear of a call at once, and is told otherwise."""

@@ -103,10 +103,15 @@ class Sending:
             seats = self._seats.all
             depth = self._depth
             while everyone and _have_room(seats, depth):
+                # One that came first and waits for a rank takes the room there first.
+                if turns.alone and self._pump_alone(before=everyone[0].seq):
+                    continue
                 self._send(everyone.popleft(), seats)
         # Calls of one rank overtake collective ones only while those wait for a restart.
-        if (turns.alone or turns.pool) and not (self.whole and everyone):
-            self._pump_single()
+        if turns.alone:
+            self._pump_alone(before=everyone[0].seq if self.whole and everyone else None)
+        if turns.pool and not (self.whole and everyone):
+            self._pump_pool()
         if turns.waiting:
             turns.admit(self._reading.wake)
 
@@ -118,12 +123,21 @@ class Sending:
         if self.kept and not _are_busy(self._seats.all, _PLENTY // 2 + len(self.kept)):
             self.send_kept()
 
-    def _pump_single(self) -> None:
+    def _pump_alone(self, *, before: int | None) -> int:
+        """Send calls for one rank, those made *before* that one; return how many were sent."""
         turns = self._turns
+        sent = 0
         for rank in list(turns.alone):
             seat = self._seats.at(rank)
             while seat is not None and rank in turns.alone and seat.has_room(self._depth):
+                if before is not None and turns.alone[rank][0].seq > before:
+                    break
                 self._send(turns.next_for(rank), (seat,))
+                sent += 1
+        return sent
+
+    def _pump_pool(self) -> None:
+        turns = self._turns
         for seat in self._seats:
             if not turns.pool:
                 break

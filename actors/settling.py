@@ -88,6 +88,10 @@ class Settling:
         if call.timer is not None:
             call.timer.cancel()
         self._reading.wake(call)
+        if call.future is not None:
+            future, call.future = call.future, None  # a cycle would keep its answers
+            if future.is_whole:
+                future.finish()
         if call.watchers:
             self._reading.watched -= 1
             watchers, call.watchers = call.watchers, ()

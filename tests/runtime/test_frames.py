@@ -27,8 +27,10 @@ from phalanx.runtime.frames import (
     Frame,
     Kind,
     Payload,
+    bundle,
     receive,
     send,
+    unbundle,
     unpack,
 )
 
@@ -180,6 +182,56 @@ def test_a_file_smaller_than_it_says_is_not_mapped(wire: Wire) -> None:
 
     with pytest.raises(ValueError, match="smaller"):
         wire.receive().value()
+
+
+def test_frames_in_a_row_share_a_packet_and_keep_their_order(wire: Wire) -> None:
+    wire.send("x" * 100_000)  # its frame says where it lies
+    far = wire.theirs.recv(PACKET_LIMIT)
+    near = [Payload.of(encode(n, "it")).packet(Kind.CALL, epoch=1, call_id=n) for n in range(1, 16)]
+
+    frame = unpack(bundle([*near, far]), [], wire.reader)
+    assert frame is not None
+    frames = unbundle(frame, wire.reader)
+
+    assert frames is not None
+    assert [each.value() for each in frames] == [*range(1, 16), "x" * 100_000]
+    assert [each.call_id for each in frames] == [*range(1, 16), 7]
+
+
+@EASY
+@given(st.integers(0, 300), st.binary(max_size=400), st.integers(0, 400))
+def test_a_row_that_chance_made_up_is_foreign_at_worst(
+    wire: Wire, count: int, junk: bytes, cut: int
+) -> None:
+    good = bundle([header(0) + b"\x80\x05N."] * 3)[HEADER.size :]
+    for body in (junk, good[:cut], good + junk, junk + good):
+        frame = unpack(HEADER.pack(MAGIC, Kind.BUNDLE, 0, 0, 0, 0, count) + body, [], wire.reader)
+        assert frame is not None
+
+        frames = unbundle(frame, wire.reader)
+
+        assert frames is None or len(frames) == count
+
+
+@EASY
+@given(st.binary(max_size=300))
+def test_what_stays_in_the_packet_may_be_anything(wire: Wire, near: bytes) -> None:
+    content = memoryview(b"\xff" * 64)
+    extent = wire.arena.place(len(content))
+    assert extent is not None
+    extent.write([content], [0])
+    extent.lend(wire.borrower)
+    extent.let_go()
+    tail = struct.pack("<IQQ", extent.slot, extent.start, len(content))
+    # A pickle is code, and random bytes may be one: what follows the table begins with no opcode.
+    table = struct.pack("<Q", len(near)) if near else b""
+    frame = unpack(header(Flag.ARENA) + tail + table + near + b"\xff", [], wire.reader)
+    assert frame is not None
+
+    with pytest.raises((ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError)):
+        frame.value()
+
+    assert not wire.borrower.holds(extent.slot)
 
 
 @EASY
