@@ -71,8 +71,8 @@ def test_kills_of_random_ranks_lose_nothing(runtime: Runtime) -> None:
 
 
 def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
-    schedule = at_once(*(("kill", "random", point) for point in POINTS), gap=0.35)
-    result = run_chaos(targets.Quiet(runtime), duration=2.6, schedule=schedule, seed=1)
+    schedule = at_once(*(("kill", "random", point) for point in POINTS), gap=0.5)
+    result = run_chaos(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=1)
 
     assert result.violations == ()
     assert {point for _, point in struck(result)} == set(POINTS)
