@@ -15,9 +15,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.runtime import MARK, find_gpus, read_tasks
+from phalanx.runtime import find_gpus, read_tasks
 
 from .journal import now
+from .parts import trees_of
 from .records import Left
 
 _PATIENCE = 10.0  # seconds for what is on its way out already
@@ -153,21 +154,3 @@ def _is_named_for(name: str, pids: set[str]) -> bool:
     if name.startswith("phalanx-"):
         return name.split("-")[2:3] != [] and name.split("-")[2] in pids
     return any(word in pids for word in words if len(word) > 2)  # short ones are in every name
-
-
-def trees_of(driver: int) -> set[str]:
-    """Return the marks of the trees that *driver* has processes of."""
-    found: set[str] = set()
-    for task in read_tasks().values():
-        if task.parent != driver:
-            continue
-        try:
-            environ = Path(f"/proc/{task.pid}/environ").read_bytes()
-        except OSError:
-            continue
-        for entry in environ.split(b"\0"):
-            name, _, value = entry.decode(errors="replace").partition("=")
-            if name == MARK:
-                marks = [mark for mark in value.split(";") if "/" in mark]
-                found.update(mark.partition("/")[0] for mark in marks[-1:])
-    return found

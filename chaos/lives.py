@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import encode_by_value
 from phalanx.supervision import RuntimeFault
 
-from .footprint import Footprint, trees_of
+from .footprint import Footprint
 from .journal import Journal, now
+from .parts import trees_of
 from .records import LifeEnded, Missed, Struck
 from .session import Progress, Session
 
@@ -93,14 +94,16 @@ class _Referee:
         before = Footprint.now()
         what = (self._plan, self._target, str(self._folder), offset, life)
         payload = encode_by_value(what, f"target={self._target.name!r}")
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.chaos.life"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(self._folder / f"driver-{life}.err").open("wb"),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            start_new_session=True,  # Ctrl-C is for us: we tell it
-        )
+        errors = self._folder / f"driver-{life}.err"
+        with errors.open("wb") as stderr:
+            driver = subprocess.Popen(
+                [sys.executable, "-m", "phalanx.chaos.life"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                start_new_session=True,  # Ctrl-C is for us: we tell it
+            )
         trees: set[str] = set()
         try:
             assert driver.stdin is not None
@@ -114,9 +117,11 @@ class _Referee:
             if driver.poll() is None:
                 driver.kill()
             code = driver.wait()
+            if driver.stdout is not None:
+                driver.stdout.close()
         if not killed:
             if code != 0:
-                tail = (self._folder / f"driver-{life}.err").read_text(errors="replace")[-2000:]
+                tail = errors.read_text(errors="replace")[-2000:]
                 msg = f"the driver of life {life} ended by itself with {code}:\n{tail}"
                 raise RuntimeFault(msg)
             return None

@@ -12,10 +12,16 @@ import re
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import MARK, read_task, read_tasks
 
-_LABEL = re.compile(rb"/\d+\.([^;]*);*$")
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from phalanx.runtime import Task
+
+_LABEL = re.compile(r"/\d+\.([^;]*);*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +59,25 @@ class Part:
 def parts_of(driver: int) -> list[Part]:
     """Return the processes that *driver* has started, by pid."""
     found: list[Part] = []
+    for task, mark in _marked(driver):
+        label = _LABEL.search(mark.rstrip(";") + ";")
+        if label is not None:
+            name = label.group(1)
+            found.append(Part(task.pid, task.ticks, _role(name), name))
+    return sorted(found, key=lambda part: part.pid)
+
+
+def trees_of(driver: int) -> set[str]:
+    """Return the marks of the trees that *driver* has processes of."""
+    found: set[str] = set()
+    for _, mark in _marked(driver):
+        trees = [each for each in mark.split(";") if "/" in each]
+        found.update(each.partition("/")[0] for each in trees[-1:])
+    return found
+
+
+def _marked(driver: int) -> Iterator[tuple[Task, str]]:
+    """The living children of *driver* that carry a mark, and the mark."""
     for task in read_tasks().values():
         if task.parent != driver or task.state in ("Z", "X"):
             continue
@@ -61,12 +86,9 @@ def parts_of(driver: int) -> list[Part]:
         except OSError:
             continue
         for entry in environ.split(b"\0"):
-            if entry.startswith(MARK.encode() + b"="):
-                label = _LABEL.search(entry.rstrip(b";") + b";")
-                if label is not None:
-                    name = label.group(1).decode()
-                    found.append(Part(task.pid, task.ticks, _role(name), name))
-    return sorted(found, key=lambda part: part.pid)
+            name, _, value = entry.decode(errors="replace").partition("=")
+            if name == MARK:
+                yield task, value
 
 
 def _role(label: str) -> str:

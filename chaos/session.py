@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors import Executor, installed
 from phalanx.supervision import Intensity, PhalanxError, Phase
 
-from .footprint import Footprint, trees_of
+from .footprint import Footprint
 from .journal import Journal, now
+from .parts import trees_of
 from .recorder import Recorder
 from .records import Examined, LifeBegan, LifeEnded
 from .striker import Striker

@@ -10,28 +10,21 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import LEVELS, Observer, find_drivers, render
-from phalanx.supervision import PhalanxError, SpecError
+from phalanx.supervision import PhalanxError
 
+from .driver import add_driver_arguments, choose, print_drivers
 from .output import reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
 
-    from phalanx.runtime import DriverStream
 
 _LINES = ("stdout", "stderr")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
-    parser.add_argument(
-        "driver",
-        nargs="?",
-        default="",
-        help="pid or name of the driver; may be left out where only one is running",
-    )
-    parser.add_argument("--list", action="store_true", help="list the drivers there are, and end")
+    add_driver_arguments(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument(
         "--level", default="info", choices=tuple(LEVELS), help="least level of records (info)"
@@ -45,8 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Follow a driver until it ends, or the user has enough; return the exit code."""
     drivers = find_drivers()
     if arguments.list:
-        for driver in drivers:
-            print(f"{driver.pid}\t{driver.name}")
+        print_drivers(drivers)
         return 0
     try:
         driver = choose(drivers, arguments.driver)
@@ -62,20 +54,6 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
-    """Return the one of *drivers* whose pid or name is *wanted*, or the only one.
-
-    Raises:
-        SpecError: There is none, or more than one; the message lists them.
-    """
-    found = [one for one in drivers if not wanted or wanted in (str(one.pid), one.name)]
-    if len(found) == 1:
-        return found[0]
-    named = ", ".join(f"{one.pid} ({one.name})" if one.name else str(one.pid) for one in drivers)
-    there = f"running: {named}" if drivers else "no driver of yours is running with a stream"
-    raise SpecError("driver", wanted, there if not found else f"name one by its pid; {there}")
 
 
 def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import Observer, find_drivers
 from phalanx.supervision import PhalanxError, RuntimeFault
 
-from .logs import choose
+from .driver import add_driver_arguments, choose, print_drivers
 from .output import reader_may_leave
 from .picture import Sketch
 
@@ -34,23 +34,16 @@ _END = "phalanx.stream_closed"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
-    parser.add_argument(
-        "driver",
-        nargs="?",
-        default="",
-        help="pid or name of the driver; may be left out where only one is running",
-    )
+    add_driver_arguments(parser)
     parser.add_argument("--once", action="store_true", help="show one picture, and end")
     parser.add_argument("--json", action="store_true", help="print one picture as JSON, and end")
-    parser.add_argument("--list", action="store_true", help="list the drivers there are, and end")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show a driver until it ends, or the user has enough; return the exit code."""
     drivers = find_drivers()
     if arguments.list:
-        for driver in drivers:
-            print(f"{driver.pid}\t{driver.name}")
+        print_drivers(drivers)
         return 0
     if not arguments.json and find_spec("rich") is None:
         print("phalanx top: rich is not installed: pip install 'phalanx[cli]'", file=sys.stderr)

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.deeds import kill
 from tests.chaos.savers import Bounded, Counter, Holder, KeptCounter
-from tests.chaos.test_checkpoints import LONG, Heard, die, heal, kill, states
+from tests.chaos.test_checkpoints import LONG, Heard, die, heal, states
 from tests.chaos.test_trees import executor
 
 from phalanx.actors import (

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, Reducer, StartFails
+from tests.chaos.deeds import wait_until
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
@@ -56,13 +57,6 @@ def kill(ex: Executor[Any], rank: int, number: int = signal.SIGKILL) -> int:
     assert pid is not None
     os.kill(pid, number)
     return pid
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.002)
 
 
 def wait_healed(ex: Executor[Any], restarts: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.deeds import kill
 
 from phalanx.actors import Executor, executor_child
 from phalanx.actors.notices import LookAtDevices
@@ -47,12 +47,6 @@ def make(make: Make) -> Make:
         return make(Echo, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
-
-
-def kill(ex: Executor[Any], rank: int = 0) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
 
 
 def seen(ex: Executor[Any], rank: int = 0) -> str:

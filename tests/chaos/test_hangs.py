@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import StartFails
+from tests.chaos.deeds import wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import Stuck, StuckTogether
 
@@ -40,13 +41,6 @@ def make(make: Make) -> Make:
         return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.002)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.deeds import wait_until
 from tests.chaos.test_drivers import Driver
 
 from phalanx import CallTimeout, Executor, Intensity, Strategy, WorkerDied, Zmq
@@ -61,13 +62,6 @@ def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
         assert shared.changed.wait_for(
             lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
         )
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.002)
 
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:

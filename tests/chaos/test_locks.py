@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, wait_for
+from tests.chaos.deeds import kill
 
 from phalanx.actors import Executor
 from phalanx.supervision import Intensity, LockTimeout, Strategy, WorkerDied
@@ -39,12 +38,6 @@ class Locker(Echo):
 def build(make: Make, world_size: int = 3, **options: Any) -> Executor[Any]:
     options = {"strategy": Strategy.ONE_FOR_ONE, **options}
     return make(Locker, world_size, intensity=Intensity(1000, 60.0), **options)
-
-
-def kill(ex: Executor[Any], rank: int) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
 
 
 def hold(ex: Executor[Any], rank: int, mark: Path) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
+from tests.chaos.deeds import kill, wait_until
 
 from phalanx.actors import Executor, StopPolicy, WorkerContext
 from phalanx.actors.notices import Look
@@ -34,19 +34,6 @@ def make(make: Make) -> Make:
         return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
-
-
-def kill(ex: Executor[Any], rank: int) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.002)
 
 
 def telling(told: list[ExitReason], once: threading.Event) -> Callable[[ExitReason], None]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.deeds import kill, wait_for_view
 from tests.chaos.keepers import Keeper, Loner
 
 from phalanx.actors import Executor
@@ -29,18 +28,6 @@ def make(make: Make, torch_runtime: Runtime) -> Make:
         return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
-
-
-def kill(ex: Executor[Any], rank: int) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
-def wait_for_view(ex: Executor[Any], holds: Callable[[Any], bool]) -> None:
-    shared = ex._core.shared
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: holds(shared.view), LONG), shared.view
 
 
 def heal(ex: Executor[Any], restarts: int) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, Reducer
+from tests.chaos.deeds import kill, wait_for_view
 from tests.chaos.spares import Warm
 
 from phalanx.actors import Executor
@@ -29,18 +30,6 @@ def make(make: Make) -> Make:
         return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
 
     return build
-
-
-def kill(ex: Executor[Any], rank: int) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
-def wait_for_view(ex: Executor[Any], holds: Callable[[Any], bool]) -> None:
-    shared = ex._core.shared
-    with shared.changed:
-        assert shared.changed.wait_for(lambda: holds(shared.view), LONG), shared.view
 
 
 def wait_warm(ex: Executor[Any], count: int = 1) -> None:

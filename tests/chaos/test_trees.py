@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, StartFails
+from tests.chaos.deeds import kill, wait_until
 
 from phalanx.actors import Executor, executor_child, worker_child
 from phalanx.runtime import Runtime
@@ -77,21 +76,8 @@ def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
     return tell
 
 
-def kill(ex: Executor[Any], rank: int = 0) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.005)
-
-
 def replaced(tree: Supervisor, path: str, before: Executor[Any]) -> Executor[Any]:
-    wait_for(lambda: executor(tree, path) is not before)
+    wait_until(lambda: executor(tree, path) is not before)
     return executor(tree, path)
 
 
@@ -179,7 +165,7 @@ def test_escalation_climbs_a_nested_tree(
     assert second.collective_rpc("rank", LONG) == [0]
     kill(executor(tree, "inner/a"))
 
-    wait_for(lambda: second.status().state == "ended")
+    wait_until(lambda: second.status().state == "ended")
 
 
 @pytest.mark.parametrize(
@@ -209,7 +195,7 @@ def test_a_single_worker_is_restarted_by_its_type(
     if restarted:
         assert replaced(tree, "w", before).collective_rpc("rank", LONG) == [0]
     else:
-        wait_for(lambda: tree.count_children().active == 0)
+        wait_until(lambda: tree.count_children().active == 0)
         assert before._core.shared.gone.wait(LONG)
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli.logs import add_arguments, choose, is_wanted
+from phalanx.cli.driver import choose
+from phalanx.cli.logs import add_arguments, is_wanted
 from phalanx.runtime import DriverStream
 from phalanx.supervision import SpecError
 

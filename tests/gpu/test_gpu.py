@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chaos.deeds import kill
 from tests.gpu.conftest import mask
 from tests.gpu.workers import InGroup, OnGpu, Ready
 
@@ -26,12 +26,6 @@ LONG = 90.0
 MIB = 1 << 20
 GIB = 1 << 30
 SLACK = 256 * MIB
-
-
-def kill(ex: Executor[Any], rank: int = 0) -> None:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
 
 
 def used(pool: DevicePool, device: str) -> int:

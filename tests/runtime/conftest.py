@@ -181,4 +181,5 @@ def worker(scribe: Scribe) -> Iterator[Callable[[str], tuple[Worker, WorkerOutpu
     for one, output in started:
         if one.is_running():
             one.kill()
+        one.wait()  # also where it had ended by itself: its stdin is still open here
         output.close()
