@@ -84,32 +84,30 @@ from .notices import (
     SupervisorStartFailed,
     notice_fields,
 )
-from .ranks import (
-    Begin,
-    CloseAsked,
+from .rank_actions import (
     Decided,
     End,
-    GroupState,
     Hold,
-    Phase,
-    Rank,
     RankAction,
+    ReformRanks,
+    Serve,
+    StartRanks,
+    StopRanks,
+    WaitUntil,
+)
+from .rank_events import (
+    Begin,
+    CloseAsked,
     RankEvent,
     RankExited,
     RankReady,
     RankReformed,
-    RankState,
-    ReformRanks,
     ResizeAsked,
     RestartAsked,
-    Serve,
-    StartRanks,
-    StopRanks,
     WaitOver,
-    WaitUntil,
-    decide_ranks,
-    new_group,
 )
+from .rank_group import GroupState, Phase, Rank, RankState, new_group
+from .ranks import decide_ranks
 from .snapshot import (
     ChildSnapshot,
     SupervisorSnapshot,

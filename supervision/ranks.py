@@ -23,253 +23,35 @@ gives up, is OTP's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, assert_never
+from dataclasses import replace
+from typing import assert_never
 
 from .decider import Directive
 from .exits import SHUTDOWN, ExitKind, ExitReason
-from .strategy import Restart, Strategy
-
-if TYPE_CHECKING:
-    from .backoff import BackOff
-    from .window import RestartWindow
-
-
-class RankState(StrEnum):
-    """Where one rank stands."""
-
-    DOWN = "down"
-    STARTING = "starting"
-    UP = "up"
-    REFORMING = "reforming"  # kept; it leaves its group and joins the next epoch
-    STOPPING = "stopping"
-
-
-class Phase(StrEnum):
-    """Where the group stands."""
-
-    STARTING = "starting"  # for the first time
-    SERVING = "serving"
-    MENDING = "mending"  # some ranks are being stopped or started
-    WAITING = "waiting"  # for the back-off to pass
-    CLOSING = "closing"
-    ENDED = "ended"
-
-
-@dataclass(frozen=True, slots=True)
-class Rank:
-    """One rank: *incarnation* counts its starts, 0 before the first."""
-
-    number: int
-    incarnation: int = 0
-    state: RankState = RankState.DOWN
-
-
-@dataclass(frozen=True, slots=True)
-class GroupState:
-    """A rank group.
-
-    Attributes:
-        window: The restarts spent, against the intensity.
-        mending: The ranks to start anew as soon as all of them are down.
-        failures: Restarts in a row without a healthy time between; what the back-off grows with.
-        waits_until: When the back-off ends, while it waits.
-        served_at: When the group last became whole, or None.
-        ending: Why the group ends, once it does.
-        size: The ranks the group has, or is to have after the next start.
-        keep: Whether the survivors of a death are kept.
-        fresh: The ranks that were started since the group last served.
-    """
-
-    strategy: Strategy
-    window: RestartWindow
-    ranks: tuple[Rank, ...]
-    restart: Restart = Restart.PERMANENT
-    backoff: BackOff | None = None
-    phase: Phase = Phase.STARTING
-    epoch: int = 0
-    mending: frozenset[int] = frozenset()
-    size: int = 0
-    keep: bool = False
-    fresh: frozenset[int] = frozenset()
-    failures: int = 0
-    waits_until: float = 0.0
-    served_at: float | None = None
-    ending: ExitReason | None = None
-
-
-# --- what happens -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Begin:
-    """Start the group for the first time."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class RankReady:
-    """A rank has finished its start."""
-
-    rank: int
-    incarnation: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class RankReformed:
-    """A rank that was kept has joined *epoch*."""
-
-    rank: int
-    incarnation: int
-    epoch: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class RankExited:
-    """A rank's process has ended.
-
-    Attributes:
-        jitter: In [0, 1), spreads the back-off.
-        directive: What the user's decider says of it; None leaves it to the restart type.
-    """
-
-    rank: int
-    incarnation: int
-    reason: ExitReason
-    at: float
-    jitter: float = 0.0
-    directive: Directive | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestartAsked:
-    """A planned restart of *ranks*, and of those the strategy ties to them."""
-
-    ranks: frozenset[int]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class ResizeAsked:
-    """The group is to have *size* ranks, all of them formed anew."""
-
-    size: int
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class WaitOver:
-    """The back-off has passed."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class CloseAsked:
-    """The group is to stop."""
-
-    reason: ExitReason
-    at: float
-
-
-RankEvent = (
-    Begin
-    | RankReady
-    | RankReformed
-    | RankExited
-    | RestartAsked
-    | ResizeAsked
-    | WaitOver
-    | CloseAsked
+from .rank_actions import (
+    Decided,
+    End,
+    Hold,
+    RankAction,
+    ReformRanks,
+    Serve,
+    StartRanks,
+    StopRanks,
+    WaitUntil,
 )
-
-
-# --- what to do ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StartRanks:
-    """Start these (rank, incarnation) together, under *epoch*, in a group of *size*."""
-
-    epoch: int
-    size: int
-    ranks: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ReformRanks:
-    """Have these (rank, incarnation) leave their group and join *epoch*."""
-
-    epoch: int
-    ranks: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class StopRanks:
-    """Stop these ranks together; in a *hurry* their group is broken and they may be stuck."""
-
-    ranks: tuple[int, ...]
-    hurry: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """The group is not whole: hold collective calls back."""
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """The group is whole under *epoch*: let calls go."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class WaitUntil:
-    """Come back with `WaitOver` at *at*."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """What was decided about a death, and why, for the crash report."""
-
-    text: str
-    why: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.text} ({self.why})" if self.why else self.text
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """The group has ended for good."""
-
-    reason: ExitReason
-
-
-RankAction = StartRanks | ReformRanks | StopRanks | Hold | Serve | WaitUntil | Decided | End
-
-
-def new_group(
-    strategy: Strategy,
-    window: RestartWindow,
-    size: int,
-    *,
-    restart: Restart = Restart.PERMANENT,
-    backoff: BackOff | None = None,
-    keep: bool = False,
-) -> GroupState:
-    """Return a group of *size* ranks, none of them started."""
-    ranks = tuple(Rank(number) for number in range(size))
-    return GroupState(
-        strategy, window, ranks, restart=restart, backoff=backoff, size=size, keep=keep
-    )
+from .rank_events import (
+    Begin,
+    CloseAsked,
+    RankEvent,
+    RankExited,
+    RankReady,
+    RankReformed,
+    ResizeAsked,
+    RestartAsked,
+    WaitOver,
+)
+from .rank_group import GroupState, Phase, Rank, RankState
+from .strategy import Restart, Strategy
 
 
 def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple[RankAction, ...]]:
@@ -291,7 +73,7 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
         case RestartAsked(ranks=ranks):
             if state.phase is not Phase.SERVING:
                 return state, ()
-            return _renew(state, _tied(state, ranks))
+            return _renew(state, state.tied_to(ranks))
         case ResizeAsked(size=size):
             if state.phase is not Phase.SERVING:
                 return state, ()
@@ -315,7 +97,7 @@ def _ready(
     rank = state.ranks[number] if number < len(state.ranks) else None
     if rank is None or rank.incarnation != incarnation or rank.state is not was:
         return state, ()
-    state = _mark(state, {number}, RankState.UP)
+    state = state.marked({number}, RankState.UP)
     if any(other.state is not RankState.UP for other in state.ranks):
         return state, ()
     state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
@@ -327,7 +109,7 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     if rank is None or rank.incarnation != event.incarnation or rank.state is RankState.DOWN:
         return state, ()
     was = rank.state
-    state = _mark(state, {event.rank}, RankState.DOWN)
+    state = state.marked({event.rank}, RankState.DOWN)
     if state.phase is Phase.CLOSING:
         return _settle_closing(state)
     if was is RankState.STOPPING:
@@ -350,11 +132,11 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         why = f"{name} is {state.restart} and its end was {event.reason.kind}"
         state, actions = _close(state, event.reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)
-    affected = _affected(state, event.rank)
+    affected = state.replaced_after(event.rank)
     if was is RankState.REFORMING and event.rank in state.fresh:
         # A kill says nothing about its hook: whoever sent it may strike anybody.
         if event.reason.kind is not ExitKind.KILLED:
-            affected = _tied(state, frozenset((event.rank,)))
+            affected = state.tied_to(frozenset((event.rank,)))
     elif was is RankState.REFORMING:
         told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
         return _mend(state, affected, told, event)
@@ -379,21 +161,12 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     return _mend(state, affected, told, event)
 
 
-def _affected(state: GroupState, dead: int) -> frozenset[int]:
-    """Return who is started anew after *dead* has died."""
-    if not state.keep:
-        return _tied(state, frozenset((dead,)))
-    # In its start a rank hears nothing of a further epoch.
-    starting = (rank.number for rank in state.ranks if rank.state is RankState.STARTING)
-    return frozenset((dead, *starting))
-
-
 def _mend(
     state: GroupState, affected: frozenset[int], told: Decided, event: RankExited
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
     """Stop those of *affected* who live, and start all of them once they are down."""
-    live = _live(state, affected)
-    state = _mark(state, live, RankState.STOPPING)
+    live = state.live_among(affected)
+    state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
     state, actions = _resume(state, event.at, event.jitter)
     stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
@@ -404,7 +177,7 @@ def _resume(
     state: GroupState, at: float, jitter: float
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
     """Start what is to be mended once all of it is down, after the back-off."""
-    if state.phase is Phase.WAITING or _live(state, state.mending):
+    if state.phase is Phase.WAITING or state.live_among(state.mending):
         return state, ()
     delay = 0.0
     if state.backoff is not None and state.failures:
@@ -448,8 +221,8 @@ def _renew(
     state: GroupState, affected: frozenset[int]
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
     """Stop *affected* in good order and start them anew; planned, so not counted."""
-    live = _live(state, affected)
-    state = _mark(state, live, RankState.STOPPING)
+    live = state.live_among(affected)
+    state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
     return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=False))
 
@@ -459,7 +232,7 @@ def _close(
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
     live = frozenset(r.number for r in state.ranks if r.state is not RankState.DOWN)
     fresh = frozenset(n for n in live if state.ranks[n].state is not RankState.STOPPING)
-    state = _mark(state, live, RankState.STOPPING)
+    state = state.marked(live, RankState.STOPPING)
     state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
     stop = (StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
     state, actions = _settle_closing(state)
@@ -471,26 +244,6 @@ def _settle_closing(state: GroupState) -> tuple[GroupState, tuple[RankAction, ..
         return state, ()
     reason = state.ending or SHUTDOWN
     return replace(state, phase=Phase.ENDED), (End(reason),)
-
-
-def _tied(state: GroupState, ranks: frozenset[int]) -> frozenset[int]:
-    """Return *ranks* and those that are restarted with them."""
-    match state.strategy:
-        case Strategy.ONE_FOR_ALL:
-            return frozenset(range(len(state.ranks)))
-        case Strategy.REST_FOR_ONE:
-            return frozenset(range(min(ranks), len(state.ranks)))
-        case _:
-            return ranks
-
-
-def _live(state: GroupState, ranks: frozenset[int]) -> frozenset[int]:
-    return frozenset(n for n in ranks if state.ranks[n].state is not RankState.DOWN)
-
-
-def _mark(state: GroupState, ranks: frozenset[int] | set[int], to: RankState) -> GroupState:
-    marked = tuple(replace(r, state=to) if r.number in ranks else r for r in state.ranks)
-    return replace(state, ranks=marked)
 
 
 def _is_restarted(restart: Restart, reason: ExitReason) -> bool:
@@ -509,31 +262,3 @@ def _names(ranks: frozenset[int]) -> str:
     if len(ranks) == 1:
         return f"rank {next(iter(ranks))}"
     return f"ranks {', '.join(map(str, sorted(ranks)))}"
-
-
-__all__ = [
-    "Begin",
-    "CloseAsked",
-    "Decided",
-    "End",
-    "GroupState",
-    "Hold",
-    "Phase",
-    "Rank",
-    "RankAction",
-    "RankEvent",
-    "RankExited",
-    "RankReady",
-    "RankReformed",
-    "RankState",
-    "ReformRanks",
-    "ResizeAsked",
-    "RestartAsked",
-    "Serve",
-    "StartRanks",
-    "StopRanks",
-    "WaitOver",
-    "WaitUntil",
-    "decide_ranks",
-    "new_group",
-]

@@ -26,8 +26,7 @@ from phalanx.runtime import Kind, WorkerExited, process, tree
 from phalanx.runtime.arena import Arena
 from phalanx.runtime.rendezvous import RendezvousStore
 from phalanx.runtime.streams import Inbox
-from phalanx.supervision import Phase, ranks, window
-from phalanx.supervision.ranks import GroupState
+from phalanx.supervision import GroupState, Phase, ranks, window
 
 Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
 
@@ -149,7 +148,7 @@ def intensity_not_counted(patch: pytest.MonkeyPatch) -> None:
 
 
 def only_the_dead_restarted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ranks, "_tied", lambda state, dead: dead)
+    patch.setattr(GroupState, "tied_to", lambda self, dead: dead)
 
 
 def old_store(patch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from phalanx.supervision import (
     BackOff,
     Begin,
     CloseAsked,
+    Decided,
     End,
     ExitKind,
     ExitReason,
@@ -39,7 +40,6 @@ from phalanx.supervision import (
     decide_ranks,
     new_group,
 )
-from phalanx.supervision.ranks import Decided
 
 CRASHED = ExitReason(ExitKind.CRASH, code=1)
 

@@ -1,0 +1,126 @@
+"""One rank group, as its executor's decisions see it: who stands where, under which epoch.
+
+Guarantees: a value; nothing here changes anything. The questions a decision asks of it stand
+beside it: who lives, who is tied to whom, whom a death replaces.
+
+Left to others: what follows from an event (`ranks`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from .strategy import Restart, Strategy
+
+if TYPE_CHECKING:
+    from .backoff import BackOff
+    from .exits import ExitReason
+    from .window import RestartWindow
+
+
+class RankState(StrEnum):
+    """Where one rank stands."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    REFORMING = "reforming"  # kept; it leaves its group and joins the next epoch
+    STOPPING = "stopping"
+
+
+class Phase(StrEnum):
+    """Where the group stands."""
+
+    STARTING = "starting"  # for the first time
+    SERVING = "serving"
+    MENDING = "mending"  # some ranks are being stopped or started
+    WAITING = "waiting"  # for the back-off to pass
+    CLOSING = "closing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: *incarnation* counts its starts, 0 before the first."""
+
+    number: int
+    incarnation: int = 0
+    state: RankState = RankState.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A rank group.
+
+    Attributes:
+        window: The restarts spent, against the intensity.
+        mending: The ranks to start anew as soon as all of them are down.
+        failures: Restarts in a row without a healthy time between; what the back-off grows with.
+        waits_until: When the back-off ends, while it waits.
+        served_at: When the group last became whole, or None.
+        ending: Why the group ends, once it does.
+        size: The ranks the group has, or is to have after the next start.
+        keep: Whether the survivors of a death are kept.
+        fresh: The ranks that were started since the group last served.
+    """
+
+    strategy: Strategy
+    window: RestartWindow
+    ranks: tuple[Rank, ...]
+    restart: Restart = Restart.PERMANENT
+    backoff: BackOff | None = None
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    mending: frozenset[int] = frozenset()
+    size: int = 0
+    keep: bool = False
+    fresh: frozenset[int] = frozenset()
+    failures: int = 0
+    waits_until: float = 0.0
+    served_at: float | None = None
+    ending: ExitReason | None = None
+
+    def live_among(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return those of *ranks* that are not down."""
+        return frozenset(n for n in ranks if self.ranks[n].state is not RankState.DOWN)
+
+    def tied_to(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return *ranks* and those that are restarted with them."""
+        match self.strategy:
+            case Strategy.ONE_FOR_ALL:
+                return frozenset(range(len(self.ranks)))
+            case Strategy.REST_FOR_ONE:
+                return frozenset(range(min(ranks), len(self.ranks)))
+            case _:
+                return ranks
+
+    def replaced_after(self, dead: int) -> frozenset[int]:
+        """Return who is started anew after *dead* has died."""
+        if not self.keep:
+            return self.tied_to(frozenset((dead,)))
+        # In its start a rank hears nothing of a further epoch.
+        starting = (rank.number for rank in self.ranks if rank.state is RankState.STARTING)
+        return frozenset((dead, *starting))
+
+    def marked(self, ranks: frozenset[int] | set[int], to: RankState) -> GroupState:
+        """Return the group with *ranks* in that state."""
+        marked = tuple(replace(r, state=to) if r.number in ranks else r for r in self.ranks)
+        return replace(self, ranks=marked)
+
+
+def new_group(
+    strategy: Strategy,
+    window: RestartWindow,
+    size: int,
+    *,
+    restart: Restart = Restart.PERMANENT,
+    backoff: BackOff | None = None,
+    keep: bool = False,
+) -> GroupState:
+    """Return a group of *size* ranks, none of them started."""
+    ranks = tuple(Rank(number) for number in range(size))
+    return GroupState(
+        strategy, window, ranks, restart=restart, backoff=backoff, size=size, keep=keep
+    )
