@@ -15,14 +15,16 @@ from .checkpoint import (
 )
 from .child import executor_child, worker_child
 from .context import WorkerContext
-from .executor import Executor, Status
-from .executor_actor import ExecutorActor, RankInfo, Shared
+from .executor import Executor
+from .executor_actor import ExecutorActor
 from .futures import CallFuture
 from .layout import Layout
 from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
 from .probe import POINTS, installed
+from .shared import Shared
 from .spec import ExecutorSpec, StopPolicy
+from .status import RankInfo, Status
 from .streams import ReplyStream
 from .worker import WorkerActor, idempotent, limits, step
 

@@ -20,13 +20,14 @@ from phalanx.runtime import acquire_shared, release_shared
 from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
 
 from .callbacks import Callbacks
-from .executor_actor import ExecutorActor, Shared
+from .executor_actor import ExecutorActor
 from .glance import glance_of
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
 from .pulses import Pulses
 from .saving import cuts_of
+from .shared import Shared
 from .termination import living
 from .tracing import GroupTrace
 from .watch import HangWatch

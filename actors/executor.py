@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from phalanx.runtime import DevicePool, Payload, Vitals, encode
@@ -46,6 +45,7 @@ from .probe import current_probe
 from .pulses import PATIENCE
 from .saving import save_now, saving_call
 from .spec import StopPolicy, check_count, check_per_rank, check_seconds, spec_of
+from .status import Status
 from .steps import Steps, step_function
 from .streams import Incoming, InlineStream, ReplyStream
 from .termination import living
@@ -55,62 +55,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from phalanx.runtime import (
-        CrashReport,
-        DeviceStatus,
-        ReportFolder,
-        Runtime,
-        Transport,
-        Visibility,
-    )
+    from phalanx.runtime import ReportFolder, Runtime, Transport, Visibility
     from phalanx.supervision import BackOff, Decider, ExitReason, SupervisorSnapshot
 
     from .calls import OnDeath, OnTimeout
     from .checkpoint import Checkpoint, CheckpointPolicy
     from .cuts import Cuts
-    from .executor_actor import GroupView, RankInfo
     from .probe import CallTap
     from .pulses import Sign
     from .spec import Launch, Survivors
+    from .status import GroupView, RankInfo
     from .tracing import CallSpan
 
 W = TypeVar("W", bound=WorkerActor)
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """An executor at one moment.
-
-    Attributes:
-        state: ``starting``, ``serving``, ``mending``, ``waiting`` (for the back-off),
-            ``closing`` or ``ended``.
-        restarts: Deaths that led to a restart, in all.
-        restarts_in_window: Of those, how many count against the intensity just now.
-        planned: Planned restarts and resizes; they count as no failure.
-        standby: Spares that are warm.
-        checkpoint: The newest state of the ranks that is kept; None where there is none.
-        reports: The crash reports of the latest deaths, oldest first.
-        devices: The devices it chooses from, as they were when anybody last looked.
-        in_flight: Calls sent and not settled.
-        waiting: Calls accepted that wait for their turn.
-        dropped_replies: Answers that came too late, and packets that were none of ours.
-    """
-
-    name: str
-    state: str
-    epoch: int
-    world_size: int
-    restarts: int
-    restarts_in_window: int
-    planned: int
-    standby: int
-    checkpoint: Checkpoint | None
-    reports: tuple[CrashReport, ...]
-    devices: tuple[DeviceStatus, ...]
-    in_flight: int
-    waiting: int
-    dropped_replies: int
 
 
 class Executor(Generic[W]):
@@ -692,12 +650,7 @@ class Executor(Generic[W]):
         _check_callable("callback", callback)
         if self._inline is not None:
             return
-        shared = self._core.shared
-        with shared.changed:
-            if shared.cause is None:
-                shared.failure_callbacks.append(callback)
-                return
-        shared.callbacks.run(callback, shared.cause)
+        self._core.shared.when_failed(callback)
 
     def events(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Have every event of the group, and what workers emit, handed to *callback*.
@@ -706,19 +659,11 @@ class Executor(Generic[W]):
         a blocking call raises.
         """
         _check_callable("callback", callback)
-        key = next(self._listeners)
         if self._inline is not None:
+            key = next(self._listeners)
             self._inline_listeners[key] = callback
             return lambda: self._inline_listeners.pop(key, None) and None
-        shared = self._core.shared
-
-        def unsubscribe() -> None:
-            with shared.changed:
-                shared.listeners.pop(key, None)
-
-        with shared.changed:
-            shared.listeners[key] = callback
-        return unsubscribe
+        return self._core.shared.listen(callback)
 
     # --- keeping ------------------------------------------------------------------------
 

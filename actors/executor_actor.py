@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import os
 import random
-import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -105,103 +104,22 @@ from .notices import (
 from .postmortem import report_on
 from .seat import Progress
 from .standby import Standby
+from .status import GroupView, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import CallFate, CrashReport, DeviceStatus, RemoteFailure, Runtime
+    from phalanx.runtime import CallFate, CrashReport, RemoteFailure, Runtime
 
     from .calls import Call
-    from .cuts import Cuts
     from .members import Member
-    from .plane import Plane
-    from .probe import GroupProbe
-    from .pulses import Pulses
     from .seat import Running
+    from .shared import Shared
     from .spec import ExecutorSpec
-    from .tracing import GroupTrace
-    from .watch import HangWatch
 
 _LOOK_AGAIN = 0.5  # seconds for ranks that waited for one that hung to come free by its death
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket has ended
 _KEPT_REPORTS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """One rank, as `Executor.ranks` shows it.
-
-    Attributes:
-        pid: Its process, or None where it has none just now.
-        state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
-    """
-
-    rank: int
-    pid: int | None
-    incarnation: int
-    epoch: int
-    state: str
-    device: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """A group at one moment; replaced as a whole whenever it changes.
-
-    Attributes:
-        phase: What it is doing; ``serving`` when it takes calls.
-        restarts: Deaths that led to a restart, in all.
-        restarts_in_window: How many of those count against the intensity just now.
-        planned: Planned restarts and resizes; they count as no failure.
-        standby: Spares that are warm.
-    """
-
-    phase: Phase = Phase.STARTING
-    epoch: int = 0
-    ranks: tuple[RankInfo, ...] = ()
-    restarts: int = 0
-    restarts_in_window: int = 0
-    planned: int = 0
-    standby: int = 0
-    reports: tuple[CrashReport, ...] = ()
-
-
-@dataclass(slots=True)
-class Shared:
-    """What an executor's actor shares with its users' threads.
-
-    Attributes:
-        ready: Set once the group has served for the first time, or has ended.
-        gone: Set once everything has been given back.
-        start_error: Why the group never came up.
-        owns_cuts: Whether *cuts* end with the executor.
-        cause: Why the group ended by itself; None where it was closed or lives.
-        devices: Returns how the devices are.
-        probe: What looks on, where faults are injected.
-    """
-
-    plane: Plane
-    callbacks: Callbacks
-    watch: HangWatch
-    trace: GroupTrace
-    pulses: Pulses
-    cuts: Cuts | None = None
-    owns_cuts: bool = True
-    view: GroupView = field(default_factory=GroupView)
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    ready: threading.Event = field(default_factory=threading.Event)
-    gone: threading.Event = field(default_factory=threading.Event)
-    listeners: dict[int, Callable[[Any], None]] = field(
-        default_factory=dict[int, "Callable[[Any], None]"]
-    )
-    failure_callbacks: list[Callable[[ExitReason], None]] = field(
-        default_factory=list["Callable[[ExitReason], None]"]
-    )
-    start_error: BaseException | None = None
-    cause: ExitReason | None = None
-    closing: bool = False
-    devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
-    probe: GroupProbe | None = None
 
 
 class ExecutorActor(pykka.ThreadingActor):
@@ -231,7 +149,7 @@ class ExecutorActor(pykka.ThreadingActor):
             backoff=spec.backoff,
             keep=spec.survivors == "keep",
         )
-        self._leases = Leases(spec, runtime, self._tell, self._publish, self._deliver)
+        self._leases = Leases(spec, runtime, self._tell, self._publish, shared.deliver)
         shared.devices = self._leases.status
         links = None
         if spec.transport is not None:
@@ -251,7 +169,7 @@ class ExecutorActor(pykka.ThreadingActor):
             shared.cuts,
             shared.plane,
             self._publish,
-            self._deliver,
+            shared.deliver,
             ends=shared.owns_cuts,
         )
         self._store = RendezvousStore(
@@ -445,7 +363,7 @@ class ExecutorActor(pykka.ThreadingActor):
             value = frame.value()
         except Exception as error:  # noqa: BLE001  # a type this process does not know
             value = error
-        self._deliver(
+        self.shared.deliver(
             Emitted(
                 self._spec.name,
                 member.rank,
@@ -866,10 +784,7 @@ class ExecutorActor(pykka.ThreadingActor):
             )
         )
         if not shared.closing and self._state.served_at is not None:
-            with shared.changed:
-                callbacks, shared.failure_callbacks = shared.failure_callbacks, []
-            for callback in callbacks:
-                shared.callbacks.run(callback, reason)
+            shared.tell_failed(reason)
         shared.ready.set()
         self._keeper.close()
         on_end, self._on_end = self._on_end, None  # it may hold on to what holds on to us
@@ -942,9 +857,8 @@ class ExecutorActor(pykka.ThreadingActor):
                     member.labels.device if member is not None and current else "",
                 )
             )
-        shared = self.shared
-        with shared.changed:
-            shared.view = GroupView(
+        self.shared.show(
+            GroupView(
                 phase=self._state.phase,
                 epoch=self._state.epoch,
                 ranks=tuple(ranks),
@@ -954,20 +868,14 @@ class ExecutorActor(pykka.ThreadingActor):
                 standby=self._standby.count,
                 reports=tuple(self._reports),
             )
-            shared.changed.notify_all()
+        )
 
     def _publish(self, event: Any) -> None:
         self._runtime.scribe.emit(event)
         if self.shared.probe is not None:
             self.shared.probe.happened(event)
         self.shared.trace.hear(event)
-        self._deliver(event)
-
-    def _deliver(self, event: Any) -> None:
-        with self.shared.changed:
-            listeners = list(self.shared.listeners.values())
-        for listener in listeners:
-            self.shared.callbacks.run(listener, event)
+        self.shared.deliver(event)
 
 
 def _who(member: Member) -> dict[str, Any]:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from phalanx.runtime import LoggedEvent
     from phalanx.supervision import ChildSnapshot, SupervisorSnapshot
 
-    from .executor_actor import RankInfo, Shared
     from .seat import Progress
+    from .shared import Shared
     from .spec import ExecutorSpec
+    from .status import RankInfo
 
 _PART = 200  # ranks in one record, which has a limit
 _CHILDREN = 200  # of a tree that are told of; nobody reads more

@@ -19,9 +19,9 @@ from phalanx.runtime import Vitals
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from .executor_actor import RankInfo
     from .pulses import Sign
     from .seat import Running
+    from .status import RankInfo
 
 _ASKING = 2  # clock ticks that the question for a sign of life may have cost
 

@@ -25,8 +25,8 @@ from phalanx.runtime import (
 from phalanx.supervision import SHUTDOWN
 
 from .context import WorkerContext
-from .executor_actor import GroupView, RankInfo
 from .hosting import Seed, WorkerHost
+from .status import GroupView, RankInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .calls import Call
     from .context import WorkerContext
-    from .executor_actor import Shared
+    from .shared import Shared
     from .spec import ExecutorSpec
 
 POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")

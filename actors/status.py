@@ -1,0 +1,91 @@
+"""A group, and an executor, at one moment, as values.
+
+Guarantees: each is replaced as a whole whenever anything changes, so whoever holds one sees nothing
+half-done; none of them holds on to what it is about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.supervision import Phase
+
+if TYPE_CHECKING:
+    from phalanx.runtime import CrashReport, DeviceStatus
+
+    from .checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank, as `Executor.ranks` shows it.
+
+    Attributes:
+        pid: Its process, or None where it has none just now.
+        state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
+    """
+
+    rank: int
+    pid: int | None
+    incarnation: int
+    epoch: int
+    state: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """A group at one moment; replaced as a whole whenever it changes.
+
+    Attributes:
+        phase: What it is doing; ``serving`` when it takes calls.
+        restarts: Deaths that led to a restart, in all.
+        restarts_in_window: How many of those count against the intensity just now.
+        planned: Planned restarts and resizes; they count as no failure.
+        standby: Spares that are warm.
+    """
+
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    ranks: tuple[RankInfo, ...] = ()
+    restarts: int = 0
+    restarts_in_window: int = 0
+    planned: int = 0
+    standby: int = 0
+    reports: tuple[CrashReport, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Status:
+    """An executor at one moment.
+
+    Attributes:
+        state: ``starting``, ``serving``, ``mending``, ``waiting`` (for the back-off),
+            ``closing`` or ``ended``.
+        restarts: Deaths that led to a restart, in all.
+        restarts_in_window: Of those, how many count against the intensity just now.
+        planned: Planned restarts and resizes; they count as no failure.
+        standby: Spares that are warm.
+        checkpoint: The newest state of the ranks that is kept; None where there is none.
+        reports: The crash reports of the latest deaths, oldest first.
+        devices: The devices it chooses from, as they were when anybody last looked.
+        in_flight: Calls sent and not settled.
+        waiting: Calls accepted that wait for their turn.
+        dropped_replies: Answers that came too late, and packets that were none of ours.
+    """
+
+    name: str
+    state: str
+    epoch: int
+    world_size: int
+    restarts: int
+    restarts_in_window: int
+    planned: int
+    standby: int
+    checkpoint: Checkpoint | None
+    reports: tuple[CrashReport, ...]
+    devices: tuple[DeviceStatus, ...]
+    in_flight: int
+    waiting: int
+    dropped_replies: int
