@@ -1,29 +1,76 @@
-"""Starting a process as a new interpreter.
+"""Starting processes as new interpreters.
 
-Guarantees: the process is a child of this one; it has the descriptors it was given and no others.
+Guarantees: each is a child of this process; it has the descriptors it was given and no others, and
+begins when its request is let go.
 
-Left to others: waiting for it, and the thread this runs on: the parent-death signal follows it.
+Left to others: waiting for them.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
+import threading
+import time
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
 
-from . import executable
+from . import executable, ledger
 from .marks import VARIABLE
 
 if TYPE_CHECKING:
-    from .launch_spec import LaunchSpec
-    from .marks import WorkerMark
+    from collections.abc import Iterable
+
+    from .hub import Hub
+    from .start_request import StartRequest
 
 
-def start_interpreter(spec: LaunchSpec, mark: WorkerMark, file: int, awaits: int) -> int:
-    """Return the pid of a new interpreter that becomes what the birth in *file* says."""
+def start_interpreters(hub: Hub, requests: Iterable[StartRequest], deadline: float) -> None:
+    """Start all of *requests*, one after the other.
+
+    Raises:
+        RuntimeFault: the machine would not start one, or not by *deadline* (monotonic).
+    """
+    for request in requests:
+        # From the hub's thread, because the parent-death signal follows the thread that
+        # started a process, not its process: the caller's thread may end any time.
+        start = _Start(request)
+        hub.post(start)
+        # Not until the deadline only: the hub's thread is using the request's descriptors.
+        start.done.wait()
+        if start.error is not None:
+            raise start.error
+        if time.monotonic() > deadline:
+            msg = f"could not start {request.spec.label!r} before the deadline"
+            raise RuntimeFault(msg)
+
+
+class _Start:
+    """One start, for another thread to do."""
+
+    def __init__(self, request: StartRequest) -> None:
+        self._request = request
+        self.done = threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self) -> None:
+        request = self._request
+        try:
+            pid = _start(request)
+            request.pid, request.pidfd = pid, ledger.own(os.pidfd_open(pid))
+            request.state = "parted"
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            self.error = error
+        finally:
+            self.done.set()
+
+
+def _start(request: StartRequest) -> int:
+    """Return the pid of a new interpreter that becomes what the request's birth says."""
+    spec, mark = request.spec, request.mark
     birth = spec.birth(mark)
-    fds = [file, awaits, *spec.fds.values()]
+    fds = [request.file, request.awaits, *spec.fds.values()]
     arguments = [",".join(map(str, fds))]
     try:
         popen = subprocess.Popen(

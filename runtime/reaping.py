@@ -2,13 +2,15 @@
 
 Guarantees: none of them stays a zombie; their status is read by pidfd, so nobody else's is taken.
 
-Left to others: ending them.
+Left to others: whose end it is that nobody waits for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .hub import Hub
+    from .start_request import StartRequest
 
 _AGAIN = 0.01  # seconds until a dead process is asked for again that is not our child yet
 _PATIENCE = 10.0  # seconds after which it is somebody else's for good
@@ -69,3 +72,52 @@ class Reaping:
         except ChildProcessError:
             return False
         return True
+
+
+class Reapings:
+    """Those of one launcher: each pid once. Thread-safe."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._lock = threading.Lock()
+        self._open: dict[int, Reaping] = {}
+        self._closed = False
+
+    def take(self, pidfd: int, pid: int, *, kill: bool) -> None:
+        """Collect the process behind *pidfd*, which is ours from now on, once it has ended."""
+        if kill:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        with self._lock:
+            if self._closed or pid in self._open:
+                os.close(pidfd)
+                return
+            self._open[pid] = Reaping(self._hub, pidfd, pid, lambda: self._open.pop(pid, None))
+
+    def take_adopted(self) -> None:
+        """Collect what this process adopted while it was a subreaper."""
+        for task in subreaper.adopted():
+            try:
+                pidfd = os.pidfd_open(task.pid)
+            except OSError:
+                continue
+            now = tree.read(task.pid)
+            if now is None or now.key != task.key:
+                os.close(pidfd)
+                continue
+            self.take(pidfd, task.pid, kill=False)
+
+    def discard(self, request: StartRequest) -> None:
+        """Kill what came of *request* and was not let go; it may be asked for again."""
+        pidfd = request.take_pidfd()
+        if pidfd >= 0:
+            self.take(pidfd, request.pid, kill=True)
+        request.begin_anew()
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        with self._lock:
+            self._closed = True
+            reapings = list(self._open.values())
+        for one in reapings:
+            one.close()

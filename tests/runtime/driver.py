@@ -33,9 +33,10 @@ class Driver:
         self.starter = Starter(self.launcher)
 
     def helpers(self) -> dict[str, int]:
-        boot = self.launcher._boot
-        assert boot is not None
-        return {"guardian": self.launcher._guardian.pid, "zygote": boot.zygote.pid}
+        guardian, zygote = self.launcher.guardian_pid, self.launcher.zygote_pid
+        assert guardian is not None
+        assert zygote is not None
+        return {"guardian": guardian, "zygote": zygote}
 
     def close(self) -> None:
         self.launcher.close(soon())

@@ -93,9 +93,7 @@ def drive(payload: bytes, fds: Mapping[str, int]) -> None:
     starter = Starter(launcher)
     worker = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    boot = launcher._boot
-    assert boot is not None
-    helpers = [launcher._guardian.pid, boot.zygote.pid]
+    helpers = [launcher.guardian_pid, launcher.zygote_pid]
     say(fds, pid=os.getpid(), pids=[*helpers, worker.pid, daemon])
     if b"end" not in payload:
         wait_for_ever()

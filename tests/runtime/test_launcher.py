@@ -35,8 +35,7 @@ def starter(launcher: Launcher) -> Iterator[Starter]:
 
 
 def zygote_pid(launcher: Launcher) -> int:
-    boot = launcher._boot
-    return boot.zygote.pid if boot is not None and boot.is_ready else 0
+    return launcher.zygote_pid or 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -404,7 +403,7 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
         )
     )
     thread.start()
-    boot = starter.launcher._boot
+    boot = starter.launcher._forker._boot
     assert boot is not None
     eventually(lambda: len(boot.waiting) == 3)
 
@@ -433,12 +432,12 @@ def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Sta
 
 def test_a_killed_guardian_is_replaced(starter: Starter, tmp_path: Path, events: list[Any]) -> None:
     starter.launcher.on_driver_death_remove(str(tmp_path / "x"))
-    guardian = starter.launcher._guardian
-    old = guardian.pid
+    old = starter.launcher.guardian_pid
+    assert old is not None
 
     os.kill(old, signal.SIGKILL)
 
-    eventually(lambda: guardian.pid != old)
+    eventually(lambda: starter.launcher.guardian_pid != old)
     assert starter.start("leave", 0).wait(soon())
     eventually(lambda: [event.replaced for event in events] == [old])
 
@@ -513,7 +512,7 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> Non
     starter = Starter(launcher)
     process = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [zygote_pid(launcher), launcher._guardian.pid]
+    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
 
     launcher.close(soon())
     launcher.close(soon())
@@ -539,7 +538,7 @@ def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
 
         thread = threading.Thread(target=start)
         thread.start()
-        eventually(lambda: launcher._boot)
+        eventually(lambda: launcher._forker._boot)
         launcher.close(soon())
         thread.join(LONG)
         starter.line.close()
