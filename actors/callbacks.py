@@ -10,6 +10,8 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from phalanx.supervision import WouldDeadlock
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -45,6 +47,12 @@ class Callbacks:
     def is_current(self) -> bool:
         """Whether the calling thread is the one that runs callbacks."""
         return threading.current_thread() is self._thread
+
+    def check_may_wait(self, what: str) -> None:
+        """Raise `WouldDeadlock` where *what* would wait on the thread of the callbacks."""
+        if self.is_current():
+            msg = f"{what}: a callback may not wait for its executor; use non_block=True"
+            raise WouldDeadlock(msg)
 
     def close(self, timeout: float) -> None:
         """Run what is queued, then end the thread; waits at most *timeout* seconds."""

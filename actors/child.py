@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
 
 from .executor import Executor
+from .place import Place
 from .saving import cuts_of
 from .spec import spec_of
 
@@ -86,9 +87,7 @@ def executor_child(
             world_size,
             name=ctx.path,
             restart=ranks_restart,
-            _on_end=ctx.exited,
-            _look=ctx.snapshot,
-            _cuts=cuts,
+            _place=Place(on_end=ctx.exited, look=ctx.snapshot, cuts=cuts),
             **options,
         )
         return ExecutorHandle(executor)
@@ -126,6 +125,6 @@ def _check(
     given = inspect.signature(Executor).bind(worker, world_size, **options)
     given.apply_defaults()
     values = dict(given.arguments)
-    for not_checked in ("runtime", "_on_end", "_look", "_cuts"):
+    for not_checked in ("runtime", "_place"):
         del values[not_checked]
     return spec_of(**values)

@@ -25,6 +25,7 @@ from .glance import glance_of
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
+from .probe import current_probe
 from .pulses import Pulses
 from .saving import cuts_of
 from .shared import Shared
@@ -36,30 +37,32 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime import Runtime
-    from phalanx.supervision import SupervisorSnapshot
 
     from .cuts import Cuts
-    from .probe import Probe
+    from .place import Place
     from .spec import ExecutorSpec
 
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
 
 
 class Core:
-    """One executor's actor, and the way to end it."""
+    """One executor's actor, and the way to end it.
+
+    Args:
+        runtime: The shared parts to use; None takes this process's own.
+        named: The name its user gave; an executor that has it already is ended.
+        place: Where it is in a tree; None where it stands alone.
+    """
 
     def __init__(
         self,
         spec: ExecutorSpec,
         runtime: Runtime | None,
         named: str | None,
-        *,
-        on_end: Callable[[ExitReason], None] | None = None,
-        probe: Probe | None = None,
-        look: Callable[[], SupervisorSnapshot] | None = None,
-        cuts: Cuts | None = None,
+        place: Place | None = None,
     ) -> None:
-        self.spec = spec
+        probe = current_probe()
+        self.spec = spec = spec if probe is None else probe.adjust(spec)
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self.runtime = acquire_shared() if runtime is None else runtime
@@ -69,15 +72,20 @@ class Core:
             self.runtime.launcher(spec.preload).warm()
             if spec.transport is not None:
                 self.runtime.launcher(PRELOAD).warm()
-            self.shared = self._share(cuts)
+            self.shared = self._share(None if place is None else place.cuts)
             if probe is not None:
                 self.shared.probe = probe.attach(spec, self.shared)
             self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
-                spec, self.runtime, self.shared, self._ended(release), on_end
+                spec,
+                self.runtime,
+                self.shared,
+                self._ended(release),
+                None if place is None else place.on_end,
             )
         except BaseException:
             release()
             raise
+        look = None if place is None else place.look
         self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
         # Only now: from here on anybody may end it, and there is something to end.
         before = living.add(self, named)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -35,6 +34,15 @@ from phalanx.supervision import (
 )
 
 from .checkpoint import CheckpointPolicy
+from .checks import (
+    check_choice,
+    check_count,
+    check_env,
+    check_kind,
+    check_limit,
+    check_per_rank,
+    check_seconds,
+)
 from .layout import Layout
 from .worker import WorkerActor
 
@@ -133,49 +141,6 @@ def check_worker(worker: object) -> type[WorkerActor]:
     return worker
 
 
-def check_count(field: str, value: object, least: int = 1) -> int:
-    """Return *value* if it is an integer of at least *least*."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(field, value, f"give an integer >= {least}")
-    return value
-
-
-def check_seconds(field: str, value: object, *, positive: bool = False) -> float:
-    """Return *value* if it is a finite number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SpecError(field, value, "give a number of seconds")
-    if value < 0 or (positive and value == 0):
-        raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")
-    return float(value)
-
-
-def check_per_rank(field: str, values: object, world_size: int) -> Sequence[Any]:
-    """Return *values* if it is a list or tuple with one entry per rank."""
-    if not isinstance(values, list | tuple):
-        raise SpecError(field, values, "give a list or tuple with one entry per rank")
-    given = cast("Sequence[Any]", values)
-    if len(given) != world_size:
-        raise SpecError(
-            field, given, f"has {len(given)} entries for {world_size} ranks; give one for each"
-        )
-    return given
-
-
-def check_env(field: str, env: object) -> Mapping[str, str]:
-    """Return *env* if it is a mapping of text to text that an environment can hold."""
-    if env is None:
-        return {}
-    if not isinstance(env, Mapping):
-        raise SpecError(field, env, "give a mapping of names to text")
-    named = cast("Mapping[object, object]", env)
-    for key, value in named.items():
-        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
-            raise SpecError(field, key, "a variable's name is text without '=' and NUL")
-        if not isinstance(value, str) or "\0" in value:
-            raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
-    return cast("Mapping[str, str]", named)
-
-
 def spec_of(
     worker: type[WorkerActor],
     world_size: int | None,
@@ -223,17 +188,17 @@ def spec_of(
     sizes = {"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context}
     plan, is_plain = _layout_of(world_size, layout, sizes)
     size = plan.world_size
-    _check_choice("launch", launch, ("zygote", "exec", "inline"))
+    check_choice("launch", launch, ("zygote", "exec", "inline"))
     if launch == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
-    _check_kind("strategy", strategy, Strategy)
+    check_kind("strategy", strategy, Strategy)
     if strategy.has_instances:
         raise SpecError("strategy", strategy, "give one_for_one, one_for_all or rest_for_one")
-    _check_kind("intensity", intensity, Intensity)
-    _check_kind("restart", restart, Restart)
-    _check_kind("stop", stop, StopPolicy)
+    check_kind("intensity", intensity, Intensity)
+    check_kind("restart", restart, Restart)
+    check_kind("stop", stop, StopPolicy)
     if backoff is not None:
-        _check_kind("backoff", backoff, BackOff)
+        check_kind("backoff", backoff, BackOff)
     _check_name(name)
     _check_modules(preload)
     keywords = check_per_rank("rank_kwargs", _each(rank_kwargs, size), size)
@@ -242,9 +207,9 @@ def spec_of(
     for index, own in enumerate(keywords):
         _check_constructor(worker, args, kwargs or {}, own, index)
     if decider is not None:
-        _check_kind("decider", decider, Decider)
+        check_kind("decider", decider, Decider)
     check_share(devices_per_rank)
-    _check_choice("visibility", visibility, ("one", "all"))
+    check_choice("visibility", visibility, ("one", "all"))
     _check_checkpoint(checkpoint, worker, launch)
     # More leases than devices is told here.
     DevicePool.of(devices, size, devices_per_rank=devices_per_rank).close()
@@ -277,8 +242,8 @@ def spec_of(
         queue_depth=check_count("queue_depth", queue_depth),
         async_output=bool(async_output),
         report_dir=_check_reports(report_dir),
-        hang_after=_check_limit("hang_after", hang_after),
-        stopped_after=_check_limit("stopped_after", stopped_after),
+        hang_after=check_limit("hang_after", hang_after),
+        stopped_after=check_limit("stopped_after", stopped_after),
         standby=_check_standby(standby, worker, rank_kwargs),
         survivors=_check_survivors(survivors, worker, strategy),
         leave_within=check_seconds("leave_within", leave_within, positive=True),
@@ -293,7 +258,7 @@ def _check_checkpoint(
 ) -> None:
     if policy is None:
         return
-    _check_kind("checkpoint", policy, CheckpointPolicy)
+    check_kind("checkpoint", policy, CheckpointPolicy)
     for hook in ("checkpoint", "restore"):
         if getattr(worker, hook) is getattr(WorkerActor, hook):
             raise SpecError("checkpoint", policy, f"needs {worker.__name__}.{hook}")
@@ -328,17 +293,13 @@ def _check_transport(transport: Transport, launch: Launch) -> Zmq | None:
 def _check_survivors(
     survivors: Survivors, worker: type[WorkerActor], strategy: Strategy
 ) -> Survivors:
-    _check_choice("survivors", survivors, ("restart", "keep"))
+    check_choice("survivors", survivors, ("restart", "keep"))
     if survivors == "keep":
         if strategy is not Strategy.ONE_FOR_ALL:
             raise SpecError("survivors", survivors, f"needs one_for_all, not {strategy}")
         if worker.on_reform is WorkerActor.on_reform:
             raise SpecError("survivors", survivors, f"needs {worker.__name__}.on_reform")
     return survivors
-
-
-def _check_limit(field: str, value: object) -> float | None:
-    return None if value is None else check_seconds(field, value, positive=True)
 
 
 def _layout_of(
@@ -349,7 +310,7 @@ def _layout_of(
     if world_size is not None:
         check_count("world_size", world_size)
     if layout is not None:
-        _check_kind("layout", layout, Layout)
+        check_kind("layout", layout, Layout)
         if given:
             raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
     elif given:
@@ -372,16 +333,6 @@ def _pickle_keywords(rank: int, keywords: object) -> bytes:
     if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
         raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
     return encode_by_value(named, f"rank_kwargs[{rank}]={keywords!r}")
-
-
-def _check_kind(field: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise SpecError(field, value, f"give a {kind.__name__}")
-
-
-def _check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise SpecError(field, value, f"give one of {', '.join(choices)}")
 
 
 def _each(values: Sequence[Mapping[str, Any]] | None, size: int) -> Sequence[Mapping[str, Any]]:
@@ -438,3 +389,32 @@ def _check_reports(given: object) -> ReportFolder | None:
         return ReportFolder.of("report_dir", given)
     ReportFolder.from_environment()
     return None
+
+
+def layout_for(
+    spec: ExecutorSpec, world_size: int, layout: Layout | None, *, now: Layout
+) -> Layout:
+    """Return how *world_size* ranks are laid out in place of *now*, in the executor of *spec*.
+
+    Raises:
+        SpecError: it cannot have so many, or not without a *layout*.
+    """
+    check_count("world_size", world_size)
+    if layout is None:
+        if not spec.is_plain:
+            raise SpecError("layout", None, "say how the new ranks are laid out")
+        layout = Layout(tensor=world_size)
+    layout.check(world_size)
+    if spec.launch == "inline" and world_size != 1:
+        raise SpecError("world_size", world_size, 'launch="inline" has one rank')
+    DevicePool.of(spec.devices, world_size, devices_per_rank=spec.devices_per_rank).close()
+    together = spec.checkpoint is not None and spec.strategy is not Strategy.ONE_FOR_ONE
+    reshards = spec.worker.reshard is not WorkerActor.reshard
+    if together and not reshards and world_size != now.world_size:
+        raise SpecError(
+            "world_size",
+            world_size,
+            f"what is kept is the state of {now.world_size} ranks; "
+            f"give {spec.worker.__name__} a method reshard(states)",
+        )
+    return layout

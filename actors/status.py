@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from phalanx.runtime import CrashReport, DeviceStatus
 
     from .checkpoint import Checkpoint
@@ -89,3 +91,30 @@ class Status:
     in_flight: int
     waiting: int
     dropped_replies: int
+
+
+def status_of(
+    name: str,
+    view: GroupView,
+    *,
+    state: str,
+    world_size: int,
+    devices: tuple[DeviceStatus, ...],
+    checkpoint: Checkpoint | None = None,
+    counts: Mapping[str, int] | None = None,
+) -> Status:
+    """Return the status of the executor *name*, whose group looks like *view*."""
+    return Status(
+        name=name,
+        state=state,
+        epoch=view.epoch,
+        world_size=world_size,
+        restarts=view.restarts,
+        restarts_in_window=view.restarts_in_window,
+        planned=view.planned,
+        standby=view.standby,
+        checkpoint=checkpoint,
+        reports=view.reports,
+        devices=devices,
+        **(counts or {"in_flight": 0, "waiting": 0, "dropped_replies": 0}),
+    )

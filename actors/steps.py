@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .executor import Executor
+    from .dispatch import Dispatch
+    from .layout import Layout
     from .worker import Method
 
 
 class Steps:
     """The step methods of an executor."""
 
-    def __init__(self, executor: Executor[Any]) -> None:
+    def __init__(self, executor: Dispatch[Any]) -> None:
         self._executor = executor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
 
-def step_function(executor: Executor[Any], method: Method) -> Callable[..., Any]:
+def step_function(
+    executor: Dispatch[Any], layout: Layout, method: Method
+) -> Callable[..., Any]:
     """Return a function that calls the step *method* as it is declared."""
-    layout = executor.layout
     declared = method.declared
     reply = declared.reply
     want = layout.output_rank if reply == "output" else reply if isinstance(reply, int) else None

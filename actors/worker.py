@@ -168,16 +168,17 @@ def _check_limit(given: object) -> None:
 
 
 _REPLIES = ("every", "output", "driver")
+_UNDECLARED = Declared()
 
 
 def declared_limit(method: Any, otherwise: float | None) -> float | None:
     """Return for how many seconds *method* may run: what it declares, or else *otherwise*."""
-    declared: Declared = getattr(method, _MARK, Declared())
+    declared: Declared = getattr(method, _MARK, _UNDECLARED)
     return otherwise if declared.hang_after is None else declared.hang_after
 
 
 def _declare(method: Any, **what: Any) -> None:
-    known: Declared = getattr(method, _MARK, Declared())
+    known: Declared = getattr(method, _MARK, _UNDECLARED)
     values = {name: getattr(known, name) for name in Declared.__slots__}
     setattr(method, _MARK, Declared(**{**values, **what}))
 
@@ -232,6 +233,26 @@ class Methods:
             method = self._known[name] = self._look_up(name)
         return method
 
+    def declared_of(
+        self,
+        method: str | Callable[..., Any],
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    ) -> tuple[str, Declared]:
+        """Return the name of *method*, to be called with *each*, and what is declared of it.
+
+        Raises:
+            UnknownMethod, BadArguments: it cannot be called so.
+            SpecError: it is neither a name nor a callable.
+        """
+        if isinstance(method, str):
+            known = self.find(method)
+            for args, kwargs in each:
+                known.check(args, kwargs)
+            return method, known.declared
+        if callable(method):
+            return getattr(method, "__qualname__", None) or repr(method), _UNDECLARED
+        raise SpecError("method", method, "give a method's name or a callable")
+
     def steps(self) -> dict[str, Method]:
         """Return the step methods."""
         found: dict[str, Method] = {}
@@ -247,7 +268,7 @@ class Methods:
         value = inspect.getattr_static(self._worker, name, None)
         public = not name.startswith("_") and name not in _HOOKS
         if public and value is None and self._open:
-            return Method(name, None, -1, None, Declared())
+            return Method(name, None, -1, None, _UNDECLARED)
         function = getattr(self._worker, name, None)
         if not public or not callable(function) or isinstance(value, type):
             names = [
@@ -262,7 +283,7 @@ class Methods:
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
             msg = f"{self._worker.__qualname__}.{name} is async; a worker's methods are plain ones"
             raise UnknownMethod(msg)
-        declared = getattr(function, _MARK, Declared())
+        declared = getattr(function, _MARK, _UNDECLARED)
         try:
             signature = inspect.signature(function)
         except (TypeError, ValueError):

@@ -937,7 +937,7 @@ def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
     thread = threading.Thread(target=ex.resize, args=(3,))
     thread.start()
     scattered: Any = None
-    while scattered is None or not ex._plane.holds:
+    while scattered is None or not ex._core.shared.plane.holds:
         scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
         time.sleep(0.001)
     gate.touch()
@@ -981,7 +981,7 @@ def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> 
     with pytest.raises(NotPicklable):
         ex.scatter("echo", [(bytearray(1_000_000),), (threading.Lock(),)])
 
-    assert not any(extent.kept for extent in ex._plane.arena._used)
+    assert not any(extent.kept for extent in ex._core.shared.plane.arena._used)
 
 
 def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path) -> None:
@@ -993,12 +993,12 @@ def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path
         ex.drain(0.05)
     first = threading.Thread(target=ex.drain)
     first.start()
-    while not ex._plane.holds:
+    while not ex._core.shared.plane.holds:
         time.sleep(0.001)
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._plane.holds == 1
+    assert ex._core.shared.plane.holds == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]

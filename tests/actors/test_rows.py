@@ -95,7 +95,7 @@ def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
     gate = tmp_path / "gate"
     first = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(50)]
-    while not all(seat.channel.board.begun for seat in ex._plane._seats):
+    while not all(seat.channel.board.begun for seat in ex._core.shared.plane._seats):
         pass
 
     pid = ex.ranks[1].pid

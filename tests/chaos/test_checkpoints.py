@@ -125,7 +125,7 @@ def test_a_call_that_is_made_again_is_counted_once(make: Make) -> None:
     ex.collective_rpc("add", LONG)
 
     future = ex.collective_rpc("add_gated", args=("/nowhere",), non_block=True)
-    seats = ex._plane._seats
+    seats = ex._core.shared.plane._seats
     while not all(seat.channel.board.begun == 2 for seat in seats):
         pass
     kill(ex, 0)

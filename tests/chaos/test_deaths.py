@@ -171,7 +171,7 @@ def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_co
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     gate, notes = tmp_path / "gate", tmp_path / "notes"
     first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    wait_until(lambda: all(s.channel.board.begun for s in ex._plane._seats))
+    wait_until(lambda: all(s.channel.board.begun for s in ex._core.shared.plane._seats))
     queued = [
         ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
     ]
@@ -196,7 +196,7 @@ def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
     here.touch()
     ex.scatter("gated", [(str(here),), (str(gate),), (str(gate),)], non_block=True)
     noted = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
-    seat = ex._plane._seats.by_rank[0]
+    seat = ex._core.shared.plane._seats.by_rank[0]
     assert seat is not None
     wait_until(lambda: not seat.sent)  # rank 0 has answered both
 

@@ -66,7 +66,7 @@ def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:
     """Wait until *ranks* have been handed a call."""
-    seats = ex._plane._seats.by_rank
+    seats = ex._core.shared.plane._seats.by_rank
     wait_until(lambda: all((s := seats[rank]) and s.channel.board.begun for rank in ranks))
 
 

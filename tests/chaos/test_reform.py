@@ -62,7 +62,7 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) ->
     ex = make(world_size=4)
     before = pids(ex)
     future = ex.collective_rpc("reduce_for_ever", non_block=True)
-    seats = ex._plane._seats
+    seats = ex._core.shared.plane._seats
     while not all(seat.channel.board.begun > 0 for seat in seats):
         pass
 

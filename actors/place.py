@@ -1,0 +1,32 @@
+"""An executor's place in a supervision tree.
+
+Guarantees: nothing of it holds on to the executor, so a place outlives those that follow each other
+in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.supervision import ExitReason, SupervisorSnapshot
+
+    from .cuts import Cuts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What an executor has of the supervisor it is a child of.
+
+    Attributes:
+        on_end: Told why the group has ended, once, whatever the cause.
+        look: Returns what the tree looks like.
+        cuts: What keeps the states of the ranks beyond one executor; None where none are kept.
+    """
+
+    on_end: Callable[[ExitReason], None]
+    look: Callable[[], SupervisorSnapshot]
+    cuts: Cuts | None

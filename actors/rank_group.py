@@ -1,0 +1,173 @@
+"""The rank group of an executor, as its users' threads see it: called, looked at, changed, ended.
+
+Guarantees: whoever waits here has a deadline, or waits for something that has one; nothing waits on
+the thread of the callbacks.
+
+Left to others: making calls (`Caller`), when ranks come and go (`executor_actor`), the end (`Core`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import Phase
+
+from .caller import Caller
+from .checks import check_seconds
+from .checkup import check_up
+from .status import status_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from phalanx.supervision import ExitReason
+
+    from .checkpoint import Checkpoint
+    from .core import Core
+    from .notices import Planned
+    from .status import GroupView, Status
+    from .worker import Methods
+
+_SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
+
+
+class RankGroup:
+    """The ranks of *core*, whose worker class has *methods*."""
+
+    def __init__(self, core: Core, methods: Methods) -> None:
+        self.core = core
+        self._shared = core.shared
+        self._plane = core.shared.plane
+        self._caller = Caller(core, methods)
+        self.call = self._caller.call
+
+    def told(self, method: str, future: Future[Any]) -> None:
+        """Log what a call of *method* has ended in, that nobody waits for, if that is an error."""
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is not None:
+            self.core.runtime.scribe.log.error(
+                "phalanx.tell_failed", group=self.core.spec.name, method=method, error=repr(error)
+            )
+
+    # --- looking ------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a call would be accepted without blocking."""
+        return self._plane.has_room()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether it has ended by itself."""
+        return self._shared.cause is not None
+
+    def view(self) -> GroupView:
+        """Return what it looks like."""
+        return self._shared.view
+
+    def status(self, world_size: int) -> Status:
+        """Return how an executor of *world_size* ranks is doing."""
+        shared = self._shared
+        view = shared.view
+        return status_of(
+            self.core.spec.name,
+            view,
+            state=str(view.phase),
+            world_size=world_size,
+            checkpoint=None if shared.cuts is None else shared.cuts.latest(),
+            counts=self._plane.counts(),
+            devices=shared.devices(),
+        )
+
+    def check_health(self, timeout: float) -> None:
+        """See `Executor.check_health`."""
+        check_up(self._shared, self.call, self.check_open, timeout)
+
+    def when_failed(self, callback: Callable[[ExitReason], None]) -> None:
+        """See `Executor.register_failure_callback`."""
+        self._shared.when_failed(callback)
+
+    def listen(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """See `Executor.events`."""
+        return self._shared.listen(callback)
+
+    def check_open(self) -> None:
+        """Raise `ExecutorClosed` where it takes no calls any more, or not from this process."""
+        self.core.check_process()
+        self._plane.check_open()
+
+    # --- changing -----------------------------------------------------------------------
+
+    def save(self, timeout: float | None) -> Checkpoint:
+        """See `Executor.checkpoint`."""
+        self.core.check_process()
+        self._shared.callbacks.check_may_wait("checkpoint")
+        return self._caller.save(timeout, under_hold=False)
+
+    def change(self, make: Callable[[], Planned], timeout: float | None) -> None:
+        """Have a planned change carried out while nothing is in flight; tries until it is."""
+        self.check_open()
+        self._shared.callbacks.check_may_wait("a planned change")
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        deadline = None if limit is None else time.monotonic() + limit
+        shared = self._shared
+        while True:
+            with shared.changed:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not shared.changed.wait_for(lambda: shared.view.phase in _SETTLED, left):
+                    msg = f"the group is not whole after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
+            self.check_open()
+            if not self._plane.wait_idle(deadline):
+                msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
+                raise TimeoutError(msg)
+            try:
+                if shared.cuts is not None and shared.cuts.is_unsaved():
+                    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                    self._caller.save(left, under_hold=True)
+                plan = make()
+                self.core.tell(plan)
+                while not plan.done.wait(max(0.01, _until(deadline, 1.0))):
+                    if shared.gone.is_set():
+                        break
+                    if plan.accepted and deadline is not None and time.monotonic() >= deadline:
+                        msg = f"the change is under way, not done after {timeout:g} s; it goes on"
+                        raise TimeoutError(msg)
+            finally:
+                self._plane.resume()
+            if plan.accepted:
+                return
+            self.check_open()
+
+    def drain(self, timeout: float | None) -> None:
+        """See `Executor.drain`."""
+        self.check_open()
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        self._shared.callbacks.check_may_wait("drain")
+        if not self._plane.wait_idle(None if limit is None else time.monotonic() + limit):
+            msg = f"calls are still in flight after {timeout:g} s"
+            raise TimeoutError(msg)
+        self._plane.resume()
+
+    # --- ending -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        self.core.end()
+
+    def request_close(self) -> None:
+        """Ask for its end; returns at once."""
+        self.core.request_end()
+
+    def kill(self) -> None:
+        """Kill every rank, and have it end; returns at once."""
+        self.core.kill()
+
+
+def _until(deadline: float | None, longest: float) -> float:
+    """Return how long to wait for *deadline*, in pieces of no more than *longest* seconds."""
+    return longest if deadline is None else min(longest, max(0.0, deadline - time.monotonic()))
