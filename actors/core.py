@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pykka
 
 from phalanx.runtime import acquire_shared, release_shared
-from phalanx.supervision import SHUTDOWN, ExecutorClosed, ExitReason, Phase
+from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase
 
 from .callbacks import Callbacks
 from .executor_actor import ExecutorActor

@@ -1,4 +1,4 @@
-"""The calls that can be made of a rank group: of all its ranks, of each, of one, of whichever is idle.
+"""The calls of a rank group: to all its ranks, to each, to one, to whichever is idle.
 
 Guarantees: what makes no sense of a call is told before anything is sent.
 

@@ -3,7 +3,8 @@
 Guarantees: whoever waits here has a deadline, or waits for something that has one; nothing waits on
 the thread of the callbacks.
 
-Left to others: making calls (`Caller`), when ranks come and go (`executor_actor`), the end (`Core`).
+Left to others: making calls (`Caller`), the end (`Core`), when ranks come and go
+(`executor_actor`).
 """
 
 from __future__ import annotations

@@ -22,9 +22,7 @@ class Steps:
         return getattr(self._executor, name)
 
 
-def step_function(
-    executor: Dispatch[Any], layout: Layout, method: Method
-) -> Callable[..., Any]:
+def step_function(executor: Dispatch[Any], layout: Layout, method: Method) -> Callable[..., Any]:
     """Return a function that calls the step *method* as it is declared."""
     declared = method.declared
     reply = declared.reply
