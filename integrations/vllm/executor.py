@@ -1,0 +1,350 @@
+"""`SupervisedExecutor`: vLLM's workers as a supervised rank group.
+
+Guarantees: a step that was sent to workers that died ends as a `LostStep`, never as an error and
+never twice; no step that was scheduled for one epoch of the workers runs in another; a new epoch is
+brought to where the old one was (`journal`) before it is given anything; vLLM's own calls are made
+again after a death, the user's are not. When the group has ended for good, every call fails with
+the story of its last death, and the engine ends as it does without this plug-in.
+
+Left to others: what becomes of requests (`healing`), which is mixed into the engine's scheduler
+here, because the executor is made first and from the same configuration.
+
+The engine core has one thread that schedules and takes outputs. What it believes about its workers
+is kept as `_believed`: the epoch for which it schedules. It stops believing when it is handed the
+first `LostStep` of that epoch, whereupon its scheduler begins every request again; and the next
+step it sends belongs to the epoch that is there then.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+from vllm.logger import init_logger
+from vllm.v1.executor.abstract import Executor as VllmExecutor
+
+from phalanx.actors import Executor, Layout, StopPolicy
+from phalanx.runtime import GroupUp
+from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, WorkerDied
+
+from .healing import healed
+from .journal import REPEATABLE, Journal
+from .lost import StepFuture, lost_step
+from .names import new_mark, remove_names
+from .policy import Policy
+from .processors import environments, processors
+from .requirements import check_config, check_installed
+from .story import EngineEnded, tell_story
+from .worker import EngineWorker, StaleEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import CrashReport
+    from phalanx.supervision import ExitReason
+
+check_installed()
+
+_HEALTH = 10.0  # seconds, as the executor that this stands in for has it
+_PRELOAD = (
+    "torch",
+    "vllm.v1.worker.worker_base",
+    "vllm.v1.worker.gpu_input_batch",
+    "vllm.model_executor.model_loader",
+    "phalanx.integrations.vllm.worker",
+)
+_logger = init_logger("vllm.phalanx")
+
+
+class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not be installed
+    """Runs vLLM's workers as phalanx worker actors; give it as ``distributed_executor_backend``."""
+
+    uses_ray = False
+    supports_pp = True
+
+    @classmethod
+    def supports_async_scheduling(cls) -> bool:
+        """Whether steps may be scheduled before the outputs of earlier ones are there."""
+        return True
+
+    def _init_executor(self) -> None:
+        config = self.vllm_config
+        check_config(config)
+        policy = Policy.of_config(config.additional_config)
+        parallel = config.parallel_config
+        policy.check_size(parallel.world_size)
+        _mix_in_healing(config)
+        self._journal = Journal(policy.replay)
+        self._mark = new_mark()
+        self._callback: Callable[[], None] | None = None
+        self._ended: ExitReason | None = None
+        self._closed = False
+        self._healing = threading.RLock()
+        self._prepared = 0
+        self._believed = 0
+        self._step_epoch = 0
+        layout = Layout(
+            tensor=parallel.tensor_parallel_size,
+            pipeline=parallel.pipeline_parallel_size,
+            prefill_context=parallel.prefill_context_parallel_size,
+        )
+        self._output_rank = layout.output_rank
+        self._group = Executor(
+            EngineWorker,
+            args=(
+                cloudpickle.dumps(config),
+                self._mark,
+                processors(config),
+            ),
+            layout=layout,
+            name=f"vllm-{self._mark}",
+            strategy=policy.strategy,
+            intensity=policy.intensity,
+            backoff=policy.backoff,
+            devices=_devices(parallel.world_size),
+            visibility="all",
+            preload=(*_PRELOAD, parallel.worker_cls.rpartition(".")[0], *policy.preload),
+            launch=policy.launch,
+            rank_env=environments(config),
+            start_timeout=policy.start_timeout,
+            # A survivor waits in a collective operation for the one that is gone; it hears nothing.
+            stop=StopPolicy(hurry=0.0),
+            async_output=bool(config.scheduler_config.async_scheduling),
+            report_dir=policy.report_dir,
+            hang_after=policy.hang_after or _step_limit(),
+            stopped_after=policy.stopped_after,
+            standby=policy.standby,
+        )
+        self._group.register_failure_callback(self._on_end)
+        self._believed = self._prepared = self._ask_epoch()
+        self._unsubscribe = self._group.events(self._on_event)
+
+    # --- steps --------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Have the workers compute a step."""
+        if not self._believed:
+            self._believed = self._heal()
+        self._step_epoch = self._believed
+        return self._step("execute_model", scheduler_output, non_block=non_block)
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """End the step that was begun by `execute_model`."""
+        return self._step("sample_tokens", grammar_output, non_block=non_block)
+
+    def take_draft_token_ids(self) -> Any:
+        """Return the tokens that were drafted in the last step; None where they died with it."""
+        try:
+            return self._send("rpc", self._step_epoch, "take_draft_token_ids", (), {}).result()
+        except (WorkerDied, StaleEpoch):
+            return None
+
+    def _step(self, method: str, argument: Any, *, non_block: bool) -> Any:
+        epoch = self._step_epoch
+        if epoch != self._believed:  # its first half is lost already
+            value = lost_step(epoch)
+            return StepFuture(lambda: value, lambda: True) if non_block else value
+        future = self._send(method, epoch, argument)
+        if non_block:
+            return StepFuture(partial(self._output, future, epoch), future.done)
+        return self._output(future, epoch)
+
+    def _send(self, method: str, epoch: int, *args: Any) -> Any:
+        try:
+            return self._group.collective_rpc(
+                method, args=(epoch, *args), non_block=True, unique_reply_rank=self._output_rank
+            )
+        except ExecutorClosed as error:
+            raise self._story() from error
+
+    def _output(self, future: Any, epoch: int) -> Any:
+        try:
+            return future.result()
+        except (WorkerDied, StaleEpoch) as error:
+            self._say_lost(error, epoch)
+            if self._believed == epoch:
+                self._believed = 0
+            return lost_step(epoch)
+        except ExecutorClosed as error:
+            raise self._story() from error
+
+    # --- other calls --------------------------------------------------------------------
+
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        unique_reply_rank: int | None = None,
+    ) -> Any:
+        """Call *method* of vLLM's worker on every rank, or a callable with the worker.
+
+        A death makes calls of vLLM's own be made again, once the workers are back; another one
+        raises `WorkerDied`, with the crash report, for it may have had its effect.
+        """
+        name = method if isinstance(method, str) else cloudpickle.dumps(method)
+        named = dict(kwargs or {})
+        if non_block:
+            epoch = self._heal()
+            return self._rpc(epoch, name, timeout, args, named, unique_reply_rank, non_block=True)
+        while True:
+            with self._healing:
+                epoch = self._heal()
+                try:
+                    answers = self._rpc(epoch, name, timeout, args, named, unique_reply_rank)
+                    self._journal.note(name, args, named, _listed(answers))
+                except StaleEpoch:
+                    continue  # nothing of it ran
+                except WorkerDied:
+                    if isinstance(method, str) and method in REPEATABLE:
+                        continue
+                    raise
+                except CallTimeout:
+                    raise
+                except ExecutorClosed as error:
+                    raise self._story() from error
+                return answers
+
+    def execute_dummy_batch(self) -> None:
+        """Have the workers compute a step that nobody asked for."""
+        self.collective_rpc("execute_dummy_batch", unique_reply_rank=self._output_rank)
+
+    def check_health(self) -> None:
+        """Return once every worker has answered; a group that heals is waited for."""
+        if self.is_failed:
+            raise self._story()
+        self.collective_rpc("check_health", timeout=_HEALTH)
+
+    def register_failure_callback(self, callback: Callable[[], None]) -> None:
+        """Run *callback* once the workers have ended for good; at once where they have."""
+        self._callback = callback
+        if self.is_failed:
+            self._call_back()
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the workers have ended for good other than by `shutdown`."""
+        return self._ended is not None
+
+    @property
+    def supervision(self) -> Executor[EngineWorker]:
+        """The rank group: its ranks, its status, its events."""
+        return self._group
+
+    def shutdown(self) -> None:
+        """End the workers, and give everything back; any number of times."""
+        group: Executor[EngineWorker] | None = vars(self).get("_group")
+        if group is None or self._closed:
+            return
+        self._closed = True
+        group.close()
+        remove_names(self._mark)
+
+    def _rpc(
+        self,
+        epoch: int,
+        method: str | bytes,
+        timeout: float | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rank: int | None,
+        *,
+        non_block: bool = False,
+    ) -> Any:
+        return self._group.collective_rpc(
+            "rpc",
+            timeout,
+            args=(epoch, method, args, kwargs, rank),
+            non_block=non_block,
+            unique_reply_rank=rank,
+        )
+
+    # --- healing ------------------------------------------------------------------------
+
+    def _heal(self) -> int:
+        """Return the epoch of the workers once they are where those before them were.
+
+        Raises:
+            EngineEnded: there are none any more.
+        """
+        with self._healing:
+            while True:
+                try:
+                    epoch = self._ask_epoch()
+                    if epoch != self._prepared:
+                        entries = self._journal.entries()
+                        self._group.collective_rpc("prepare", args=(epoch, entries))
+                        self._prepared = epoch
+                except (WorkerDied, StaleEpoch):
+                    continue
+                except ExecutorClosed as error:
+                    raise self._story() from error
+                return epoch
+
+    def _ask_epoch(self) -> int:
+        epoch: int = self._group.collective_rpc("epoch", unique_reply_rank=0)
+        return epoch
+
+    def _on_event(self, event: object) -> None:
+        if isinstance(event, GroupUp) and event.epoch != self._prepared:
+            # Now, and not when the next request comes: this thread may not wait, so another does.
+            threading.Thread(target=self._heal_early, name="phalanx-heal", daemon=True).start()
+
+    def _heal_early(self) -> None:
+        try:
+            self._heal()
+        except EngineEnded:
+            return  # whoever sends the next step is told
+        except Exception:
+            _logger.exception("phalanx.vllm_heal_failed")
+
+    def _on_end(self, reason: ExitReason) -> None:
+        self._ended = reason
+        tell_story(str(self._story()))
+        _logger.error("phalanx.vllm_ended %s", self._story())
+        self._call_back()
+
+    def _call_back(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+    def _story(self) -> EngineEnded:
+        reports = self._group.status().reports
+        return EngineEnded.of(self._ended, reports[-1] if reports else None)
+
+    def _say_lost(self, error: BaseException, epoch: int) -> None:
+        report: CrashReport | None = getattr(error, "report", None)
+        what = "" if report is None else f" {report.render()}"
+        _logger.warning("phalanx.vllm_step_lost epoch=%d%s", epoch, what)
+
+
+def _mix_in_healing(config: Any) -> None:
+    """Have the engine build a scheduler that heals, of the class it would have built."""
+    scheduler = config.scheduler_config
+    try:
+        scheduler.scheduler_cls = healed(scheduler.get_scheduler_cls())
+    except TypeError as error:
+        raise SpecError(
+            "scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler"
+        ) from error
+
+
+def _devices(world_size: int) -> Any:
+    from vllm.platforms import current_platform  # noqa: PLC0415  # asks the machine, once imported
+
+    return list(range(world_size)) if current_platform.is_cuda_alike() else "cpu"
+
+
+def _step_limit() -> float:
+    from vllm import envs  # noqa: PLC0415  # as above
+
+    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+
+
+def _listed(answers: Any) -> tuple[Any, ...]:
+    return tuple(answers) if isinstance(answers, list) else (answers,)

@@ -1,0 +1,64 @@
+"""The names in ``/dev/shm`` under which the ranks of one engine open what they share.
+
+Guarantees: each name says to which engine and which epoch it belongs; once all ranks have opened
+what they share the names are taken away, while the memory stays, so that a worker that is killed
+leaves none behind; what was left by one that was killed before, the next epoch removes, and in the
+end the engine.
+
+vLLM makes such names in two ways: through `multiprocessing.shared_memory`, and in its C++ for CPUs
+by the last part of the address where the ranks meet.
+"""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import suppress
+from multiprocessing import resource_tracker, shared_memory
+from pathlib import Path
+from typing import Any
+
+_SHM = Path("/dev/shm")  # noqa: S108  # the kernel's place for them
+_LONGEST = 100  # the standard library keeps to 14 characters, for other systems than Linux
+
+
+def new_mark() -> str:
+    """Return what all names of one engine contain, and nobody else's."""
+    return f"phx{secrets.token_hex(4)}"
+
+
+def mark_names(mark: str, epoch: int) -> None:
+    """Have the names that this process makes from now on bear *mark* and *epoch*."""
+    library: dict[str, Any] = vars(shared_memory)
+    library["_SHM_NAME_PREFIX"] = f"/{_stamp(mark, epoch)}_"
+    library["_SHM_SAFE_NAME_LENGTH"] = _LONGEST
+    shared_memory.SharedMemory.unlink = _unlink  # type: ignore[method-assign]  # see there
+
+
+def marked_address(address: str, port: int, mark: str, epoch: int) -> str:
+    """Return where ranks meet, as torch takes it, with an end that bears *mark* and *epoch*."""
+    return f"tcp://{address}:{port}?mark={_stamp(mark, epoch)}"
+
+
+def remove_names(mark: str, epoch: int | None = None, *, before: bool = False) -> None:
+    """Remove the names with *mark*: all, or those of *epoch*, or those of epochs *before* it."""
+    with suppress(OSError):
+        for entry in list(_SHM.iterdir()):
+            _, found, rest = entry.name.partition(f"{mark}e")
+            if not found:
+                continue
+            own = int(rest.partition("x")[0])
+            if epoch is None or (own < epoch if before else own == epoch):
+                with suppress(OSError):
+                    entry.unlink()
+
+
+def _stamp(mark: str, epoch: int) -> str:
+    return f"{mark}e{epoch}x"
+
+
+def _unlink(self: shared_memory.SharedMemory) -> None:
+    """Take the name away as the library does, but bear that it is gone already."""
+    name: str = vars(self)["_name"]
+    with suppress(OSError):
+        (_SHM / name.lstrip("/")).unlink()
+    resource_tracker.unregister(name, "shared_memory")

@@ -1,0 +1,237 @@
+"""`EngineWorker`: one of vLLM's workers, as a phalanx actor.
+
+Guarantees: it is built as vLLM's own executor builds it, under the meeting place of its epoch; it
+does nothing for who believes in another epoch (`StaleEpoch`), so that a step which was made for the
+worker before this one never runs here; only the rank whose answer is wanted returns one.
+
+Left to others: what a new worker is told first (`journal`); requests that a worker never saw begin
+(`resumption`).
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from functools import partial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from phalanx.actors import AsyncOutput, WorkerActor, limits
+
+from .names import mark_names, marked_address, remove_names
+from .resumption import Resumption
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from phalanx.actors import WorkerContext
+    from phalanx.supervision import ExitReason
+
+    from .journal import Entry
+
+_FOREVER = float("inf")
+
+
+class StaleEpoch(Exception):  # named for what happened
+    """The call was made for workers that are gone."""
+
+
+class EngineWorker(WorkerActor):
+    """One rank of an engine.
+
+    Args:
+        config: The pickled ``VllmConfig``.
+        mark: What its names in ``/dev/shm`` bear.
+        cpus: For each rank the processors it is bound to; empty binds none.
+    """
+
+    def __init__(self, config: bytes, mark: str, cpus: Sequence[Sequence[int]] = ()) -> None:
+        self._pickled = config
+        self._mark = mark
+        self._cpus = cpus
+        self._config: Any = None
+        self._worker: Any = None
+        self._resumption: Resumption | None = None
+        self._is_output = True
+        self._is_prepared = False
+
+    def on_standby(self) -> None:
+        """Have everything imported that a rank needs."""
+        self._unpickle()
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        """Build vLLM's worker and load the weights."""
+        self._unpickle()
+        _bind(self._cpus[ctx.rank] if self._cpus else ())
+        remove_names(self._mark, ctx.epoch, before=True)
+        mark_names(self._mark, ctx.epoch)
+        config = self._config
+        parallel = config.parallel_config
+        wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase(
+            rpc_rank=ctx.rank, global_rank=ctx.rank
+        )
+        arguments: list[dict[str, Any]] = [{} for _ in range(parallel.world_size)]
+        arguments[ctx.rank] = {
+            "vllm_config": config,
+            "local_rank": _device_of(ctx),
+            "rank": ctx.rank,
+            "distributed_init_method": self._meeting_place(),
+            "is_driver_worker": ctx.rank % parallel.tensor_parallel_size == 0,
+            "shared_worker_lock": ctx.lock("vllm"),
+        }
+        wrapper.init_worker(arguments)
+        wrapper.init_device()
+        wrapper.load_model()
+        import_module("vllm.distributed.parallel_state").get_world_group().barrier()
+        remove_names(self._mark, ctx.epoch)  # every rank has opened what they share
+        platform = import_module("vllm.platforms").current_platform
+        platform.update_block_size_for_backend(config)
+        import_module("vllm.envs").enable_envs_cache()
+        self._worker = wrapper
+        self._is_output = ctx.is_output
+        self._resumption = Resumption(wrapper)
+
+    def on_stop(self, reason: ExitReason) -> None:
+        """Let vLLM's worker go, and the groups it is in."""
+        del reason
+        if self._worker is None:
+            return
+        self._worker.shutdown()
+        distributed = import_module("vllm.distributed")
+        distributed.destroy_model_parallel()
+        distributed.destroy_distributed_environment()
+
+    def epoch(self) -> int:
+        """Return the epoch of this worker's group."""
+        return self.ctx.epoch
+
+    @limits(hang_after=_FOREVER)
+    def prepare(self, epoch: int, entries: Sequence[Entry]) -> None:
+        """Come to the state of the workers before: make the calls in *entries*."""
+        self._check(epoch)
+        if self._is_prepared:
+            return
+        for entry in entries:
+            if entry.method == "determine_available_memory":
+                self._warm_up(entry)
+            else:
+                self._run(entry.method, entry.args, entry.kwargs)
+        if entries and epoch > 1:
+            _reseed(self._config, epoch)
+        self._is_prepared = True
+
+    @limits(hang_after=_FOREVER)
+    def rpc(
+        self,
+        epoch: int,
+        method: str | bytes,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        reply_rank: int | None = None,
+    ) -> Any:
+        """Call *method* of vLLM's worker, or a pickled callable with it."""
+        self._check(epoch)
+        value = self._run(method, args, kwargs)
+        if reply_rank is not None and reply_rank != self.ctx.rank:
+            return None
+        return _resolved(value)
+
+    def execute_model(self, epoch: int, scheduled: Any) -> Any:
+        """Run one step of the scheduler's."""
+        self._check(epoch)
+        assert self._resumption is not None
+        with self._resumption.of(scheduled):
+            return self._answer(self._worker.execute_model(scheduled))
+
+    def sample_tokens(self, epoch: int, grammar: Any) -> Any:
+        """End the step that `execute_model` began."""
+        self._check(epoch)
+        return self._answer(self._worker.sample_tokens(grammar))
+
+    def _answer(self, value: Any) -> Any:
+        if value is None or not self._is_output:
+            return None
+        return _Later(value, self._device()) if _is_async(value) else value
+
+    def _meeting_place(self) -> str:
+        # torch connects to the store there instead of starting one: the environment says so.
+        where = self.ctx.rendezvous
+        assert where is not None
+        return marked_address(where.address, where.port, self._mark, self.ctx.epoch)
+
+    def _device(self) -> Any:
+        return getattr(self._worker.worker, "device", None)
+
+    def _check(self, epoch: int) -> None:
+        if epoch != self.ctx.epoch:
+            msg = f"made for epoch {epoch}, this is {self.ctx.epoch}"
+            raise StaleEpoch(msg)
+
+    def _run(self, method: str | bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if isinstance(method, bytes):
+            return partial(cloudpickle.loads(method), self._worker)(*args, **kwargs)
+        return getattr(self._worker, method)(*args, **kwargs)
+
+    def _warm_up(self, entry: Entry) -> None:
+        """Compile and profile as the first worker did, and keep to the memory that it found."""
+        worker = self._worker.worker
+        if hasattr(worker, "_should_warm_up_model"):  # the CPU's, which would measure again
+            if worker._should_warm_up_model():  # noqa: SLF001  # as its own method does
+                worker.model_runner.warming_up_model()
+            return
+        worker.cache_config.kv_cache_memory_bytes = entry.answers[self.ctx.rank]
+        worker.determine_available_memory()
+
+    def _unpickle(self) -> None:
+        if self._config is None:
+            self._config = pickle.loads(self._pickled)
+            worker = self._config.parallel_config.worker_cls
+            import_module(worker.rpartition(".")[0])
+
+
+class _Later(AsyncOutput):
+    """An output that is still on its way from the device."""
+
+    def __init__(self, output: Any, device: Any) -> None:
+        self._output = output
+        self._device = device
+
+    def get_output(self) -> object:
+        """Return it."""
+        if self._device is not None and self._device.type != "cpu":
+            # A thread begins on the first device, and would start a context there.
+            import_module("vllm.platforms").current_platform.set_device(self._device)
+        return self._output.get_output()
+
+
+def _is_async(value: Any) -> bool:
+    return isinstance(value, import_module("vllm.v1.outputs").AsyncModelRunnerOutput)
+
+
+def _resolved(value: Any) -> Any:
+    return value.get_output() if _is_async(value) else value
+
+
+def _device_of(ctx: WorkerContext) -> int:
+    """Return the number by which vLLM is to know this rank's device."""
+    _, _, number = ctx.device.partition(":")
+    return int(number) if number else ctx.local_rank
+
+
+def _bind(cpus: Sequence[int]) -> None:
+    """Run on *cpus* only, with a thread on each.
+
+    What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
+    """
+    if not cpus:
+        return
+    os.sched_setaffinity(0, cpus)
+    import_module("torch").set_num_threads(len(cpus))
+
+
+def _reseed(config: Any, epoch: int) -> None:
+    """Have requests without a seed go on with other numbers than those the engine began with."""
+    seed = (config.model_config.seed or 0) + epoch * 0x9E37_79B1
+    import_module("vllm.utils.torch_utils").set_random_seed(seed % 2**31)

@@ -1,0 +1,402 @@
+"""The parts of the plug-in for vLLM that decide, without vLLM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx import BackOff, Intensity, SpecError, Strategy
+from phalanx.integrations.vllm import Policy, Unsupported, supervised
+from phalanx.integrations.vllm.journal import REPEATABLE, Journal
+from phalanx.integrations.vllm.losses import drop_in_flight, obstacle, outputs_of
+from phalanx.integrations.vllm.names import marked_address
+from phalanx.integrations.vllm.requirements import (
+    TESTED,
+    check_config,
+    check_version,
+    installed_version,
+)
+from phalanx.integrations.vllm.resumption import Resumption, rewindable
+
+
+def config(**parallel: Any) -> Any:
+    sizes = {"nnodes": 1, "nnodes_within_dp": 1, "data_parallel_size": 1, **parallel}
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**sizes), kv_transfer_config=None, ec_transfer_config=None
+    )
+
+
+def request(**fields: Any) -> Any:
+    usual = {
+        "num_in_flight_tokens": 0,
+        "num_stale_output_tokens": 0,
+        "drop_stale_output": False,
+        "num_computed_tokens": 0,
+        "num_output_tokens": 0,
+        "resumable": False,
+        "sampling_params": SimpleNamespace(seed=None, temperature=1.0),
+    }
+    return SimpleNamespace(**{**usual, **fields})
+
+
+# --- what is needed of vLLM ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0", "0.33.0+cpu", "dev"])
+def test_a_version_outside_the_tested_range_is_refused_by_name(version: str) -> None:
+    with pytest.raises(Unsupported) as caught:
+        check_version(version)
+
+    assert version in str(caught.value)
+    assert f">={TESTED[0][0]}.{TESTED[0][1]}" in str(caught.value)
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
+def test_a_version_inside_it_is_taken(version: str) -> None:
+    check_version(version)
+
+
+@pytest.mark.skipif(installed_version() is not None, reason="vLLM is installed")
+def test_without_vllm_the_error_says_what_to_install() -> None:
+    with pytest.raises(Unsupported, match=r"pip install 'phalanx\[vllm\]'"):
+        supervised()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("nnodes", 2), ("nnodes_within_dp", 2), ("data_parallel_size", 2)]
+)
+def test_what_cannot_be_honoured_is_refused_by_name(field: str, value: int) -> None:
+    with pytest.raises(SpecError) as caught:
+        check_config(config(**{field: value}))
+
+    assert (caught.value.field, caught.value.value) == (field, value)
+
+
+def test_a_connector_is_refused() -> None:
+    given = config()
+    given.kv_transfer_config = "nixl"
+
+    with pytest.raises(SpecError, match="kv_transfer_config"):
+        check_config(given)
+
+
+def test_one_node_is_taken() -> None:
+    check_config(config())
+
+
+def test_the_core_does_not_import_it() -> None:
+    code = "import sys, phalanx, phalanx.cli; print('phalanx.integrations' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert done.stdout.strip() == "False"
+
+
+# --- the policy ---------------------------------------------------------------------------
+
+POLICIES = [
+    Policy(),
+    Policy(intensity=Intensity(3, 30.0), standby=2, hang_after=20.0, stopped_after=None),
+    Policy(backoff=BackOff(initial=0.5), report_dir="/var/reports", launch="exec"),
+    Policy(strategy=Strategy.ONE_FOR_ONE, preload=("mine",), replay=("update", "scale")),
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_is_the_same_after_it_has_travelled_as_json(policy: Policy) -> None:
+    travelled = json.loads(json.dumps(policy.to_json()))
+
+    assert Policy.from_json(travelled) == policy
+
+
+def test_a_policy_is_found_in_what_vllm_carries() -> None:
+    assert Policy.of_config({"phalanx": {"standby": 2}, "mine": 1}) == Policy(standby=2)
+    assert Policy.of_config({}) == Policy()
+
+
+@pytest.mark.parametrize(
+    ("said", "field"),
+    [
+        ({"retries": 3}, "phalanx.retries"),
+        ({"strategy": "all_for_one"}, "phalanx.strategy"),
+        ({"intensity": 3}, "phalanx.intensity"),
+        ({"intensity": [3, 0]}, "period"),
+        ({"backoff": {"first": 1}}, "phalanx.backoff"),
+        ({"standby": -1}, "standby"),
+        ({"hang_after": 0}, "hang_after"),
+        ({"launch": "inline"}, "launch"),
+        ({"replay": "update"}, "replay"),
+        ("yes", "phalanx"),
+    ],
+)
+def test_a_policy_that_makes_no_sense_is_refused_by_name(said: Any, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        Policy.from_json(said)
+
+    assert caught.value.field == field
+
+
+def test_ranks_that_share_a_process_group_restart_together() -> None:
+    alone = Policy(strategy=Strategy.ONE_FOR_ONE)
+
+    alone.check_size(1)
+    with pytest.raises(SpecError, match="one_for_all"):
+        alone.check_size(2)
+
+
+# --- the journal --------------------------------------------------------------------------
+
+
+def told(journal: Journal) -> list[Any]:
+    return [entry.method for entry in journal.entries()]
+
+
+def test_a_new_worker_is_told_the_start_in_its_order_with_the_saved_arguments() -> None:
+    journal = Journal()
+    journal.note("get_kv_cache_spec")
+    journal.note("set_kv_cache_layout", ("NHD",))
+    journal.note("determine_available_memory", (), {}, [7, 8])
+    journal.note("initialize_from_config", (["blocks"],))
+    journal.note("update_max_model_len", (128,))
+    journal.note("compile_or_warm_up_model")
+
+    entries = journal.entries()
+
+    assert [entry.method for entry in entries] == [
+        "set_kv_cache_layout",
+        "determine_available_memory",
+        "update_max_model_len",
+        "initialize_from_config",
+        "compile_or_warm_up_model",
+    ]
+    assert entries[1].answers == (7, 8)
+    assert entries[3].args == (["blocks"],)
+
+
+def test_an_adapter_is_loaded_again_unless_it_was_removed() -> None:
+    journal = Journal()
+    journal.note("add_lora", (SimpleNamespace(lora_int_id=1),))
+    journal.note("add_lora", (SimpleNamespace(lora_int_id=2),))
+    journal.note("pin_lora", (2,))
+    journal.note("pin_lora", (1,))
+    journal.note("remove_lora", (1,))
+
+    assert [
+        (e.method, getattr(e.args[0], "lora_int_id", e.args[0])) for e in journal.entries()
+    ] == [
+        ("add_lora", 2),
+        ("pin_lora", 2),
+    ]
+
+
+def test_a_worker_that_slept_sleeps_again_as_far_as_it_did() -> None:
+    journal = Journal()
+
+    journal.note("sleep", (), {"level": 1})
+    asleep = told(journal)
+    journal.note("wake_up", (), {"tags": ["weights"]})
+    partly = told(journal)
+    journal.note("wake_up", (), {"tags": None})
+
+    assert (asleep, partly, told(journal)) == (["sleep"], ["sleep", "wake_up"], [])
+
+
+def test_a_profile_goes_on_until_it_is_stopped() -> None:
+    journal = Journal()
+
+    journal.note("profile", (True, "mine"), {})
+    running = told(journal)
+    journal.note("profile", (False, None), {})
+
+    assert (running, told(journal)) == (["profile"], [])
+
+
+def test_of_the_users_calls_only_those_that_are_named_are_made_again_all_of_them() -> None:
+    journal = Journal(["update"])
+    journal.note("update", (1,))
+    journal.note("look")
+    journal.note(b"a callable")
+    journal.note("update", (2,))
+
+    assert [(e.method, e.args) for e in journal.entries()] == [("update", (1,)), ("update", (2,))]
+
+
+def test_no_step_is_among_what_may_be_made_twice() -> None:
+    assert not REPEATABLE & {"execute_model", "sample_tokens", "take_draft_token_ids"}
+
+
+# --- requests -----------------------------------------------------------------------------
+
+
+def test_what_was_in_flight_is_dropped_also_where_it_would_have_been_taken() -> None:
+    flying = request(num_in_flight_tokens=5, num_stale_output_tokens=2)
+    idle = request()
+
+    drop_in_flight(flying)
+    drop_in_flight(idle)
+
+    assert (flying.num_stale_output_tokens, flying.drop_stale_output) == (5, True)
+    assert not idle.drop_stale_output
+
+
+@pytest.mark.parametrize(
+    ("fields", "speculates", "keeps_generators", "ends"),
+    [
+        ({}, True, True, False),
+        ({"resumable": True}, False, False, False),
+        ({"resumable": True, "num_computed_tokens": 4}, False, False, True),
+        ({"sampling_params": None}, True, True, False),
+        ({"sampling_params": SimpleNamespace(seed=1, temperature=0.5)}, True, True, False),
+        (
+            {"sampling_params": SimpleNamespace(seed=1, temperature=0.5), "num_output_tokens": 3},
+            True,
+            True,
+            True,
+        ),
+        (
+            {"sampling_params": SimpleNamespace(seed=1, temperature=0.5), "num_output_tokens": 3},
+            True,
+            False,
+            False,
+        ),
+        (
+            {"sampling_params": SimpleNamespace(seed=1, temperature=0.0), "num_output_tokens": 3},
+            True,
+            True,
+            False,
+        ),
+    ],
+)
+def test_only_what_cannot_be_continued_exactly_ends(
+    fields: dict[str, Any], speculates: bool, keeps_generators: bool, ends: bool
+) -> None:
+    why = obstacle(
+        request(**fields),
+        is_running=False,
+        speculates=speculates,
+        keeps_generators=keeps_generators,
+    )
+
+    assert (why is not None) == ends
+
+
+def test_the_tokens_behind_the_prompt_are_those_it_has_generated() -> None:
+    new = SimpleNamespace(prompt_len=3, prefill_token_ids=[1, 2, 3, 40, 50])
+
+    assert outputs_of(new) == [40, 50]
+    assert outputs_of(SimpleNamespace(prompt_len=3, prefill_token_ids=None)) == []
+
+
+# --- a worker that takes requests up --------------------------------------------------------
+
+
+class Batch:
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+
+    def add_request(self, record: Any) -> int:
+        self.added.append(record)
+        return len(self.added) - 1
+
+
+def draw(generator: torch.Generator) -> int:
+    return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long))
+
+
+def worker_with(batch: Batch) -> Any:
+    def forward_cpu() -> None: ...
+
+    runner = SimpleNamespace(
+        input_batch=batch,
+        num_prompt_logprobs={"r": 3},
+        sampler=SimpleNamespace(
+            topk_topp_sampler=SimpleNamespace(forward=forward_cpu, use_fp64_gumbel=False)
+        ),
+    )
+    return SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
+
+
+def record_of(seed: int | None) -> Any:
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
+    return SimpleNamespace(
+        req_id="r",
+        output_token_ids=[],
+        generator=generator,
+        sampling_params=SimpleNamespace(seed=seed),
+    )
+
+
+def step_with(tokens: list[int] | None, seed: int | None) -> Any:
+    new = SimpleNamespace(
+        req_id="r",
+        prompt_len=2,
+        prefill_token_ids=tokens,
+        sampling_params=SimpleNamespace(seed=seed),
+    )
+    return SimpleNamespace(scheduled_new_reqs=[new])
+
+
+def test_a_request_is_taken_up_with_its_output_and_the_place_of_its_generator() -> None:
+    batch, record = Batch(), record_of(5)
+    wrapper = worker_with(batch)
+    never_died = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        draw(never_died)
+
+    with Resumption(wrapper).of(step_with([1, 2, 30, 40, 50], 5)):
+        wrapper.worker.model_runner.input_batch.add_request(record)
+
+    assert batch.added == [record]
+    assert record.output_token_ids == [30, 40, 50]
+    assert wrapper.worker.model_runner.num_prompt_logprobs == {}
+    assert draw(record.generator) == draw(never_died)
+
+
+def test_a_request_that_is_new_is_left_as_it_is() -> None:
+    batch, record = Batch(), record_of(None)
+    wrapper = worker_with(batch)
+
+    with Resumption(wrapper).of(step_with(None, None)):
+        wrapper.worker.model_runner.input_batch.add_request(record)
+
+    assert record.output_token_ids == []
+    assert wrapper.worker.model_runner.num_prompt_logprobs == {"r": 3}
+
+
+def test_the_batch_is_as_it_was_once_the_step_has_run() -> None:
+    batch = Batch()
+
+    with Resumption(worker_with(batch)).of(step_with([1, 2, 3], None)):
+        assert "add_request" in vars(batch)
+
+    assert "add_request" not in vars(batch)
+
+
+def test_a_generator_on_the_cpu_steps_back_to_where_the_output_ends() -> None:
+    record = record_of(9)
+    record.output_token_ids = [4, 4]
+    generator = rewindable(record, draw)
+    expected = torch.Generator().manual_seed(9)
+    for _ in range(2):
+        draw(expected)
+    for _ in range(3):  # the third for a token that is thrown away
+        draw(generator)
+
+    generator.set_offset(generator.get_offset() - 4)
+
+    assert draw(generator) == draw(expected)
+
+
+def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None:
+    address = marked_address("127.0.0.1", 4711, "phxab", 3)
+
+    assert address.startswith("tcp://127.0.0.1:4711")
+    assert "phxabe3x" in address.split(":")[-1]
