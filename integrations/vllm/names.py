@@ -28,9 +28,9 @@ def new_mark() -> str:
 
 def mark_names(mark: str, epoch: int) -> None:
     """Have the names that this process makes from now on bear *mark* and *epoch*."""
-    library: dict[str, Any] = vars(shared_memory)
-    library["_SHM_NAME_PREFIX"] = f"/{_stamp(mark, epoch)}_"
-    library["_SHM_SAFE_NAME_LENGTH"] = _LONGEST
+    library: Any = shared_memory  # its names for this are not public
+    library._SHM_NAME_PREFIX = f"/{_stamp(mark, epoch)}_"  # noqa: SLF001
+    library._SHM_SAFE_NAME_LENGTH = _LONGEST  # noqa: SLF001
     shared_memory.SharedMemory.unlink = _unlink  # type: ignore[method-assign]  # see there
 
 

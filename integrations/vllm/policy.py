@@ -68,8 +68,9 @@ class Policy:
             )
         if self.backoff is not None:
             _check_kind("backoff", self.backoff, BackOff)
-        if isinstance(self.standby, bool) or not isinstance(self.standby, int) or self.standby < 0:
-            raise SpecError("standby", self.standby, "give an integer >= 0")
+        spares: Any = self.standby
+        if isinstance(spares, bool) or not isinstance(spares, int) or spares < 0:
+            raise SpecError("standby", spares, "give an integer >= 0")
         for name in ("hang_after", "stopped_after"):
             value = getattr(self, name)
             if value is not None:
@@ -79,7 +80,7 @@ class Policy:
             raise SpecError("launch", self.launch, "give one of zygote, exec")
         for name in ("preload", "replay"):
             object.__setattr__(self, name, _check_names(name, getattr(self, name)))
-        where: object = self.report_dir
+        where: Any = self.report_dir
         if where is not None:
             if not isinstance(where, str | Path):
                 raise SpecError("report_dir", where, "give a folder")
@@ -162,7 +163,8 @@ def _intensity(said: object) -> Intensity:
         pair = cast("Sequence[Any]", said if isinstance(said, list | tuple) else ())
     if len(pair) != 2:
         raise SpecError(f"{KEY}.intensity", said, "give [restarts, seconds], such as [3, 60]")
-    return Intensity(*pair)
+    restarts, period = cast("tuple[int, float]", tuple(pair))
+    return Intensity(restarts, period)
 
 
 def _backoff(said: object) -> BackOff:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from .losses import outputs_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
 
 class Resumption:
@@ -33,12 +33,12 @@ class Resumption:
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper
-        self._draw: Callable[[Any], None] | None = None
+        self._draw: Callable[[Any], object] | None = None
         worker = wrapper.worker
         self._is_needed = not getattr(worker, "use_v2_model_runner", False)
 
     @contextmanager
-    def of(self, scheduled: Any) -> Iterator[None]:
+    def of(self, scheduled: Any) -> Generator[None]:
         """Take up what the step *scheduled* brings, while the body computes it."""
         new = scheduled.scheduled_new_reqs if self._is_needed else ()
         outputs = {each.req_id: outputs_of(each) for each in new}
@@ -80,7 +80,7 @@ def _is_seeded(new: Any) -> bool:
     return new.sampling_params is not None and new.sampling_params.seed is not None
 
 
-def drawing(runner: Any) -> Callable[[Any], None]:
+def drawing(runner: Any) -> Callable[[Any], object]:
     """Return what takes from a generator as much as the sampler takes for one token."""
     torch = import_module("torch")
     sampler = runner.sampler.topk_topp_sampler
@@ -103,7 +103,7 @@ def drawing(runner: Any) -> Callable[[Any], None]:
     return draw_noise
 
 
-def rewindable(request: Any, draw: Callable[[Any], None]) -> Any:
+def rewindable(request: Any, draw: Callable[[Any], object]) -> Any:
     """Return a generator for *request* that can step back, as the sampler asks of those of GPUs.
 
     It asks where only a part of a prompt was computed, whose token is thrown away. A request that
