@@ -7,6 +7,7 @@ call, or voids its answer if it has been sent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,8 +54,7 @@ class AsyncExecutor:
 
     async def submit(self, *args: Any, **options: Any) -> Any:
         """See `Executor.submit`; returns the value, not a future."""
-        future = await asyncio.to_thread(self._executor.submit, *args, **options)
-        return await _completed(future)
+        return await _completed(await _made_elsewhere(self._executor.submit, args, options))
 
     async def tell(self, *args: Any, **options: Any) -> None:
         """See `Executor.tell`."""
@@ -85,11 +85,10 @@ class AsyncExecutor:
     ) -> Any:
         # On the loop's own thread where the call can go at once: a hop costs more than the call.
         # Where too many calls wait already, submitting would block the loop: then on another.
+        options = {**options, "non_block": True}
         if self._executor.has_room:
-            future = call(*args, **{**options, "non_block": True})
-        else:
-            future = await asyncio.to_thread(call, *args, **{**options, "non_block": True})
-        return await _completed(future)
+            return await _completed(call(*args, **options))
+        return await _completed(await _made_elsewhere(call, args, options))
 
 
 async def _completed(future: Any) -> Any:
@@ -97,3 +96,42 @@ async def _completed(future: Any) -> Any:
         future if hasattr(future, "__await__") else asyncio.wrap_future(future)
     )
     return await awaitable
+
+
+async def _made_elsewhere(
+    call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
+) -> Any:
+    """Return the future of a call that another thread makes; withdrawn if nobody waits for it."""
+    made: list[Any] = []
+    given_up = False
+
+    def make() -> None:
+        made.append(call(*args, **options))
+        if given_up:
+            made[0].cancel()
+
+    try:
+        await asyncio.to_thread(make)
+    except asyncio.CancelledError:
+        # The thread notes the call and then looks, here it is the other way round: so one of the
+        # two finds what the other has left.
+        given_up = True
+        for future in made:
+            future.cancel()
+        raise
+    return made[0]
+
+
+def waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Callable[[], None]:
+    """Return what has *arrived* done on any thread; it does nothing once *loop* is closed."""
+
+    def tell() -> None:
+        if not arrived.done():
+            arrived.set_result(None)
+
+    def wake() -> None:
+        # Asked first, it might be closed in between; and the error would strike whoever settles.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(tell)
+
+    return wake

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.supervision import ExecutorClosed, WouldDeadlock
 
+from .aio import waker
 from .termination import living
 
 if TYPE_CHECKING:
@@ -103,9 +104,15 @@ class CallFuture(Future[Any]):
             del self, error  # the traceback that is made here refers to this frame
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return the call's error, or None; waits like `result`."""
+        """Return the call's error, or None; waits like `result`.
+
+        Raises:
+            CancelledError: the call was cancelled.
+        """
         if not self._decoded:
             self._wait(timeout)
+        if self.cancelled():
+            raise CancelledError
         return self._error
 
     def cancel(self) -> bool:
@@ -133,16 +140,8 @@ class CallFuture(Future[Any]):
         """Wait without blocking the event loop; cancelling the waiter cancels the call."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
-
-        def tell() -> None:
-            if not arrived.done():
-                arrived.set_result(None)
-
-        def settled(_: Call) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(tell)
-
-        self._plane.when_settled(self._call, settled)
+        wake = waker(loop, arrived)
+        self._plane.when_settled(self._call, lambda _: wake())
         try:
             yield from arrived
         except asyncio.CancelledError:
@@ -189,15 +188,24 @@ class CallFuture(Future[Any]):
     def finish(self) -> None:
         """Tell who waits through `concurrent.futures` that the call is done; once."""
         failed = self._call.error is not None or self._call.failed is not None
+        cancelled = self.cancelled()
         with self._condition:
-            if self._state == "FINISHED":
+            if self._state in _ENDED:
                 return
-            self._state = "FINISHED"
+            self._state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
             for waiter in self._waiters:
-                (waiter.add_exception if failed else waiter.add_result)(self)
+                if cancelled:  # no exception, for who waits for the first one
+                    waiter.add_cancelled(self)
+                elif failed:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
             self._condition.notify_all()
         base = cast("Any", super())
         base._invoke_callbacks()  # noqa: SLF001  # what `set_result` ends with
+
+
+_ENDED = ("FINISHED", "CANCELLED_AND_NOTIFIED")  # as `concurrent.futures` names them
 
 
 def _wanted(_: Call) -> None:

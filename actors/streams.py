@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.supervision import WouldDeadlock
 
+from .aio import waker
 from .reading import Ticket
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ class ReplyStream:
         loop = asyncio.get_running_loop()
         while not self._ended:
             arrived: asyncio.Future[None] = loop.create_future()
-            got = self._plane.take(self._call, _waker(loop, arrived))
+            got = self._plane.take(self._call, waker(loop, arrived))
             if got is None:
                 self._finish()
             elif isinstance(got, Ticket):
@@ -170,15 +171,3 @@ class InlineStream(ReplyStream):
 
     def __del__(self) -> None:
         """Leave the generator to its own finalizer."""
-
-
-def _waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Callable[[], None]:
-    def tell() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def wake() -> None:
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(tell)
-
-    return wake

@@ -156,6 +156,21 @@ class Arena:
     def place(self, size: int) -> Extent | None:
         """Return a place for *size* bytes with memory behind it, or None where there is none."""
         pages = -(-size // PAGE)
+        try:
+            return self._place(pages)
+        except (OSError, ValueError):
+            self.trim()  # what lies idle elsewhere may be what is missing here
+        try:
+            return self._place(pages)
+        except (OSError, ValueError):
+            return None
+
+    def _place(self, pages: int) -> Extent | None:
+        """Return a place of so many *pages*, None where there is no gap.
+
+        Raises:
+            OSError, ValueError: there is no memory for it.
+        """
         with self._lock:
             self._sweep()
             start = self._gap(pages) if self._slots and self.fd >= 0 else None
@@ -165,15 +180,15 @@ class Arena:
             bisect.insort(self._used, extent, key=lambda each: each.start)
             self.placed += 1
             self.is_warm = True
-            backed = self._backed.find(0, start, start + pages) < 0
+            missing = pages - self._backed.count(1, start, start + pages)
         try:
-            if not backed:
-                _reserve(self.fd, start * PAGE, pages * PAGE)
+            if missing:
+                _reserve(self.fd, start * PAGE, pages * PAGE, missing=missing * PAGE)
             _ = self.window  # a process short of address space cannot map it
         except (OSError, ValueError):
             extent.let_go()
-            return None
-        if not backed:
+            raise
+        if missing:
             with self._lock:
                 self._backed[start : start + pages] = b"\1" * pages
         return extent
@@ -249,10 +264,14 @@ class Arena:
             self._backed[start:end] = bytes(end - start)
 
 
-def _reserve(fd: int, start: int, size: int) -> None:
-    """Have the kernel put memory behind that part of *fd*; OSError where there is none."""
+def _reserve(fd: int, start: int, size: int, *, missing: int) -> None:
+    """Have the kernel put memory behind that part of *fd*, of which some bytes are *missing*.
+
+    Raises:
+        OSError: there is none.
+    """
     # Looked at first: in a control group the kernel might kill rather than refuse.
-    if writable_bytes(size) < size:
+    if writable_bytes(missing) < missing:
         raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
     os.posix_fallocate(fd, start, size)
 

@@ -17,16 +17,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .control_group import group_folders
 from .kernel_log import is_kernel_log_told, killed_for_memory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
 _MACHINE = Path("/proc/vmstat")
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +48,7 @@ class OomEvidence:
 
     def sample(self) -> OomSample:
         """Return the counts as they are now; of the control group that we are in now."""
-        for folder in _group_folders():
+        for folder in group_folders():
             for name in ("memory.events", "memory.oom_control"):
                 count = _count(folder / name)
                 if count is not None:
@@ -94,14 +90,6 @@ def oom_sources() -> list[str]:
     if counter is not None:
         found.append(f"the count of this control group, {counter}")
     return found
-
-
-def _group_folders() -> Iterator[Path]:
-    """Yield where the files of our control group may be, in either version."""
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, path = line.split(":", 2)
-        mounts = {"": ("", "unified"), "memory": ("memory",)}.get(controllers, ())
-        yield from (_GROUPS / mount / path.lstrip("/") for mount in mounts)
 
 
 def _count(path: Path) -> int | None:

@@ -1,7 +1,8 @@
 """How much memory a message may take: what is left of the machine's, the group's, the limits'.
 
 Guarantees: an answer that errs on the side of the kernel's own accounting; memory that could be
-reclaimed (caches) counts as free. It is a look at one moment and no reservation.
+reclaimed (caches) counts as free. Control groups of both versions are looked at: one that is full
+has its processes killed rather than refused. It is a look at one moment and no reservation.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-_SMALL = 16 * 1024 * 1024  # bytes below which looking costs more than it tells
+from .control_group import enclosing, group_folders
+
+_SMALL = 1 << 20  # bytes below which looking costs more than it tells
+_HEADROOM = 32 << 20  # bytes that are left to a group's processes; no more than an eighth of it
 
 
 def writable_bytes(wanted: int) -> int:
@@ -34,22 +38,25 @@ def _machine() -> list[int]:
 
 
 def _control_group() -> list[int]:
-    """Return what each enclosing control group (version 2) leaves us."""
+    """Return what each control group around this process leaves us."""
     rooms: list[int] = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        number, _, path = line.split(":", 2)
-        if number != "0":
-            continue
-        root = Path("/sys/fs/cgroup")
-        folder = root / path.lstrip("/")
-        while folder != root.parent:
-            most = _lines(folder / "memory.max")
-            now = _lines(folder / "memory.current")
-            if most and now and most[0].isdigit():
-                caches = sum(_numbers(folder / "memory.stat", ("inactive_file", "active_file")))
-                rooms.append(max(0, int(most[0]) - int(now[0]) + caches))
-            folder = folder.parent
+    for folder in group_folders():
+        for group in enclosing(folder):
+            rooms += _room(group, "memory.max", "memory.current", "")
+            rooms += _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
     return rooms
+
+
+def _room(group: Path, most: str, now: str, prefix: str) -> list[int]:
+    """Return what is left in one *group*, whose files have these names; nothing without a limit."""
+    limits, uses = _lines(group / most), _lines(group / now)
+    if not (limits and uses and limits[0].isdigit()):
+        return []
+    limit, used = int(limits[0]), int(uses[0])
+    used -= sum(_numbers(group / "memory.stat", (f"{prefix}inactive_file", f"{prefix}active_file")))
+    # Forked workers come to own pages as they run and as they end: in a group that had been filled
+    # to within 10 MiB the kernel killed the driver while it closed.
+    return [max(0, limit - used - min(_HEADROOM, limit // 8))]
 
 
 def _numbers(path: Path, names: tuple[str, ...]) -> list[int]:

@@ -1,10 +1,12 @@
 """How torch's values travel: through host memory, whatever device they were on.
 
 Guarantees: a dense tensor is reduced to its bytes, which are not copied if they lie on the host
-already; a value from a GPU needs no GPU where it arrives. It lands on the device of the process
+already, in whatever order of dimensions, which is kept; attributes that were set on it travel
+along; a value from a GPU needs no GPU where it arrives. It lands on the device of the process
 that reads it, where that has said which that is (`land_on`: a worker says its lease), and on the
 host where it has not: so the driver never needs CUDA. Parameters, modules, sparse, nested and
-quantized tensors are made of such tensors or of their bytes, and travel alike.
+quantized tensors are made of such tensors or of their bytes, and travel alike. Two tensors that
+share a storage arrive with one each, as from a plain pickle.
 
 Prior art: `torch.multiprocessing.reductions`, which shares the device's memory instead; that ties
 the reader's life to the writer's.
@@ -64,7 +66,15 @@ def reduce_tensor(tensor: Any) -> Any:
     lands = host.device.type != "cpu"
     if lands:
         host = host.cpu()
-    host = host.resolve_conj().resolve_neg().contiguous()
+    host = host.resolve_conj().resolve_neg()
+    order: tuple[int, ...] | None = None
+    if not host.is_contiguous():
+        order = tuple(sorted(range(host.dim()), key=host.stride, reverse=True))
+        laid_out = host.permute(order)
+        if laid_out.is_contiguous():  # transposed, or channels last: its bytes lie in one piece
+            host = laid_out
+        else:
+            host, order = host.contiguous(), None
     size = host.numel() * host.element_size()
     if size == 0:
         data: Any = b""
@@ -74,10 +84,24 @@ def reduce_tensor(tensor: Any) -> Any:
         data = pickle.PickleBuffer(array)
     kind = str(host.dtype).removeprefix("torch.")
     make = _landed if lands else _tensor_from
-    return make, (data, kind, tuple(host.shape), bool(tensor.requires_grad))
+    what = (data, kind, tuple(host.shape), bool(tensor.requires_grad), order)
+    attributes = getattr(tensor, "__dict__", None)
+    if attributes:
+        return make, what, attributes, None, None, _set_attributes
+    return make, what
 
 
-def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
+def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
+    tensor.__dict__.update(attributes)
+
+
+def _tensor_from(
+    data: Any,
+    kind: str,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    order: tuple[int, ...] | None,
+) -> Any:
     import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
 
     dtype = getattr(torch, kind)
@@ -89,11 +113,19 @@ def _tensor_from(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bo
         # would change an immutable object, so they are copied.
         source = bytearray(view) if view.readonly else view
         tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
+    if order is not None:
+        tensor = tensor.permute([order.index(at) for at in range(len(order))])
     return tensor.requires_grad_() if requires_grad else tensor
 
 
-def _landed(data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool) -> Any:
-    tensor = _tensor_from(data, kind, shape, False)
+def _landed(
+    data: Any,
+    kind: str,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    order: tuple[int, ...] | None,
+) -> Any:
+    tensor = _tensor_from(data, kind, shape, False, order)
     if _landing:
         tensor = tensor.to(_landing[0])
     return tensor.requires_grad_() if requires_grad else tensor

@@ -141,6 +141,30 @@ def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, tmp_path:
     held.result(WAIT)
 
 
+def test_a_cancelled_call_is_no_first_exception(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1)
+    gate = tmp_path / "gate"
+    when = concurrent.futures.FIRST_EXCEPTION
+    held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+    off = ex.collective_rpc("see", args=(1,), non_block=True)
+    waited: list[Any] = []
+    waiter = threading.Thread(
+        target=lambda: waited.append(concurrent.futures.wait([held, off], WAIT, return_when=when))
+    )
+
+    waiter.start()
+    while not (held.is_whole and off.is_whole):  # the waiter has got to them
+        time.sleep(0.001)
+    assert off.cancel()
+    gate.touch()
+    waiter.join(WAIT)
+
+    assert waited == [({held, off}, set())]
+    with pytest.raises(concurrent.futures.CancelledError):
+        off.exception(WAIT)
+    assert off.cancelled()
+
+
 def test_a_done_callback_in_a_row_is_run_while_the_row_goes_on(make: Make, tmp_path: Path) -> None:
     ex = make(Counter, 1)
     gate = tmp_path / "gate"

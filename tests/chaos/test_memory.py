@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.actors.workers import Echo
+from tests.runtime.limited_group import limited_group
 
 from phalanx.supervision import MessageTooLarge
 
@@ -41,6 +42,43 @@ if __name__ == "__main__":
 """
 
 
+IN_A_GROUP = """
+import sys
+sys.path[:0] = [{root!r} + "/src", {root!r}]
+from pathlib import Path
+import numpy as np
+import pytest
+from phalanx import Executor, MessageTooLarge
+from tests.chaos.test_memory import MIB, Short
+
+WAIT = 30.0
+
+def nothing(size):
+    return np.zeros(size, dtype=np.uint8)
+
+if __name__ == "__main__":
+    gate = Path(sys.argv[1])
+    with Executor(Short, 2, preload=()) as ex:
+        with pytest.raises(MessageTooLarge) as sent:
+            ex.collective_rpc("size", WAIT, args=(nothing(512 * MIB),))
+        with pytest.raises(MessageTooLarge) as answered:
+            ex.collective_rpc("made", WAIT, args=(512 * MIB,))
+        for error in (sent.value, answered.value):
+            assert error.size >= 512 * MIB > {limit} > error.limit, error
+        for size in (100 * MIB, 140 * MIB):  # there is no room for both, and no need
+            assert ex.collective_rpc("size", WAIT, args=(nothing(size),)) == [size] * 2
+        ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+        row = []
+        with pytest.raises(MessageTooLarge):
+            for _ in range(60):
+                row.append(ex.collective_rpc("size", args=(nothing(8 * MIB),), non_block=True))
+        gate.touch()
+        assert [future.result(WAIT) for future in row] == [[8 * MIB] * 2] * len(row)
+        assert [rank.incarnation for rank in ex.ranks] == [1, 1]
+    print("answered", len(row))
+"""
+
+
 class Short(Echo):
     """Can be left without room for more."""
 
@@ -53,6 +91,9 @@ class Short(Echo):
 
     def size(self, array: Any) -> int:
         return int(array.nbytes)
+
+    def made(self, size: int) -> Any:
+        return np.zeros(size, dtype=np.uint8)
 
 
 def test_a_worker_without_address_space_refuses_that_call_and_serves_on(make: Make) -> None:
@@ -78,6 +119,18 @@ def test_more_than_the_machine_has_is_refused_before_a_byte_is_written(make: Mak
     assert caught.value.size >= 1 << 44 > caught.value.limit
     assert str(caught.value.limit) in str(caught.value)
     assert ex.call(0, "size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),)) == MIB
+
+
+def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: Path) -> None:
+    limit = 384 * MIB
+    script = tmp_path / "driver.py"
+    script.write_text(IN_A_GROUP.format(root=str(ROOT), limit=limit))
+    with limited_group(limit) as group:
+        enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} {script} {tmp_path}/gate"
+        argv = ["sh", "-c", enter]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.stdout.startswith("answered"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from tests.actors.workers import Echo
+from tests.runtime.limited_group import limited_group
 
 from phalanx.actors import Executor
 from phalanx.runtime import evidence, kernel_log
@@ -55,37 +55,11 @@ class Glutton(Echo):
         resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), hard))
 
 
-def memory_group() -> tuple[Path, str] | None:
-    """Return a folder in which memory can be limited, and the name of the limit."""
-    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    for _, controllers, path in lines:
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
-    for _, controllers, path in lines:
-        folder = Path("/sys/fs/cgroup") / path.lstrip("/")
-        able = folder / "cgroup.subtree_control"
-        if not controllers and able.exists() and "memory" in able.read_text().split():
-            return folder, "memory.max"
-    return None
-
-
 @pytest.fixture
 def tight() -> Iterator[Path]:
     """A memory control group of its own, with a limit."""
-    found = memory_group()
-    if found is None:
-        pytest.skip("no memory control group that may be divided")
-    above, limit = found
-    group = above / f"phalanx-test-{uuid.uuid4().hex[:8]}"
-    try:
-        group.mkdir()
-        (group / limit).write_text(str(LIMIT))
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
-    try:
+    with limited_group(LIMIT) as group:
         yield group
-    finally:
-        group.rmdir()
 
 
 def count_in(path: Path, kills: int) -> None:
@@ -95,7 +69,7 @@ def count_in(path: Path, kills: int) -> None:
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The count of a control group, in a place where no kernel log can be had."""
-    monkeypatch.setattr(evidence, "_group_folders", lambda: iter((tmp_path,)))
+    monkeypatch.setattr(evidence, "group_folders", lambda: iter((tmp_path,)))
     monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "absent")
     monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
     count_in(tmp_path / "memory.events", 5)
@@ -130,7 +104,7 @@ def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> N
 def test_the_count_of_the_machine_alone_is_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "_group_folders", lambda: iter(()))
+    monkeypatch.setattr(evidence, "group_folders", lambda: iter(()))
     monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "vmstat")
     monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
     (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 1\n")

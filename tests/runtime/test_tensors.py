@@ -27,6 +27,8 @@ def landing() -> Iterator[None]:
 class OnGpu:
     """What the reducer sees of a tensor on a GPU; its ``cpu`` is the copy to the host."""
 
+    __slots__ = ("_host", "copies", "device", "requires_grad")
+
     layout = torch.strided
     is_quantized = False
     is_nested = False
@@ -88,6 +90,48 @@ def test_a_parameter_of_a_gpu_module_arrives_as_one() -> None:
 
     assert isinstance(arrived, torch.nn.Parameter)
     assert torch.equal(arrived, parameter)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: x.view(4, 6, 10, 300).to(memory_format=torch.channels_last),
+        lambda x: x.view(240, 300).t(),
+        lambda x: x.view(4, 6, 3000).permute(2, 0, 1),
+        lambda x: x.view(240, 300)[::2, 5:-5],
+        lambda x: x[:300].expand(240, 300),
+        lambda x: x.view(240, 300).t().bfloat16().requires_grad_(),
+        lambda x: x[:0].view(0, 3).t(),
+        lambda x: torch.view_as_complex(x.view(-1, 2)).conj().view(60, 600).t(),
+    ],
+    ids=["channels", "transposed", "permuted", "cut", "expanded", "grad", "empty", "conj"],
+)
+def test_a_tensor_is_the_same_however_it_lies_in_memory(make: Any) -> None:
+    tensor = make(torch.arange(72_000, dtype=torch.float32))
+
+    arrived = travel(tensor)
+
+    assert torch.equal(arrived, tensor)
+    assert (arrived.dtype, arrived.requires_grad) == (tensor.dtype, tensor.requires_grad)
+    assert arrived.is_leaf
+    if tensor.numel() and torch.ops.aten.is_non_overlapping_and_dense(tensor):
+        assert arrived.stride() == tensor.stride()
+
+
+def test_a_dense_tensor_is_not_copied_to_be_sent_whatever_its_order() -> None:
+    tensor = torch.zeros(300, 200).t()
+    encoded = encode(tensor, "a value")
+
+    tensor.fill_(1)
+
+    assert decode(encoded.body, encoded.buffers).sum() == tensor.numel()
+
+
+def test_what_was_set_on_a_tensor_travels_with_it() -> None:
+    tensor = torch.zeros(70_000)
+    tensor.tag = {"layer": 3}
+
+    assert travel([tensor, tensor])[1].tag == {"layer": 3}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch has something to say of each of these

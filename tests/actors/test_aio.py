@@ -1,0 +1,68 @@
+"""Calls that are awaited, and tasks that are cancelled while they wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.actors.workers import Echo
+
+from phalanx.actors import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+
+@pytest.mark.parametrize("method", ["collective_rpc", "submit"])
+def test_a_task_cancelled_while_it_waits_for_a_place_has_called_nothing(
+    make: Make, tmp_path: Path, method: str
+) -> None:
+    ex = make(Echo, 1, queue_depth=1)
+    gates, notes = [tmp_path / "first", tmp_path / "second"], tmp_path / "notes"
+    full = [ex.submit("gated", (str(gate),)) for gate in gates]
+
+    async def main() -> None:
+        arguments = {"args": (str(notes), "never")}
+        task = asyncio.ensure_future(getattr(ex.aio, method)("note", **arguments))
+        before = threading.active_count()
+        deadline = time.monotonic() + WAIT
+        while threading.active_count() == before and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        gates[0].touch()  # there is a place now, behind the second
+
+    asyncio.run(main())  # waits for the thread that asked for it
+
+    assert (ex.status().in_flight, ex.status().waiting) == (1, 0)
+    gates[1].touch()
+    assert [future.result(WAIT) for future in full] == [None, None]
+    assert ex.collective_rpc("echo", WAIT, args=(1,)) == [1]
+    assert not notes.exists()
+
+
+def test_a_loop_that_was_closed_costs_nobody_his_call(make: Make, tmp_path: Path) -> None:
+    ex = make(Echo, 1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), 7), non_block=True)
+    loop = asyncio.new_event_loop()
+    awaiting = future.__await__()
+
+    async def begin() -> None:
+        next(awaiting)
+
+    loop.run_until_complete(begin())
+    loop.close()
+    gate.touch()
+
+    assert future.result(WAIT) == [7]
+    assert ex.collective_rpc("echo", WAIT, args=(1,)) == [1]
