@@ -1,0 +1,1 @@
+"""A vLLM engine under attack: a model made on the spot, sixteen requests, kills, the verdict."""

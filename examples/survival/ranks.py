@@ -1,0 +1,64 @@
+"""The processes of an engine's ranks, found from outside, and what is done to them.
+
+Guarantees: found by the titles that both executors give their workers, among the descendants of one
+process; nothing else is ever sent a signal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+_TITLE = re.compile(r"^(?:phalanx: vllm-\S+ rank (\d+)/|VLLM::Worker_TP(\d+))")
+
+
+def find_ranks(root: int) -> dict[int, int]:
+    """Return the process of each rank below the process *root*."""
+    parents: dict[int, int] = {}
+    titles: dict[int, str] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                if fields[0] != "Z":
+                    parents[int(entry.name)] = int(fields[1])
+                    titles[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
+    found: dict[int, int] = {}
+    for pid, title in titles.items():
+        match = _TITLE.match(title)
+        if match and _is_below(pid, root, parents):
+            found[int(match[1] or match[2])] = pid
+    return found
+
+
+def strike(root: int, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> float:
+    """Send *ranks* the signal; return when, on the monotonic clock."""
+    found = find_ranks(root)
+    for rank in ranks:
+        if rank in found:
+            with suppress(ProcessLookupError):
+                os.kill(found[rank], number)
+    return time.monotonic()
+
+
+def wait_new_ranks(root: int, old: dict[int, int], deadline: float) -> dict[int, int]:
+    """Return the first processes of ranks that are none of *old*."""
+    while time.monotonic() < deadline:
+        new = {rank: pid for rank, pid in find_ranks(root).items() if old.get(rank) != pid}
+        if new:
+            return new
+        time.sleep(0.005)  # there is no event for the birth of a stranger's child
+    msg = "no rank was started again"
+    raise TimeoutError(msg)
+
+
+def _is_below(pid: int, root: int, parents: dict[int, int]) -> bool:
+    while pid > 1:
+        if pid == root:
+            return True
+        pid = parents.get(pid, 0)
+    return False
