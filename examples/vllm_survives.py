@@ -105,7 +105,7 @@ def _verdict(
 def _engine(options: argparse.Namespace, model: Path) -> LocalEngine | ServedEngine:
     policy = {**_POLICY, "standby": options.standby}
     arguments: dict[str, Any] = {
-        "tensor_parallel_size": 2,
+        "pipeline_parallel_size" if options.pipeline else "tensor_parallel_size": 2,
         "enforce_eager": True,
         "dtype": "float32",
         "max_model_len": 512,
@@ -163,6 +163,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=60, help="the longest answer")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--prefill-budget", type=int, default=0, help="tokens in a step; 0: vLLM's")
+    parser.add_argument("--pipeline", action="store_true", help="two stages, not two shares")
     parser.add_argument("--plain", action="store_true", help="no structured output")
     parser.add_argument("--stock", action="store_true", help="vLLM's own executor, for comparison")
     parser.add_argument("--json", action="store_true")

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_TITLE = re.compile(r"^(?:phalanx: vllm-\S+ rank (\d+)/|VLLM::Worker_TP(\d+))")
+_TITLE = re.compile(r"^(?:phalanx: vllm-\S+ rank (\d+)/|VLLM::Worker_[TP]P(\d+))")
 
 
 def find_ranks(root: int) -> dict[int, int]:

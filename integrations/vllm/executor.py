@@ -42,7 +42,6 @@ from .worker import EngineWorker, StaleEpoch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import CrashReport
     from phalanx.supervision import ExitReason
 
 check_installed()
@@ -163,7 +162,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         try:
             return future.result()
         except (WorkerDied, StaleEpoch) as error:
-            self._say_lost(error, epoch)
+            _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
             if self._believed == epoch:
                 self._believed = 0
             return lost_step(epoch)
@@ -316,11 +315,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     def _story(self) -> EngineEnded:
         reports = self._group.status().reports
         return EngineEnded.of(self._ended, reports[-1] if reports else None)
-
-    def _say_lost(self, error: BaseException, epoch: int) -> None:
-        report: CrashReport | None = getattr(error, "report", None)
-        what = "" if report is None else f" {report.render()}"
-        _logger.warning("phalanx.vllm_step_lost epoch=%d%s", epoch, what)
 
 
 def _mix_in_healing(config: Any) -> None:

@@ -32,6 +32,9 @@ def mark_names(mark: str, epoch: int) -> None:
     library._SHM_NAME_PREFIX = f"/{_stamp(mark, epoch)}_"  # noqa: SLF001
     library._SHM_SAFE_NAME_LENGTH = _LONGEST  # noqa: SLF001
     shared_memory.SharedMemory.unlink = _unlink  # type: ignore[method-assign]  # see there
+    # The library's own guard would be a process that outlives this one, and complains of names that
+    # it does not find.
+    resource_tracker.register = _register  # type: ignore[assignment]
 
 
 def marked_address(address: str, port: int, mark: str, epoch: int) -> str:
@@ -61,4 +64,12 @@ def _unlink(self: shared_memory.SharedMemory) -> None:
     name: str = vars(self)["_name"]
     with suppress(OSError):
         (_SHM / name.lstrip("/")).unlink()
-    resource_tracker.unregister(name, "shared_memory")
+
+
+_original = resource_tracker.register
+
+
+def _register(name: str, kind: str) -> None:
+    """Have the library guard whatever is no shared memory."""
+    if kind != "shared_memory":
+        _original(name, kind)

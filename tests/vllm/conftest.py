@@ -1,0 +1,54 @@
+"""What the tests with a real engine share: a reason to skip them, and the program that they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from phalanx.integrations.vllm.requirements import installed_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_survives.py"
+_LONG = 1500  # seconds; on a loaded machine two engines take minutes to start
+_SHM = Path("/dev/shm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = installed_version() is None
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker("vllm")
+            if missing:
+                item.add_marker(pytest.mark.skip(reason="vLLM is not installed: make test-vllm"))
+
+
+@pytest.fixture
+def survive() -> Callable[..., dict[str, Any]]:
+    """Run the example with these options; return what it found, once it has left nothing behind."""
+
+    def run(*options: str, **environment: str) -> dict[str, Any]:
+        before = {entry.name for entry in _SHM.iterdir()}
+        done = subprocess.run(
+            [sys.executable, str(EXAMPLE), *options, "--json"],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=_LONG,
+            check=False,
+        )
+        assert done.stdout.strip(), done.stderr[-4000:]
+        result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+        result["said"] = done.stderr
+        left = {entry.name for entry in _SHM.iterdir() if entry.name.startswith("phx")} - before
+        assert not left
+        return result
+
+    return run
