@@ -18,21 +18,25 @@ _TITLE = re.compile(r"^(?:phalanx: vllm-\S+ rank (\d+)/|VLLM::Worker_[TP]P(\d+))
 
 def find_ranks(root: int) -> dict[int, int]:
     """Return the process of each rank below the process *root*."""
+    found: dict[int, int] = {}
+    for pid in below(root):
+        with suppress(OSError):
+            match = _TITLE.match(Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " "))
+            if match:
+                found[int(match[1] or match[2])] = pid
+    return found
+
+
+def below(root: int) -> list[int]:
+    """Return the processes that descend from *root*, but for those that have ended."""
     parents: dict[int, int] = {}
-    titles: dict[int, str] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 if fields[0] != "Z":
                     parents[int(entry.name)] = int(fields[1])
-                    titles[int(entry.name)] = (entry / "cmdline").read_text().replace("\0", " ")
-    found: dict[int, int] = {}
-    for pid, title in titles.items():
-        match = _TITLE.match(title)
-        if match and _is_below(pid, root, parents):
-            found[int(match[1] or match[2])] = pid
-    return found
+    return [pid for pid in parents if pid != root and _is_below(pid, root, parents)]
 
 
 def strike(root: int, ranks: tuple[int, ...], number: signal.Signals = signal.SIGKILL) -> float:

@@ -1,0 +1,208 @@
+"""What supervision costs a vLLM engine to which nothing happens, beside vLLM's own executor.
+
+Two engines live side by side, each in a program of its own, and take turns: while one answers the
+other rests. Printed are the tokens per second and the time of a step, as medians over the turns,
+with the 95 % interval of their ratio; then start-up, memory and processor time at rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from survival.attack import Attack
+from survival.load import make_load
+from survival.local import LocalEngine
+from survival.ranks import below
+from survival.served import environment
+from survival.toy import make_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SIDES = ("stock", "supervised")
+_REST = 5.0  # seconds over which the processor time at rest is taken
+_SETTLE = 1.5  # seconds after which an idle engine has stopped spinning
+_DRAWS = 2000  # of the bootstrap
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run it."""
+    options = _options(argv)
+    if options.side:
+        return _side(options)
+    with tempfile.TemporaryDirectory() as folder:
+        model = str(make_model(Path(folder) / "toy"))
+        said = {side: list[dict[str, Any]]() for side in SIDES}
+        engines: dict[str, subprocess.Popen[str]] = {}
+        about: dict[str, dict[str, Any]] = {}
+        for side in SIDES:  # one after the other, each with the machine to itself
+            engines[side] = _start(side, model)
+            about[side] = _ask(engines[side], "about")
+        for turn in range(options.turns + 1):
+            for side in SIDES if turn % 2 else reversed(SIDES):
+                time.sleep(_SETTLE)
+                answer = _ask(engines[side], "run")
+                if turn:  # the first warms up
+                    said[side].append(answer)
+        for side, engine in engines.items():
+            about[side] |= _ask(engine, "rest")
+        for engine in engines.values():
+            assert engine.stdin is not None
+            engine.stdin.close()
+            engine.wait(60)
+    print(_table(said, about))
+    return 0
+
+
+def _side(options: argparse.Namespace) -> int:
+    """Be one of the two: start an engine, and answer lines on stdin."""
+    for name, value in environment().items():
+        os.environ.setdefault(name, value)
+    arguments: dict[str, Any] = {
+        "tensor_parallel_size": 2,
+        "enforce_eager": True,
+        "dtype": "float32",
+        "max_model_len": 512,
+        "max_num_seqs": 16,
+        "disable_log_stats": True,
+    }
+    if options.side == "supervised":
+        from phalanx.integrations.vllm import supervised  # noqa: PLC0415  # needs vLLM
+
+        arguments |= supervised()
+    engine = LocalEngine(Path(options.model), arguments, in_process=False)
+    load = make_load(100, structured=False)
+    for line in sys.stdin:
+        match line.strip():
+            case "about":
+                said: dict[str, Any] = {"start": engine.started_in}
+            case "run":
+                said = _run(engine, load)
+            case _:
+                said = {"memory": _memory(engine.root), "processor": _processor_at_rest()}
+        print("said " + json.dumps(said), flush=True)
+    engine.close()
+    return 0
+
+
+def _run(engine: LocalEngine, load: Sequence[Any]) -> dict[str, Any]:
+    times: list[float] = []
+    attack = Attack("none", engine.root, random.Random(0))
+
+    def arrived(_count: int) -> None:
+        times.append(time.monotonic())
+
+    attack.arrived = arrived  # type: ignore[method-assign]  # it only looks at the clock here
+    began = time.monotonic()
+    answers = engine.run(load, attack)
+    seconds = time.monotonic() - began
+    moments = sorted(set(times))
+    gaps = [b - a for a, b in itertools.pairwise(moments) if b - a > 5e-4]
+    tokens = sum(len(answer.tokens) for answer in answers)
+    return {"speed": tokens / seconds, "step": statistics.median(gaps)}
+
+
+def _memory(root: int) -> float:
+    """Return the MiB of all processes below *root*, what they share counted once."""
+    total = 0
+    for pid in [root, *below(root)]:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+                if line.startswith("Pss:"):
+                    total += int(line.split()[1])
+    return total / 1024
+
+
+def _processor_at_rest() -> float:
+    """Return the share of one processor that all processes use while nothing is asked."""
+    time.sleep(_SETTLE)
+    before, began = _ticks(), time.monotonic()
+    time.sleep(_REST)
+    return (_ticks() - before) / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+
+
+def _ticks() -> int:
+    total = 0
+    for pid in [os.getpid(), *below(os.getpid())]:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total
+
+
+def _start(side: str, model: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, __file__, "--side", side, "--model", model],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _ask(engine: subprocess.Popen[str], what: str) -> dict[str, Any]:
+    assert engine.stdin is not None
+    assert engine.stdout is not None
+    engine.stdin.write(f"{what}\n")
+    engine.stdin.flush()
+    for line in engine.stdout:
+        if line.startswith("said "):
+            said: dict[str, Any] = json.loads(line[5:])
+            return said
+    msg = f"the engine ended when it was asked to {what}"
+    raise RuntimeError(msg)
+
+
+def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any]]) -> str:
+    speeds = {side: [each["speed"] for each in said[side]] for side in SIDES}
+    ratios = [b / a for a, b in zip(speeds["stock"], speeds["supervised"], strict=True)]
+    low, high = _interval(ratios)
+    rows = [
+        ("", *SIDES),
+        ("tokens/s", *(f"{statistics.median(speeds[side]):.0f}" for side in SIDES)),
+        (
+            "time of a step, ms",
+            *(f"{1e3 * statistics.median(each['step'] for each in said[s]):.2f}" for s in SIDES),
+        ),
+        ("start, s", *(f"{about[side]['start']:.1f}" for side in SIDES)),
+        ("memory, MiB", *(f"{about[side]['memory']:.0f}" for side in SIDES)),
+        ("processor at rest, %", *(f"{100 * about[side]['processor']:.1f}" for side in SIDES)),
+    ]
+    lines = [f"{name:22}{a:>12}{b:>12}" for name, a, b in rows]
+    lines.append(
+        f"tokens/s against stock: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
+    )
+    lines.append(f"turns: {len(ratios)}")
+    return "\n".join(lines)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median of *values*, by resampling."""
+    chance = random.Random(0)
+    medians = sorted(
+        statistics.median(chance.choices(values, k=len(values))) for _ in range(_DRAWS)
+    )
+    return medians[int(0.025 * _DRAWS)], medians[int(0.975 * _DRAWS)]
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--turns", type=int, default=12, help="of each engine, but one to warm up")
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
