@@ -143,6 +143,8 @@ class ReplyStream:
 
     def _decoded(self, rank: int, frame: Frame) -> Any:
         item = frame.value()
+        if self._call.tap is not None:
+            item = self._call.tap.take(rank, item)
         return item if self._call.rank is not None else (rank, item)
 
 

@@ -10,7 +10,7 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from .records import Began, Issued
+from .records import Began, GroupEnded, Issued, NotStarted, RankExited
 from .violation import found
 
 if TYPE_CHECKING:
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
     from .history import CallHistory, History
     from .records import Sent
     from .violation import Violation
+
+_EARLY = 0.05  # seconds by which a deadline may differ from the one that was written down
+_LATE = 15.0  # seconds after its deadline; it takes milliseconds, the machine may not
+_BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
+_AFTER = 10.0  # the same, for what its caller is told before anybody else
 
 
 def one_outcome(history: History) -> Iterator[Violation]:
@@ -156,6 +161,7 @@ def own_reply(history: History) -> Iterator[Violation]:
     """What was taken for a rank's answer to a call was that rank's answer to that call."""
     for number, call in history.calls.items():
         sent = {each.wire: dict(each.ranks) for each in call.sent}
+        items: dict[int, int] = defaultdict(int)
         for taken in call.taken:
             said = (taken.by_call, taken.by_rank)
             if said != (number, taken.rank):
@@ -164,13 +170,65 @@ def own_reply(history: History) -> Iterator[Violation]:
                 what = f"that of incarnation {taken.by_incarnation}, which was not sent it"
             elif taken.by_wire != call.sent[-1].wire:
                 what = f"that to an earlier sending ({taken.by_wire})"
+            elif taken.by_item is not None and taken.by_item != items[taken.rank]:
+                what = f"item {taken.by_item} of its stream, where {items[taken.rank]} was next"
             else:
+                items[taken.rank] += taken.by_item is not None
                 continue
             yield found(
                 "own_reply",
                 f"for the answer of rank {taken.rank} to call {number} was taken {what}",
                 (*call.issued, *call.sent, taken),
             )
+
+
+def in_time(history: History) -> Iterator[Violation]:
+    """A call ends with `CallTimeout` at its deadline, not before, and none ends long after it."""
+    for number, call in history.calls.items():
+        if not call.issued or not call.settled or history.is_excused(call.issued[0]):
+            continue
+        issued, settled = call.issued[0], call.settled[0]
+        took = settled.at - issued.at
+        limit = issued.seconds
+        if settled.outcome == "timeout" and (limit is None or took < limit - _EARLY):
+            had = "no deadline" if limit is None else f"{limit:.2f} s"
+            what = f"call {number} ended for want of time after {took:.2f} s, and had {had}"
+        elif limit is not None and took > max(limit, 0.0) + _LATE:
+            what = f"call {number} had {limit:.2f} s, and ended after {took:.2f} s"
+        else:
+            continue
+        yield found("in_time", what, (issued, settled))
+
+
+def with_cause(history: History) -> Iterator[Violation]:
+    """A call ends with `WorkerDied` where a rank has, with `ExecutorClosed` where the group has."""
+    ends: dict[str, list[tuple[float, int | None]]] = defaultdict(list)
+    closed: set[str] = set()
+    for record in history.records:
+        match record:
+            case RankExited():
+                ends[record.group].append((record.at, record.rank))
+            case NotStarted() | GroupEnded():
+                ends[record.group].append((record.at, None))
+                if isinstance(record, GroupEnded):
+                    closed.add(record.group)
+            case _:
+                pass
+    for number, call in history.calls.items():
+        if not call.issued or not call.settled or history.is_excused(call.issued[0]):
+            continue
+        issued, settled = call.issued[0], call.settled[0]
+        if settled.outcome == "closed" and issued.group not in closed:
+            what = f"call {number} was told that {issued.group} has ended, which it had not"
+            yield found("with_cause", what, (issued, settled))
+        if settled.outcome == "died" and not any(
+            issued.at - _BEFORE <= at <= settled.at + _AFTER
+            and (rank is None or issued.rank in (None, rank))
+            for at, rank in ends[issued.group]
+        ):
+            whose = f"rank {issued.rank}" if issued.rank is not None else "a rank"
+            what = f"call {number} was told of a death of {whose}, and there was none"
+            yield found("with_cause", what, (issued, *call.sent, settled))
 
 
 def _sendings(call: CallHistory, wires: set[int]) -> list[Sent]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """A fault that a worker does to itself.
+    """A fault that a worker does to itself, or to *whom*, at a moment that only workers see.
 
     Attributes:
         strike: The number of the strike in the schedule.
@@ -26,6 +26,7 @@ class Order:
         at: ``running`` or ``after_reply``.
         aimed: Whether the strike was aimed at that moment, rather than at any call.
         seconds: How long it lasts, where it does.
+        whom: The pid and the start (in ticks) of whom the worker signals; None for itself.
     """
 
     strike: int
@@ -36,6 +37,7 @@ class Order:
     at: str = "running"
     aimed: bool = False
     seconds: float = 0.0
+    whom: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,15 @@ class Letter:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer, and where it comes from."""
+    """An answer, or one item of a stream, and where it comes from.
+
+    Attributes:
+        item: Which item of its stream it is, from 0 on; None for what is no item.
+    """
 
     call: int
     rank: int
     incarnation: int
     wire: int
     value: Any
+    item: int | None = None

@@ -8,6 +8,7 @@ Left to others: doing them (`striker` from outside, `orders` within a worker).
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -17,14 +18,17 @@ from phalanx.supervision import SpecError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+"""What is sent for the faults that are signals."""
+
 PARTS = ("standby", "group", "zygote", "store", "logs", "driver")
 """The targets that are no single rank."""
 
 TARGETS = ("random", *PARTS)
 """The targets by name; a rank's number is one too."""
 
-_DRIVERS_POINTS = ("before_send", "queued", "restarting", "closing")
-_WORKERS_POINTS = ("running", "after_reply")
+WORKERS_POINTS = ("running", "after_reply")
+"""The moments that only workers see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ FAULTS: Mapping[str, Fault] = _every(
         about="a read where nothing is: SIGSEGV",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         lethal=True,
     ),
     Fault(
@@ -85,7 +89,7 @@ FAULTS: Mapping[str, Fault] = _every(
         about="os._exit(57) in a call",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         lethal=True,
     ),
     Fault(
@@ -107,7 +111,7 @@ FAULTS: Mapping[str, Fault] = _every(
         about="Python code that gets nowhere",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         seconds=20.0,
         hangs=True,
     ),
@@ -116,7 +120,7 @@ FAULTS: Mapping[str, Fault] = _every(
         about="native code that holds the interpreter",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         seconds=20.0,
         hangs=True,
     ),
@@ -132,7 +136,7 @@ FAULTS: Mapping[str, Fault] = _every(
         about="a rank that takes half a second more for a call",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         seconds=0.5,
     ),
     Fault(
@@ -153,14 +157,14 @@ FAULTS: Mapping[str, Fault] = _every(
         about="a process that a worker starts in a session of its own, and forgets",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
     ),
     Fault(
         name="descriptors",
         about="every descriptor of a worker closed",
         how="inside",
         parts=("group",),
-        points=_WORKERS_POINTS,
+        points=WORKERS_POINTS,
         recovery=2.0,
     ),
     Fault(
@@ -242,9 +246,14 @@ class Aim:
         return f"{self.fault}{target}" + ("" if self.point is None else f"@{self.point}")
 
 
+def is_rank(target: str) -> bool:
+    """Whether *target* is a rank's number."""
+    return target.isascii() and target.isdigit()
+
+
 def check_target(fault: Fault, target: str) -> None:
     """Raise unless *fault* can be done to *target*."""
-    if target not in TARGETS and not target.isdigit():
+    if target not in TARGETS and not is_rank(target):
         there = ", ".join(TARGETS)
         raise SpecError("target", target, f"no such target; there is {there}, or a rank's number")
     if target in PARTS and target not in fault.parts:

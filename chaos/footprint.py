@@ -1,7 +1,10 @@
 """What a process has of everything that could leak, and what of it was not there before.
 
 Guarantees: only what this run can have left is told: processes by the marks of its trees, files by
-the names of its processes; what other programs of the machine do meanwhile is not.
+our names or those of its processes, and what it was seen to make; what other programs of the
+machine do meanwhile is not.
+
+Left to others: seeing what it makes (`belongings`).
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.runtime import find_gpus, read_tasks
+from phalanx.runtime import find_gpus, read_task, read_tasks
 
+from .belongings import SHM
 from .journal import now
 from .parts import trees_of
 from .records import Left
@@ -24,7 +28,6 @@ from .records import Left
 _PATIENCE = 10.0  # seconds for what is on its way out already
 _LOOK_AGAIN = 0.05
 _DEVICE_SLACK_BYTES = 64 << 20
-_SHM = "/dev/shm"  # noqa: S108  # looked at, not written to
 
 
 def _descriptors() -> Counter[str]:
@@ -38,7 +41,7 @@ def _descriptors() -> Counter[str]:
 
 
 def _folders() -> list[Path]:
-    every = (Path(_SHM), Path(tempfile.gettempdir()), Path(os.environ.get("XDG_RUNTIME_DIR", "/")))
+    every = (SHM, Path(tempfile.gettempdir()), Path(os.environ.get("XDG_RUNTIME_DIR", "/")))
     return [folder for folder in dict.fromkeys(every) if folder.is_dir() and folder != Path("/")]
 
 
@@ -84,25 +87,29 @@ class Footprint:
             frozenset(trees_of(os.getpid())),
         )
 
-    def left(self, trees: set[str], pids: set[int], *, own: bool = True) -> list[Left]:
+    def left(
+        self, trees: set[str], pids: set[int], made: set[Path], *, own: bool = True
+    ) -> list[Left]:
         """Return what is there still, and was not then; waits for what is on its way out.
 
         Args:
             trees: The marks of the run's trees.
             pids: Every process the run had.
+            made: Files that the run was seen to make.
             own: Whether this process is the driver, whose threads and descriptors count.
         """
         deadline = time.monotonic() + _PATIENCE
-        while (found := self._left(trees, pids, own=own)) and time.monotonic() < deadline:
+        while (found := self._left(trees, pids, made, own=own)) and time.monotonic() < deadline:
             time.sleep(_LOOK_AGAIN)
         return found
 
-    def _left(self, trees: set[str], pids: set[int], *, own: bool) -> list[Left]:
+    def _left(self, trees: set[str], pids: set[int], made: set[Path], *, own: bool) -> list[Left]:
         found = [Left(at=now(), what="process", name=name) for name in self._strays(trees, own=own)]
         numbers = {str(pid) for pid in {*pids, os.getpid()}}
-        for path in sorted(_files() - self.files):
-            if _is_named_for(path.name, numbers):
-                what = "shared memory" if str(path).startswith(_SHM) else "file"
+        there = _files() | frozenset(path for path in made if path.exists())
+        for path in sorted(there - self.files):
+            if path in made or _is_named_for(path.name, numbers):
+                what = "shared memory" if path.parent == SHM else "file"
                 found.append(Left(at=now(), what=what, name=str(path)))
         if own:
             found += [
@@ -149,8 +156,13 @@ def _is_of(tree: str, environ: bytes, *, keeps: bool) -> bool:
 
 
 def _is_named_for(name: str, pids: set[str]) -> bool:
-    """Whether a file called *name* belongs to one of *pids*: ours are phalanx-UID-PID-..."""
+    """Whether a file called *name* belongs to one of *pids*: ours are phalanx-WORD-PID-...
+
+    One of ours that names no process, or one that is gone, has been left, whoever made it.
+    """
     words = "".join(c if c.isdigit() else " " for c in name).split()
-    if name.startswith("phalanx-"):
-        return name.split("-")[2:3] != [] and name.split("-")[2] in pids
+    if name.startswith("phalanx"):
+        owner = name.split("-")[2:3]
+        known = owner != [] and owner[0].isdigit()
+        return not known or owner[0] in pids or read_task(int(owner[0])) is None
     return any(word in pids for word in words if len(word) > 2)  # short ones are in every name

@@ -27,8 +27,10 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import encode_by_value
 from phalanx.supervision import RuntimeFault
 
+from .belongings import Belongings
+from .faults import SIGNALS
 from .footprint import Footprint
-from .journal import Journal, now
+from .journal import Journal, now, read_history
 from .parts import trees_of
 from .records import LifeEnded, Missed, Struck
 from .session import Progress, Session
@@ -40,7 +42,8 @@ if TYPE_CHECKING:
     from .schedule import Strike
     from .target import Target
 
-_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM}
+_SIGNALS = {name: SIGNALS[name] for name in ("kill", "term")}
+_RAISED = ".raised"  # a file with what ended a driver, pickled
 _LOOK = 0.1
 _START = 300.0  # seconds for a target to come up
 _LEAST = 1.0  # seconds of the plan that are worth another life
@@ -57,7 +60,8 @@ def run_lives(
     """Run *plan* in drivers of their own, one after the other, until its time is up.
 
     Raises:
-        RuntimeFault: the target could not be built, or a driver ended by itself; with its output.
+        Exception: what the factory raised, or what else ended a driver, from a `RuntimeFault` with
+            its output; that alone where it cannot be pickled.
     """
     referee = _Referee(plan, target, folder, on_progress, interrupt)
     try:
@@ -68,6 +72,7 @@ def run_lives(
             if killed_at is None or interrupt.is_set():
                 break
             offset = killed_at
+        referee.tell_missed()
     finally:
         referee.close()
 
@@ -92,6 +97,7 @@ class _Referee:
     def live(self, life: int, offset: float) -> float | None:
         """Run one life from *offset* on; return where the plan has got to if it was killed."""
         before = Footprint.now()
+        belongings = Belongings(before.files)
         what = (self._plan, self._target, str(self._folder), offset, life)
         payload = encode_by_value(what, f"target={self._target.name!r}")
         errors = self._folder / f"driver-{life}.err"
@@ -109,7 +115,7 @@ class _Referee:
             assert driver.stdin is not None
             driver.stdin.write(base64.b64encode(payload) + b"\n")
             driver.stdin.flush()
-            at, killed = self._watch(driver, offset, trees)
+            at, killed = self._watch(driver, offset, trees, belongings)
         finally:
             with contextlib.suppress(OSError):
                 if driver.stdin is not None:
@@ -119,30 +125,55 @@ class _Referee:
             code = driver.wait()
             if driver.stdout is not None:
                 driver.stdout.close()
-        if not killed:
+        if not killed and not self._was_killed_within(code):
             if code != 0:
                 tail = errors.read_text(errors="replace")[-2000:]
                 msg = f"the driver of life {life} ended by itself with {code}:\n{tail}"
-                raise RuntimeFault(msg)
+                fault = RuntimeFault(msg)
+                raised = _raised_in(self._folder / f"driver-{life}{_RAISED}")
+                raise fault if raised is None else raised from fault
             return None
-        for left in before.left(trees, {driver.pid}, own=False):
+        for left in before.left(trees, {driver.pid}, belongings.paths, own=False):
             self._journal.write(left)
         self._journal.write(LifeEnded(at=now(), life=life, closed=False, how=f"status {code}"))
         return at
 
-    def close(self) -> None:
-        """Tell what was missed."""
+    def tell_missed(self) -> None:
+        """Tell what nobody has done or told of: it died with a driver, or found none."""
+        told = {
+            record.strike
+            for record in read_history(self._folder).records
+            if isinstance(record, Struck | Missed)
+        }
         for strike in self._plan.strikes:
-            if strike.target == "driver" and strike.number not in self._done:
-                self._miss(strike, "the run was over")
+            if strike.number not in told and not self._interrupt.is_set():
+                self._miss(strike, "there was no driver just then")
+
+    def close(self) -> None:
+        """Write nothing more."""
         self._journal.close()
 
+    def _was_killed_within(self, code: int) -> bool:
+        """Whether the driver ended with *code* by a fault that was aimed at a moment in it."""
+        if -code not in _SIGNALS.values():
+            return False
+        for struck in read_history(self._folder).every(Struck):
+            if struck.target == "driver" and struck.lethal and struck.strike not in self._done:
+                self._done.add(struck.strike)
+                return True
+        return False
+
     def _watch(
-        self, driver: subprocess.Popen[bytes], offset: float, trees: set[str]
+        self,
+        driver: subprocess.Popen[bytes],
+        offset: float,
+        trees: set[str],
+        belongings: Belongings,
     ) -> tuple[float, bool]:
         """Strike *driver* as planned until it ends; return when, and whether that was our doing."""
         due = [s for s in self._plan.strikes if s.target == "driver" and s.at >= offset]
-        due = [strike for strike in due if strike.number not in self._done]
+        # At a moment of its own the driver, or a worker, does it.
+        due = [strike for strike in due if not strike.point and strike.number not in self._done]
         began: float | None = None
         killed = asked = False
         limit = time.monotonic() + _START
@@ -153,6 +184,7 @@ class _Referee:
             if line == b"":
                 break
             trees |= trees_of(driver.pid)
+            belongings.look(trees)
             clock = time.monotonic()
             if line is not None:
                 progress = Progress(**json.loads(line))
@@ -225,4 +257,18 @@ def live(lines: Any, answer: Any) -> None:
         answer.flush()
 
     threading.Thread(target=listen, name="chaos-lifeline", daemon=True).start()
-    Session(plan, target, Path(folder), tell, offset, life, interrupt=stop).run()
+    try:
+        Session(plan, target, Path(folder), tell, offset, life, interrupt=stop).run()
+    except Exception as error:
+        with contextlib.suppress(Exception):  # it cannot be pickled; what it says is on stderr
+            (Path(folder) / f"driver-{life}{_RAISED}").write_bytes(pickle.dumps(error))
+        raise
+
+
+def _raised_in(path: Path) -> Exception | None:
+    """Return the exception that a driver has left in *path*, if it has, and if it can be read."""
+    try:
+        raised: object = pickle.loads(path.read_bytes())
+    except Exception:  # noqa: BLE001  # a class of the user's that does not come back
+        return None
+    return raised if isinstance(raised, Exception) else None

@@ -1,4 +1,4 @@
-"""The faults that a worker does to itself: each as real as the kernel and the interpreter make it.
+"""The faults that a process does to itself: each as real as the kernel and the interpreter make it.
 
 Guarantees: what ends by itself leaves the worker as it was (limits restored, memory freed); what
 lasts, lasts for the seconds it was given, so that a run ends where nothing limits a hang.
@@ -19,6 +19,9 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
+
+from .faults import SIGNALS
+from .parts import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +48,20 @@ class UnpicklableError(InjectedError):
 def carry_out(fault: str, seconds: float) -> int | None:
     """Do *fault* to this process; return the pid of a process that it leaves behind."""
     return _DEEDS[fault](seconds)
+
+
+def carry_out_on(whom: tuple[int, int], fault: str, seconds: float) -> None:
+    """Do *fault*, a signal, to another process; what was stopped goes on after *seconds*.
+
+    Args:
+        whom: Its pid, and when it was started, in ticks.
+    """
+    part = Part(*whom, role="other", label="")
+    part.send(SIGNALS[fault])
+    if fault == "stop":
+        timer = threading.Timer(seconds, part.send, (signal.SIGCONT,))
+        timer.daemon = True
+        timer.start()
 
 
 def _send(number: int) -> Callable[[float], None]:

@@ -16,11 +16,14 @@ from phalanx.actors import POINTS
 from phalanx.runtime import find_gpus
 from phalanx.supervision import SpecError
 
-from .faults import FAULTS, TARGETS, Aim, check_point
+from .faults import FAULTS, TARGETS, Aim, check_point, is_rank
 from .schedule import Schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+
+_MOST_STRIKES = 100_000  # arbitrary; a history of so many is more than memory holds
 
 
 def _seed() -> int:
@@ -85,6 +88,9 @@ class Chaos:
         schedule = self.schedule
         if schedule is None:
             self._check_duration({aim.fault for aim in aims})
+            if self.rate * self.duration > _MOST_STRIKES:
+                remedy = f"more than {_MOST_STRIKES} faults in {self.duration:g} s; give less"
+                raise SpecError("rate", self.rate, remedy)
             schedule = Schedule.draw(
                 self.seed,
                 duration=self.duration,
@@ -117,7 +123,7 @@ class Chaos:
 
     def _check_targets(self) -> None:
         for target in self.targets:
-            if target not in TARGETS and not target.isdigit():
+            if target not in TARGETS and not is_rank(target):
                 there = ", ".join(TARGETS)
                 remedy = f"no such target; there is {there}, or a rank's number"
                 raise SpecError("targets", target, remedy)

@@ -31,7 +31,6 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     PhalanxError,
-    SpecError,
     WorkerDied,
 )
 
@@ -100,8 +99,6 @@ class Recorder:
 
     def adjust(self, spec: ExecutorSpec) -> ExecutorSpec:
         """Return *spec* with an intensity that the run cannot exceed, where that is wanted."""
-        if spec.launch == "inline":
-            raise SpecError("launch", spec.launch, "has no process that could be killed")
         if self._widened is None:
             return spec
         return replace(spec, intensity=self._widened)
@@ -218,9 +215,10 @@ class WatchedCall:
 
     def issued(self, call: Call) -> None:
         """Write down that it was made."""
+        at, deadline = now(), call.terms.deadline
         self._write(
             r.Issued(
-                at=now(),
+                at=at,
                 group=self._group.name,
                 call=self.method.call,
                 method=self._name,
@@ -229,6 +227,7 @@ class WatchedCall:
                 retries=call.retries,
                 rank=call.rank,
                 thread=threading.get_ident(),
+                seconds=None if deadline is None else round(deadline - at, 6),
             )
         )
 
@@ -279,6 +278,7 @@ class WatchedCall:
                 by_rank=value.rank,
                 by_incarnation=value.incarnation,
                 by_wire=value.wire,
+                by_item=value.item,
             )
         )
         return value.value

@@ -298,6 +298,7 @@ class Issued(Record):
         on_death: ``fail`` or ``retry``; the latter up to *retries* times.
         rank: The one it is for; None for all, and for any.
         thread: The caller's.
+        seconds: How long it had until its deadline; None for no limit.
     """
 
     kind: ClassVar[str] = "issued"
@@ -309,6 +310,7 @@ class Issued(Record):
     retries: int = 0
     rank: int | None = None
     thread: int = 0
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,6 +354,7 @@ class Taken(Record):
     Attributes:
         rank: Whose answer it was taken for.
         by_call: Of which call it says it is the answer; the rest likewise.
+        by_item: Which item of a stream it says it is; None for an answer.
     """
 
     kind: ClassVar[str] = "taken"
@@ -362,6 +365,7 @@ class Taken(Record):
     by_rank: int
     by_incarnation: int
     by_wire: int
+    by_item: int | None = None
 
 
 # --- what workers themselves wrote --------------------------------------------------------

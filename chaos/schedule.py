@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import SpecError
 
-from .faults import FAULTS, TARGETS, Aim, check_point, check_target
+from .faults import FAULTS, TARGETS, Aim, check_point, check_target, is_rank
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,18 +50,24 @@ class Strike:
         fault = FAULTS.get(self.fault)
         if fault is None:
             raise SpecError("fault", self.fault, f"no such fault; there is {', '.join(FAULTS)}")
+        given: Any = self.target
+        if type(given) is int:  # a rank, as people write it
+            object.__setattr__(self, "target", str(given))
+        elif type(given) is not str:
+            raise SpecError("target", given, "give a name, or a rank's number")
         check_target(fault, self.target)
         if self.point:
             check_point(fault, self.point)
         for field in ("at", "draw", "seconds"):
             value = getattr(self, field)
-            if not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
                 raise SpecError(field, value, "give a number >= 0")
 
     def rank(self, world_size: int) -> int:
-        """Return the rank it is for, in a group of *world_size*."""
-        if self.target.isdigit():
-            return int(self.target) % world_size
+        """Return the rank it is for, in a group of *world_size*, which may have no such rank."""
+        if is_rank(self.target):
+            return int(self.target)
         return int(self.draw * world_size)
 
 
@@ -93,6 +99,8 @@ class Schedule:
     ) -> Schedule:
         """Return the schedule of *seed*: *rate* strikes per second, at random, for *duration*.
 
+        One at least: a run without any would hold, and show nothing.
+
         Args:
             aims: What is drawn from, one as likely as another.
             targets: For aims without a target.
@@ -100,8 +108,10 @@ class Schedule:
         """
         chance = random.Random(seed)  # noqa: S311  # drawn to be drawn again
         strikes: list[Strike] = []
-        at = 0.0
-        while (at := at + chance.expovariate(rate)) < duration:
+        at = chance.expovariate(rate)
+        if at >= duration:
+            at = chance.uniform(0.0, duration / 2)
+        while at < duration:
             aim = chance.choice(aims)
             fault = FAULTS[aim.fault]
             target = aim.target or chance.choice(_possible(aim.fault, targets))
@@ -111,7 +121,7 @@ class Schedule:
             strikes.append(
                 Strike(
                     number=len(strikes) + 1,
-                    at=round(at, 3),
+                    at=math.floor(at * 1000) / 1000,  # rounded up it might come after the end
                     fault=aim.fault,
                     target=target,
                     draw=round(chance.random(), 6),
@@ -119,6 +129,7 @@ class Schedule:
                     seconds=round(length, 3),
                 )
             )
+            at += chance.expovariate(rate)
         return cls(tuple(strikes))
 
     def only(self, numbers: Sequence[int]) -> Schedule:

@@ -19,8 +19,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors import Executor, installed
-from phalanx.supervision import Intensity, PhalanxError, Phase
+from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
 
+from .belongings import Belongings
+from .faults import is_rank
 from .footprint import Footprint
 from .journal import Journal, now
 from .parts import trees_of
@@ -86,6 +88,8 @@ class Session:
     _journal: Journal = field(init=False)
     _recorder: Recorder = field(init=False)
     _striker: Striker = field(init=False)
+    _belongings: Belongings = field(init=False)
+    _trees: set[str] = field(default_factory=set[str])
     _subject: Subject | None = None
     _struck: int = 0
     _floods: list[threading.Thread] = field(default_factory=list[threading.Thread])
@@ -94,6 +98,7 @@ class Session:
         """Run it to its end.
 
         Raises:
+            SpecError: what was built cannot be struck as planned.
             Exception: what the factory raised when it was first called; then nothing has run.
         """
         self._journal = Journal(self.folder, f"driver-{self.life}")
@@ -104,19 +109,20 @@ class Session:
             self.folder, self._journal, self._striker, life=self.life, widened=widened
         )
         self._journal.write(LifeBegan(at=now(), life=self.life, pid=os.getpid()))
-        trees: set[str] = set()
+        self._belongings = Belongings(before.files)
         try:
-            with installed(self._recorder):
+            with installed(self._recorder), self._belongings.noted():
                 try:
                     self._subject = self.target.build()
-                    trees |= trees_of(os.getpid())
+                    self._trees |= trees_of(os.getpid())
+                    self._check()
                     self._serve()
                 finally:
-                    trees |= trees_of(os.getpid())
+                    self._trees |= trees_of(os.getpid())
                     self._close()
         finally:
             self._striker.finish()
-            for left in before.left(trees, self._pids()):
+            for left in before.left(self._trees, self._pids(), self._belongings.paths):
                 self._journal.write(left)
             self._journal.write(LifeEnded(at=now(), life=self.life, closed=True))
             self._journal.close()
@@ -124,6 +130,24 @@ class Session:
             raise self._journal.problem
 
     # --- the run ------------------------------------------------------------------------
+
+    def _check(self) -> None:
+        """Refuse what could only come out as a run in which nothing was done."""
+        subject = self._subject
+        assert subject is not None
+        if subject.executor is None:
+            return  # what stands under a supervisor may still be coming
+        if not any(group.spec.name == subject.executor.name for group in self._recorder.groups):
+            remedy = (
+                "returned an executor that nobody can look on at: build it in the factory, "
+                'with processes (not launch="inline")'
+            )
+            raise SpecError("target", self.target.name, remedy)
+        size = subject.executor.world_size
+        for strike in self.plan.strikes:
+            if is_rank(strike.target) and int(strike.target) >= size:
+                remedy = f"there is no such rank: {self.target.name} has {size}, from 0 on"
+                raise SpecError("target", strike.target, remedy)
 
     def _serve(self) -> None:
         subject = self._subject
@@ -147,7 +171,7 @@ class Session:
                 if self.interrupt.is_set():
                     break
                 self._struck += 1
-                if strike.target != "driver":  # that one comes from outside
+                if strike.target != "driver" or strike.point:  # else it comes from outside
                     self._striker.strike(strike)
             self._wait_until(began, plan.duration)
         finally:
@@ -159,6 +183,8 @@ class Session:
         """Wait for that moment of the run; see to a group that has given up meanwhile."""
         while not self.interrupt.is_set():
             self._build_again()
+            self._striker.provoke()
+            self._belongings.look(self._trees)
             gone = time.monotonic() - began
             self._tell(gone)
             if gone >= at:

@@ -4,8 +4,9 @@ Guarantees: a fault is written down before it is done; no signal goes to a proce
 the number of another; what was stopped goes on again, at the end of the run at the latest; what
 never found its moment is told as missed.
 
-Left to others: faults that a worker does to itself (`witness`), which get there with the next call
-or the next start; faults of the driver (`lives`).
+Left to others: faults that a worker does, to itself or at a moment that only it sees (`witness`),
+which get there with the next call or the next start; faults of the driver that are aimed at no
+moment (`lives`).
 """
 
 from __future__ import annotations
@@ -13,50 +14,35 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import DevicePool, read_task
 from phalanx.supervision import Phase
 
-from .envelope import Order
-from .faults import FAULTS
+from .faults import FAULTS, SIGNALS, WORKERS_POINTS, is_rank
 from .full_disk import FullDisk
 from .journal import now
+from .orders import carry_out
 from .parts import Part, parts_of
+from .pending import HELPERS, Pending, order_of, whose_of
 from .records import Missed, Struck
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from .envelope import Order
     from .journal import Journal
     from .recorder import Watched
     from .schedule import Strike
 
-_SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 _XID = 79  # "the GPU has fallen off the bus"
-_IN_WORKERS = ("running", "after_reply")
 _ALIVE = (Phase.STARTING, Phase.SERVING, Phase.MENDING, Phase.WAITING)
 
 
-@dataclass(slots=True)
-class Pending:
-    """A strike that waits for a worker to do it to itself."""
-
-    strike: Strike
-    group: Watched
-    ranks: tuple[int, ...]
-    out: set[str] = field(default_factory=set[str])  # the keys of orders under way
-
-
 class Striker:
-    """The faults of one life of the driver. An `Ambush`.
-
-    Attributes:
-        done: The numbers of the strikes that the driver did.
-    """
+    """The faults of one life of the driver. An `Ambush`."""
 
     def __init__(
         self,
@@ -70,6 +56,7 @@ class Striker:
         self._before = {part.pid for part in parts_of(os.getpid())}
         self._lock = threading.RLock()
         self._armed: list[Strike] = []
+        self._provoked: set[int] = set()
         self._pending: list[Pending] = []
         self._starts: list[Pending] = []
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
@@ -90,6 +77,9 @@ class Striker:
             return
         group, rank = found
         size = len(group.shared.view.ranks)
+        if rank >= size:
+            self.miss(strike, f"there is no rank {rank} in a group of {size}")
+            return
         ranks = tuple(range(size)) if strike.target == "group" else (rank,)
         if strike.fault == "device":
             self._spoil(strike, group)
@@ -99,16 +89,25 @@ class Striker:
             with self._lock:
                 self._starts.append(Pending(strike, group, ranks))
             self._provoke(strike, group, rank)
-        elif fault.how == "inside" or strike.point in _IN_WORKERS:
+        elif fault.how == "inside" or strike.point in WORKERS_POINTS:
             with self._lock:
                 self._pending.append(Pending(strike, group, ranks))
         elif strike.point:
             with self._lock:
                 self._armed.append(strike)
-            if strike.point == "restarting" and group.shared.view.phase is Phase.SERVING:
-                self._provoke(strike, group, rank)
+            self.provoke()
         else:
             self._signal(strike, group, ranks)
+
+    def provoke(self) -> None:
+        """Kill a rank of who serves, where something waits for a restart that nobody is to see."""
+        for strike in list(self._armed):
+            found = self._victim(strike) if strike.point == "restarting" else None
+            if found is None or self._over or strike.number in self._provoked:
+                continue
+            if found[0].shared.view.phase is Phase.SERVING:
+                self._provoked.add(strike.number)
+                self._provoke(strike, *found)
 
     def let_go(self) -> None:
         """Have what is stopped go on; from now on nothing is ordered any more."""
@@ -143,7 +142,7 @@ class Striker:
         for strike in here:
             if strike.target == "group" or not among:
                 self._signal(strike, group, tuple(among))
-            elif strike.target.isdigit() and int(strike.target) in among:
+            elif is_rank(strike.target) and int(strike.target) in among:
                 self._signal(strike, group, (int(strike.target),))
             else:
                 self._signal(strike, group, (among[int(strike.draw * len(among))],))
@@ -153,14 +152,22 @@ class Striker:
         if self._over or not self._pending:
             return ()
         with self._lock:
-            for pending in self._pending:
+            for pending in list(self._pending):
                 if pending.group is not group or pending.out:
                     continue
-                whose = _whose(pending, shape, rank)
-                if whose:
-                    orders = tuple(_order(pending.strike, each) for each in whose)
-                    pending.out = {order.key for order in orders}
-                    return orders
+                whose = whose_of(pending, shape, rank)
+                if not whose:
+                    continue
+                whom = None
+                if pending.strike.target in (*HELPERS, "driver"):
+                    whom = self._bystander(pending.strike, group)
+                    if whom is None:
+                        self._pending.remove(pending)
+                        self.miss(pending.strike, f"there is no {pending.strike.target} process")
+                        continue
+                orders = tuple(order_of(pending.strike, each, whom) for each in whose)
+                pending.out = {order.key for order in orders}
+                return orders
         return ()
 
     def start_orders(self, group: Watched, rank: int) -> tuple[Order, ...]:
@@ -171,7 +178,7 @@ class Striker:
             found = [p for p in self._starts if p.group is group and rank in p.ranks]
             for pending in found[:1]:
                 self._starts.remove(pending)
-                return (_order(pending.strike, rank),)
+                return (order_of(pending.strike, rank),)
         return ()
 
     def back(self, used: tuple[Order, ...], unused: tuple[Order, ...]) -> None:
@@ -181,6 +188,11 @@ class Striker:
             self._pending = [p for p in self._pending if p.strike.number not in done]
             for pending in self._pending:
                 pending.out -= {order.key for order in unused}
+            # The worker that has stopped somebody may be gone before it lets go.
+            for order in used:
+                pid = 0 if order.whom is None else order.whom[0]
+                if pid in self._stopped and self._stopped[pid][1].ident is None:
+                    self._stopped[pid][1].start()
 
     # --- doing --------------------------------------------------------------------------
 
@@ -190,7 +202,7 @@ class Striker:
         seats = [(group, info) for group in alive for info in group.shared.view.ranks]
         if not seats:
             return None
-        if strike.target.isdigit():
+        if is_rank(strike.target):
             group = alive[-1]
             return group, strike.rank(len(group.shared.view.ranks))
         first = int(strike.draw * len(seats))
@@ -209,8 +221,13 @@ class Striker:
         part.send(signal.SIGKILL)
 
     def _signal(self, strike: Strike, group: Watched, ranks: tuple[int, ...]) -> None:
-        number = _SIGNALS[strike.fault]
-        if strike.target in ("standby", "zygote", "store", "logs"):
+        number = SIGNALS[strike.fault]
+        if strike.target == "driver":
+            lethal = FAULTS[strike.fault].lethal
+            self.told(strike, group, pid=os.getpid(), lethal=lethal)
+            carry_out(strike.fault, strike.seconds)
+            return
+        if strike.target in HELPERS:
             part = self._part(strike, group)
             if part is None:
                 self.miss(strike, f"there is no {strike.target} process just now")
@@ -229,14 +246,19 @@ class Striker:
     ) -> None:
         self.told(strike, group, rank, part.pid, lethal=FAULTS[strike.fault].lethal)
         if number == signal.SIGSTOP:
-            timer = threading.Timer(strike.seconds, self._go_on, (part.pid,))
-            timer.daemon = True
-            with self._lock:
-                self._stopped[part.pid] = part, timer
+            timer = self._hold(strike, part)
             part.send(number)
             timer.start()
         else:
             part.send(number)
+
+    def _hold(self, strike: Strike, part: Part) -> threading.Timer:
+        """Return what has *part* go on, once it is started; the end of the run does as well."""
+        timer = threading.Timer(strike.seconds, self._go_on, (part.pid,))
+        timer.daemon = True
+        with self._lock:
+            self._stopped[part.pid] = part, timer
+        return timer
 
     def _go_on(self, pid: int) -> None:
         with self._lock:
@@ -292,6 +314,16 @@ class Striker:
         if timer is not None and timer is not threading.current_thread():
             timer.cancel()
 
+    def _bystander(self, strike: Strike, group: Watched) -> Part | None:
+        """Return whom a worker is to signal, at a moment of its own, in place of itself."""
+        if strike.target == "driver":
+            task = read_task(os.getpid())
+            return None if task is None else Part(task.pid, task.ticks, "other", "driver")
+        part = self._part(strike, group)
+        if part is not None and strike.fault == "stop":
+            self._hold(strike, part)
+        return part
+
     def _part(self, strike: Strike, group: Watched) -> Part | None:
         every = [part for part in parts_of(os.getpid()) if part.role == strike.target]
         if strike.target in ("standby", "store"):
@@ -337,28 +369,6 @@ class Striker:
             at=now(), strike=strike.number, fault=strike.fault, target=strike.target, why=why
         )
         self._journal.write(missed)
-
-
-def _whose(pending: Pending, shape: str, rank: int | None) -> tuple[int, ...]:
-    """Return the ranks that a call of *shape* takes the order to."""
-    if shape == "pool":
-        return (-1,) if pending.strike.target == "random" else ()
-    if shape == "single":
-        return (rank,) if rank is not None and pending.ranks == (rank,) else ()
-    return pending.ranks
-
-
-def _order(strike: Strike, rank: int) -> Order:
-    return Order(
-        strike=strike.number,
-        key=f"{strike.number}-{rank}",
-        fault=strike.fault,
-        target=strike.target,
-        rank=rank,
-        at=strike.point if strike.point in _IN_WORKERS else "running",
-        aimed=bool(strike.point),
-        seconds=strike.seconds,
-    )
 
 
 def _process_of(group: Watched, rank: int) -> Part | None:

@@ -93,7 +93,11 @@ class Target:
         Raises:
             SpecError: what the factory returns is none of what it may.
         """
-        built: Any = self.factory()
+        try:
+            built: Any = self.factory()
+        except SystemExit as error:
+            remedy = f"ended the program ({error.code}) in place of returning: {_FORMS}"
+            raise SpecError("target", self.name, remedy) from error
         kind = built.__class__.__name__
         executor = _as_executor(built)
         if executor is not None:
@@ -149,7 +153,7 @@ def _find(name: str) -> Any:
         there = ", ".join(examples) or "none here"
         remedy = f"cannot be imported: {error}; examples: {there}"
         raise SpecError("target", name, remedy) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         remedy = f"its import raised {type(error).__name__}: {error}"
         raise SpecError("target", name, remedy) from error
     for part in (path or DEFAULT_NAME).split("."):

@@ -1,8 +1,9 @@
 """The callers of a run, and the calls they make where a target brings none of its own.
 
 Guarantees: the calls made here are of every shape, of both modes, small and large, alone and in
-a row, each with a deadline; their answers are checked. What a call may end with under faults is no
-complaint; what no fault of the run explains is.
+a row, streams, and some that nobody waits for; each that is waited for has a deadline. Their
+answers are checked. What a call may end with under faults is no complaint; what no fault of the
+run explains is.
 
 Left to others: whether calls were run as they should (`checker`).
 """
@@ -22,7 +23,7 @@ from .records import Complained
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from phalanx.actors import Executor, WorkerActor
 
@@ -47,6 +48,12 @@ def echo(worker: WorkerActor, token: int, seconds: float, load: bytes) -> tuple[
     return worker.ctx.rank, token, len(load)
 
 
+def echoes(worker: WorkerActor, token: int, count: int) -> Iterator[tuple[int, int, int]]:
+    """Yield *count* items, each of which says whose it is, of what, and which."""
+    for index in range(count):
+        yield worker.ctx.rank, token, index
+
+
 def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -> None:
     """Make one round of calls and check their answers."""
     time.sleep(_BREATH)
@@ -59,7 +66,11 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     on_death: Any = chance.choice(("fail", "retry"))
     limit: dict[str, Any] = {"timeout": timeout, "args": args, "on_timeout": "restart"}
     shape = chance.random()
-    if shape < 0.35:
+    if shape < 0.04:
+        executor.tell(echo, args, rank=chance.choice((None, rank)))
+    elif shape < 0.1:
+        _check_stream(executor, timeout, token)
+    elif shape < 0.35:
         _check(executor.collective_rpc(echo, **limit, on_death=on_death, retries=3), every)
     elif shape < 0.5:
         _check_row(executor, limit, every, on_death)
@@ -73,6 +84,15 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
         future = executor.submit(echo, args, timeout=timeout, on_death=on_death)
         answer: tuple[int, int, int] = future.result()
         _check(answer, every[answer[0]])
+
+
+def _check_stream(executor: Executor[Any], timeout: float, token: int) -> None:
+    """Take what every rank yields: each item once, in the order of its rank."""
+    taken = dict.fromkeys(range(executor.world_size), 0)
+    for rank, item in executor.stream(echoes, timeout, (token, _ROW)):
+        _check(item, (rank, token, taken[rank]))
+        taken[rank] += 1
+    _check(taken, dict.fromkeys(taken, _ROW))
 
 
 def _check_row(

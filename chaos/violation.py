@@ -20,6 +20,8 @@ INVARIANTS = {
     "at_least_once": "a call that was answered had run on every rank that answered",
     "one_order": "all ranks ran the group's calls in one order",
     "one_epoch": "no call ran in two epochs",
+    "in_time": "no call failed for want of time before its deadline, or ended long after it",
+    "with_cause": "a call failed with a death, or an end, only where there was one",
     "own_reply": "every answer belonged to its call",
     "strategy": "restarts took with them whom the strategy names",
     "intensity": "restarts kept to the intensity",

@@ -22,7 +22,7 @@ from phalanx.runtime import read_task
 from .envelope import Letter, Order, Reply
 from .faults import FAULTS
 from .journal import Journal, now
-from .orders import INSTEAD, carry_out
+from .orders import INSTEAD, carry_out, carry_out_on
 from .records import Began, Ended, Struck, Woke
 
 if TYPE_CHECKING:
@@ -160,14 +160,17 @@ class Witness:
 
     def _items(self, letter: Letter, wire: int, made: Any) -> Iterator[Any]:
         try:
-            yield from made
+            for index, item in enumerate(made):
+                yield self._reply(letter, wire, item, index)
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and hasattr(made, "close"):
+                made.close()  # as it is without us between them
             self._end(letter, wire, type(error).__name__)
             raise
         self._end(letter, wire)
 
-    def _reply(self, letter: Letter, wire: int, value: Any) -> Reply:
-        return Reply(letter.call, self._post.rank, self._post.incarnation, wire, value)
+    def _reply(self, letter: Letter, wire: int, value: Any, item: int | None = None) -> Reply:
+        return Reply(letter.call, self._post.rank, self._post.incarnation, wire, value, item)
 
     def _begin(self, letter: Letter, wire: int) -> None:
         self._turn += 1
@@ -207,6 +210,7 @@ class Witness:
     def _obey(self, order: Order) -> None:
         if not _claim(self._folder, order):
             return
+        own = order.whom is None
         self._journal.write(
             Struck(
                 at=now(),
@@ -215,12 +219,15 @@ class Witness:
                 target=order.target,
                 point=order.at if order.aimed else "",
                 group=self._post.group,
-                rank=self._post.rank,
-                incarnation=self._post.incarnation,
-                pid=os.getpid(),
+                rank=self._post.rank if own else None,
+                incarnation=self._post.incarnation if own else None,
+                pid=os.getpid() if order.whom is None else order.whom[0],
                 lethal=FAULTS[order.fault].lethal,
             )
         )
+        if order.whom is not None:
+            carry_out_on(order.whom, order.fault, order.seconds)
+            return
         child = carry_out(order.fault, order.seconds)
         if child is not None:
             self._note(child)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -113,8 +114,14 @@ def _check_report(path: Path | None) -> None:
         return
     if path.is_dir():
         raise SpecError("report", str(path), "name a file, not a folder")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise SpecError("report", str(path), "name a file in a folder that may be written to")
+    there = path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        remedy = f"{error.strerror}; name a file in a folder that may be written to"
+        raise SpecError("report", str(path), remedy) from error
+    if not there:
+        path.unlink()
 
 
 def _plan(arguments: argparse.Namespace) -> Chaos:
@@ -141,7 +148,11 @@ def _plan(arguments: argparse.Namespace) -> Chaos:
     if plan.record is None:
         object.__setattr__(plan, "record", _new_folder(arguments.target, plan.seed))
     assert plan.record is not None
-    plan.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        plan.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = f"cannot be made: {error.strerror}; name another folder with --out"
+        raise SpecError("record", str(plan.record), remedy) from error
     return plan
 
 
@@ -158,12 +169,10 @@ def _new_folder(target: str, seed: int) -> Path:
 
 
 def _forget(plan: Chaos) -> None:
-    """Remove the folder of a run that never was, if there is nothing in it but its own output."""
+    """Remove the folder of a run that never was: it was new, or empty."""
     if plan.record is not None:
         with contextlib.suppress(OSError):
-            (plan.record / OUTPUT).unlink(missing_ok=True)
-            (plan.record / "run.json").unlink(missing_ok=True)
-            plan.record.rmdir()
+            shutil.rmtree(plan.record)
             if plan.record.parent.name == _FOLDER:
                 plan.record.parent.rmdir()
 

@@ -7,27 +7,31 @@ by the worker class `Planted`, in the worker itself, before it serves.
 from __future__ import annotations
 
 import random
+import tempfile
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
 
 from phalanx.actors import Executor, WorkerContext, losing
+from phalanx.actors.arriving import Arriving
 from phalanx.actors.executor_actor import ExecutorActor
 from phalanx.actors.hosting import WorkerHost
 from phalanx.actors.members import Members
 from phalanx.actors.settling import Settling
 from phalanx.actors.turns import Turns
-from phalanx.runtime import Kind, WorkerExited, process, tree
+from phalanx.runtime import Frame, Kind, WorkerExited, process, tree
 from phalanx.runtime.arena import Arena
 from phalanx.runtime.rendezvous import RendezvousStore
 from phalanx.runtime.streams import Inbox
 from phalanx.supervision import GroupState, Phase, ranks, window
 
+SHARED = Path("/dev/shm/forgotten-by-a-worker")  # named for nobody
 Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
 
 
@@ -52,6 +56,8 @@ class Planted(Echo):
             swap_calls()
         elif self.plant == "twice":
             run_twice()
+        elif self.plant == "leaked shared memory":
+            self.kept = SHARED.open("w")
 
 
 def hurried(worker: Planted) -> None:
@@ -90,6 +96,42 @@ def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
             call.answers.update(answers)
 
     patch.setattr(Turns, "put_back", keeping)
+
+
+class Unchecked(int):
+    """The number of an incarnation that nobody compares."""
+
+    def __ne__(self, _other: object) -> bool:
+        return False
+
+    __hash__ = int.__hash__
+
+
+def late_answers(patch: pytest.MonkeyPatch, *, checked: bool) -> None:
+    """What a dead incarnation has answered comes once more, to its successor, as its next answer.
+
+    A number may be in use again by then, and only that of the incarnation tells the two apart.
+    """
+    arrive = Arriving._arrive
+    latest: dict[tuple[int, int], tuple[int, Frame]] = {}
+
+    def late(self: Any, seat: Any, frame: Any) -> None:
+        if type(frame) is Frame and frame.kind == Kind.REPLY and frame.body:
+            where = id(self), seat.rank
+            incarnation, old = latest.get(where, (seat.incarnation, frame))
+            copy = (frame.kind, frame.flags, frame.epoch, frame.call_id)
+            latest[where] = seat.incarnation, Frame(*copy, 0, frame.extra, bytes(frame.body))
+            if incarnation != seat.incarnation:
+                stale = incarnation if checked else Unchecked(incarnation)
+                again = (old.kind, old.flags, old.epoch, frame.call_id, stale, old.extra, old.body)
+                arrive(self, seat, Frame(*again))
+        arrive(self, seat, frame)
+
+    patch.setattr(Arriving, "_arrive", late)
+
+
+def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
+    late_answers(patch, checked=False)
 
 
 def lost_exit(patch: pytest.MonkeyPatch) -> None:
@@ -179,6 +221,23 @@ def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     return clear
 
 
+def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+    made: list[str] = []
+    begin = Members._equip
+
+    def equip(self: Any, *words: Any) -> Any:
+        made.append(tempfile.mkdtemp())
+        return begin(self, *words)
+
+    patch.setattr(Members, "_equip", equip)
+
+    def clear() -> None:
+        for folder in made:
+            Path(folder).rmdir()
+
+    return clear
+
+
 def leaked_process(patch: pytest.MonkeyPatch) -> None:
     """A worker's end is not the end of what it had started."""
     real = tree
@@ -227,10 +286,15 @@ def run_twice() -> None:
 def nothing(_: pytest.MonkeyPatch) -> None: ...
 
 
+def leaked_shared_memory(_: pytest.MonkeyPatch) -> Callable[[], None]:
+    return SHARED.unlink
+
+
 PLANTS = {
     name: Mistake(name, put, frozenset(found_by.split()))
     for name, put, found_by in (
         ("answers by position", answers_by_position, "own_reply"),
+        ("no incarnation check", no_incarnation_check, "own_reply"),
         ("answers of the dead", answers_of_the_dead, "own_reply one_epoch"),
         ("lost exit", lost_exit, "deaths_known"),
         ("retry of what had begun", retry_of_what_had_begun, "at_most_once"),
@@ -241,6 +305,8 @@ PLANTS = {
         ("old store", old_store, "fresh_rendezvous"),
         ("leaked segment", leaked_segment, "nothing_left"),
         ("leaked process", leaked_process, "nothing_left"),
+        ("leaked folder", leaked_folder, "nothing_left"),
+        ("leaked shared memory", leaked_shared_memory, "nothing_left"),
         ("order", nothing, "one_order"),
         ("twice", nothing, "at_most_once"),
     )

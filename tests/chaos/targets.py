@@ -96,6 +96,14 @@ def forgetful() -> tuple[Executor[Any], Any]:
 VALUE = 3
 
 
+def inline() -> Executor[Any]:
+    return Executor(Echo, 1, launch="inline")
+
+
+def leaves() -> None:
+    raise SystemExit(3)
+
+
 def wants_more(argument: int) -> None: ...
 
 

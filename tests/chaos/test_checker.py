@@ -350,6 +350,46 @@ def answer_of_an_earlier_incarnation(teller: Teller) -> None:
     teller.take(teller.serve(), teller.wires, 1, by_incarnation=0)
 
 
+def item_of_a_stream_left_out(teller: Teller) -> None:
+    call = teller.serve()
+    for item in (0, 2):
+        teller.take(call, teller.wires, 1, by_item=item)
+
+
+def out_of_time_too_early(teller: Teller) -> None:
+    call = teller.issue(seconds=3.0)
+    teller.begin(call, teller.send(call), 0)
+    teller.settle(call, "timeout")
+
+
+def out_of_time_without_a_limit(teller: Teller) -> None:
+    teller.settle(teller.issue(), "timeout")
+
+
+def ended_long_after_its_deadline(teller: Teller) -> None:
+    call = teller.issue(seconds=3.0)
+    teller.now += 30.0
+    teller.settle(call, "timeout")
+
+
+def told_of_a_death_that_was_none(teller: Teller) -> None:
+    teller.settle(teller.issue(), "died")
+    teller.now += 60.0
+
+
+def told_of_the_death_of_another(teller: Teller) -> None:
+    teller.settle(teller.issue(shape="single", rank=0), "died")
+    teller.die(1)
+    teller.now += 60.0
+
+
+def told_of_an_end_that_was_none(teller: Teller) -> None:
+    teller.add(GroupBuilt, group="h", world_size=1, strategy="one_for_all", intensity=3, period=1.0)
+    what = {"method": "m", "shape": "collective", "on_death": "fail"}
+    teller.add(Issued, group="h", call=99, **what)
+    teller.add(Settled, group="h", call=99, outcome="closed")
+
+
 def restarted_alone_though_all_are_tied(teller: Teller) -> None:
     teller.die(1)
     teller.start(1)
@@ -444,6 +484,13 @@ def something_left(teller: Teller) -> None:
         ("own_reply", answer_of_another_call),
         ("own_reply", answer_of_another_rank),
         ("own_reply", answer_of_an_earlier_incarnation),
+        ("own_reply", item_of_a_stream_left_out),
+        ("in_time", out_of_time_too_early),
+        ("in_time", out_of_time_without_a_limit),
+        ("in_time", ended_long_after_its_deadline),
+        ("with_cause", told_of_a_death_that_was_none),
+        ("with_cause", told_of_the_death_of_another),
+        ("with_cause", told_of_an_end_that_was_none),
         ("strategy", restarted_alone_though_all_are_tied),
         ("strategy", restarted_without_a_cause),
         ("intensity", went_on_past_its_intensity),

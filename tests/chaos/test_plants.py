@@ -11,7 +11,7 @@ import signal
 from typing import Any
 
 import pytest
-from tests.chaos.plants import PLANTS, Planted, hurrying
+from tests.chaos.plants import PLANTS, Planted, hurrying, late_answers
 
 from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, footprint, run_chaos
@@ -95,6 +95,14 @@ def test_a_planted_fault_is_found(
 @pytest.mark.parametrize("seed", SEEDS)
 def test_without_a_plant_the_same_seeds_are_clean(runtime: Runtime, seed: int) -> None:
     assert run(runtime, seed).violations == ()
+
+
+def test_a_late_answer_of_the_dead_is_dropped(
+    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_answers(monkeypatch, checked=True)  # the plant, without its mistake
+
+    assert run(runtime, SEEDS[0]).violations == ()
 
 
 def test_without_a_plant_giving_up_is_no_violation(runtime: Runtime) -> None:

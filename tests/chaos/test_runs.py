@@ -29,6 +29,7 @@ from phalanx.chaos import (
 )
 from phalanx.chaos.full_disk import FullDisk
 from phalanx.chaos.records import Ended, LifeEnded, Missed, RankDied, Struck
+from phalanx.cli import main
 from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.testing import FakeGpus
 from phalanx.supervision import ExecutorClosed, Intensity, SpecError, Strategy
@@ -223,6 +224,39 @@ def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) 
     assert ("kill", "") in struck(result)
 
 
+def test_who_is_no_rank_is_struck_at_a_workers_moment_too() -> None:
+    aims = [("kill", "zygote", "running"), ("stop", "logs", "after_reply")]
+    schedule = at_once(*aims, ("kill", "standby", "running"), seconds=0.2)
+
+    result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=8)
+
+    assert result.violations == ()
+    done = result.history.every(Struck)
+    assert [(each.fault, each.target, each.point) for each in done] == [
+        (strike.fault, strike.target, strike.point) for strike in schedule
+    ]
+    assert {each.rank for each in done} == {None}
+    died = {each.pid for each in result.history.every(RankDied) if "killed" in each.reason}
+    assert died == {done[-1].pid}  # the spare: no rank was hit in place of anybody
+
+
+def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
+    schedule = at_once(
+        ("kill", "driver", "before_send"),
+        ("stop", "driver", "running"),
+        ("kill", "driver", "after_reply"),
+        gap=1.2,
+        seconds=0.2,
+    )
+
+    result = run_chaos(targets.one_for_one, duration=5.0, schedule=schedule, seed=5)
+
+    assert result.violations == ()
+    done = result.history.every(Struck)
+    assert [each.point for each in done] == ["before_send", "running", "after_reply"]
+    assert [life.closed for life in result.history.every(LifeEnded)] == [False, False, True]
+
+
 def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
     runtime: Runtime,
 ) -> None:
@@ -304,6 +338,12 @@ def test_a_drawn_schedule_holds_only_what_can_be_done() -> None:
     assert 50 < len(drawn(9)) < 150
 
 
+def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
+    for seed in range(20):
+        drawn = Schedule.draw(seed, duration=4.0, rate=0.001, aims=[Aim("kill")])
+        assert [strike.at < 4.0 for strike in drawn] == [True]
+
+
 def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
     part = drawn(7).only([3, 5])
 
@@ -331,6 +371,8 @@ def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
         ("rate", {"rate": 0}),
         ("rate", {"rate": -1.0}),
         ("rate", {"rate": float("nan")}),
+        ("rate", {"rate": 1e9}),
+        ("target", {"faults": ("kill:\u00b2",)}),
         ("duration", {"duration": 0}),
         ("duration", {"duration": 0.5}),
         ("duration", {"duration": 3.0, "faults": ("hang",)}),
@@ -378,6 +420,44 @@ def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
 def test_a_factory_that_returns_nonsense_is_told(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="returned a int"):
         run_chaos(targets.returns_nonsense, duration=2.0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("tests.chaos.targets:inline",), 2, 'not launch="inline"'),
+        (("tests.chaos.targets:leaves",), 2, "ended the program (3) in place of returning"),
+        (("tests.chaos.targets:build", "--targets", "2"), 2, "there is no such rank: "),
+        (("tests.chaos.targets:returns_nonsense", "--faults", "kill:driver"), 2, "returned a int"),
+        (("tests.chaos.targets:build", "--out", "/proc/run"), 2, "record='/proc/run': cannot be"),
+        (("tests.chaos.targets:build", "--report", "/proc/page"), 2, "report='/proc/page': "),
+    ],
+)
+def test_mistakes_that_show_late_are_one_line_and_leave_nothing(
+    words: tuple[str, ...],
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert main(["chaos", *words, "--duration", "2"]) == code
+
+    heard = capsys.readouterr().err
+    assert heard.startswith("phalanx chaos: ")
+    assert told in heard
+    assert heard.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
+    schedule = Schedule.from_json('[{"at": 1, "fault": "kill", "target": 1}]')
+
+    assert [strike.target for strike in schedule] == ["1"]
+    with pytest.raises(SpecError, match="a name, or a rank's number"):
+        Schedule.from_json('[{"at": 1, "fault": "kill", "target": null}]')
 
 
 def test_a_factory_that_raises_is_heard() -> None:
