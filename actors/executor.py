@@ -310,6 +310,8 @@ class Executor(Dispatch[W]):
     def restart(self, rank: int | None = None, *, timeout: float | None = None) -> None:
         """Restart *rank* and those its strategy ties to it, or every rank; nothing failed.
 
+        With ``survivors="keep"`` *rank* alone: the others are re-formed with it, as after a death.
+
         Waits for the calls in flight; new ones wait until the group is whole again. With a
         `CheckpointPolicy` the state of the ranks is taken first, so that none of it is lost.
 

@@ -71,8 +71,8 @@ from phalanx.supervision import (
     new_group,
 )
 
-from .callbacks import Callbacks
 from .examination import Examinations, Suspect
+from .filing import Filing
 from .keeper import Keeper
 from .leases import Leases
 from .links import Links
@@ -101,7 +101,7 @@ from .notices import (
     StopOverdue,
     StreamEnded,
 )
-from .postmortem import report_on
+from .postmortem import deaths_behind, report_on, with_deaths
 from .seat import Progress
 from .standby import Standby
 from .status import GroupView, RankInfo
@@ -180,8 +180,8 @@ class ExecutorActor(pykka.ThreadingActor):
         )
         self._rendezvous: Any = None
         self._standby = Standby(spec.standby, self._members, runtime.hub, self._tell, self._publish)
-        self._folder = spec.report_dir or runtime.reports or ReportFolder.from_environment()
-        self._writing = Callbacks(self._complain)
+        folder = spec.report_dir or runtime.reports or ReportFolder.from_environment()
+        self._filing = Filing(folder, self._publish, self._complain)
         self._examinations = Examinations(shared.pulses, runtime.hub, self._tell, self._find)
         self._planned: Planned | None = None
         self._down_at = time.monotonic()
@@ -424,8 +424,7 @@ class ExecutorActor(pykka.ThreadingActor):
                 if not self._state.mending:  # else a further epoch is on its way, for all
                     failure = member.failure
                     if failure is not None and not member.hung:
-                        told = f"{failure.type_name}: {failure.message}"
-                        member.broken = f"it could not be re-formed: {told}"
+                        member.broken = f"it could not be re-formed: {failure.headline}"
                     self._members.kill(member)
 
     def _look(self, look: Look) -> None:
@@ -560,12 +559,7 @@ class ExecutorActor(pykka.ThreadingActor):
     def _file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
         self._publish(WorkerCrashed(report=report, at=report.at_monotonic))
-        if self._folder is not None:
-            # On a thread of its own: it waits for the disk, and a callback must not delay it.
-            self._writing.run(self._write, self._folder, report)
-
-    def _write(self, folder: ReportFolder, report: CrashReport) -> None:
-        self._publish(folder.write(report))
+        self._filing.file(report)
 
     # --- planned changes ----------------------------------------------------------------
 
@@ -748,23 +742,23 @@ class ExecutorActor(pykka.ThreadingActor):
         name = self._spec.name
         if not shared.closing:
             shared.cause = reason
-        story = self._last_report
+        story = deaths_behind(self._state, self._reports)
         if shared.closing:
             message = f"executor {name} was closed"
         else:
             message = f"executor {name} has ended: {reason}"
 
         def settle(call: Call) -> BaseException:
-            if shared.closing or story is None:
+            if shared.closing or not story:
                 return ExecutorClosed(f"{call.name}: {message} before it was answered")
-            died = WorkerDied(f"{call.name}: {message}", (*call.reports, story))
+            died = WorkerDied(f"{call.name}: {message}", with_deaths(call.reports, story))
             died.__cause__ = self._no_device
             return died
 
         def refuse() -> BaseException:
             error = ExecutorClosed(f"{message}; build a new one")
-            if not shared.closing and story is not None:
-                error.__cause__ = self._no_device or WorkerDied(message, (story,))
+            if not shared.closing and story:
+                error.__cause__ = self._no_device or WorkerDied(message, story)
             return error
 
         self._plane.end(settle, refuse)
@@ -798,7 +792,7 @@ class ExecutorActor(pykka.ThreadingActor):
             self._store.close,
             self._leases.close,
             self._plane.close,
-            partial(self._writing.close, 5.0),
+            self._filing.close,
             partial(shared.callbacks.close, 5.0),
             self._release_runtime,
         ):
@@ -896,7 +890,7 @@ def _reason_of(member: Member) -> ExitReason:
     assert status is not None
     detail = ""
     if member.failure is not None:
-        detail = f"{member.failure.type_name}: {member.failure.message}"
+        detail = member.failure.headline
     if status.out_of_memory:
         detail = "out of memory"
     reason = exit_of_process(

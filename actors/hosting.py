@@ -25,6 +25,7 @@ from phalanx.runtime import (
     WorkerLabels,
     await_assignment,
     encode,
+    end_gloo_connections,
     land_on,
     load_snapshot,
     outside,
@@ -265,6 +266,9 @@ class WorkerHost:
         context.log = context.log.bind(epoch=order.epoch)
         os.environ.update(order.env)
         _leave_process_group()
+        held = end_gloo_connections()
+        if held:
+            context.log.info("phalanx.old_group_held", connections=held)
         assert self._actor is not None
         if self._link is not None:
             self._link.tell(Kind.LEFT)
@@ -277,7 +281,7 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_stop(reason)
-        except Exception:  # reported; the worker stops all the same
+        except BaseException:  # SystemExit too: reported; it stops all the same
             self._context.log.exception("phalanx.on_stop_failed")
         _leave_process_group()
 
@@ -305,7 +309,7 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_failure(error)
-        except Exception:  # reported; *error* is what counts
+        except BaseException:  # SystemExit too: reported; *error* is what counts
             self._context.log.exception("phalanx.on_failure_failed")
 
 

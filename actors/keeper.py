@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 
 _QUIET = 1.0  # seconds between two log lines about states taken: there may be thousands
+_STILL = 60.0  # seconds between two log lines about states that cannot be taken for the same cause
 
 
 class Keeper:
@@ -68,6 +69,7 @@ class Keeper:
         self._publish = publish
         self._deliver = deliver
         self._said = -_QUIET
+        self._failing: dict[str, float] = {}  # what is in the log already, and since when
         self._ends = ends
 
     def open(self, hub: Hub, tell: Callable[[Any], None]) -> int | None:
@@ -97,20 +99,19 @@ class Keeper:
                 with contextlib.suppress(Exception):  # the group is ending, or memory is short
                     self._plane.insert(saving_call(self._plane, 0, None, now))
             case CutFailed(rank, number, failure):
-                error = f"{failure.type_name}: {failure.message}"
-                self._publish(
-                    CheckpointFailed(
-                        group=group,
-                        rank=rank,
-                        number=number,
-                        error=error,
-                        trace=failure.trace,
-                        at=now,
-                    )
+                error = failure.headline
+                lost = CheckpointFailed(
+                    group=group, rank=rank, number=number, error=error, trace=failure.trace, at=now
                 )
+                if now - self._failing.get(error, -_STILL) >= _STILL:
+                    self._failing[error] = now
+                    self._publish(lost)
+                else:
+                    self._deliver(lost)
             case CutsChanged(kept):
                 self._cuts.prune()
                 if kept is not None:
+                    self._failing.clear()
                     taken = kept.show(self._cuts.where)
                     took = now - kept.began
                     event = CheckpointTaken(group=group, checkpoint=taken, took=took, at=now)

@@ -3,7 +3,9 @@
 Guarantees: the ranks of one start get their devices together or not at all; a rank gets the one it
 had before where that is well; memory that is just being released is waited for without holding up
 the group's actor. While there is no device for a restart the group waits, up to its
-*device_timeout*, then `ask` raises. The first start waits only for what is being released.
+*device_timeout*, then `ask` raises. The first start waits only for what is being released. Nobody
+waits for that for longer than the group's *start_timeout*: where several groups share a pool, each
+release may be another's again before it is noticed.
 
 Left to others: who has what (`DevicePool`), and what the group does when it has waited in vain.
 """
@@ -11,6 +13,7 @@ Left to others: who has what (`DevicePool`), and what the group does when it has
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +35,19 @@ _LATER = 0.25  # the same for a device that others hold, or that is in quarantin
 _CHECK = 5.0  # seconds between two looks at the health of devices that are leased; arbitrary
 
 
+@dataclass(slots=True)
+class _Wait:
+    """A start that waits for its devices.
+
+    Attributes:
+        since: When it asked first.
+        without: Since when there has been none for it, nor one being released; None for not yet.
+    """
+
+    since: float
+    without: float | None = None
+
+
 class Leases:
     """The leases of one group. Used by its actor's thread alone."""
 
@@ -51,7 +67,7 @@ class Leases:
             spec.devices, spec.world_size, spec.devices_per_rank
         )
         self._last: dict[int, tuple[str, ...]] = {}
-        self._waiting: dict[StartRanks, float] = {}
+        self._waiting: dict[StartRanks, _Wait] = {}
         self._given_back: list[Lease] = []
         self._timer: Timer | None = None
         self._deliver = deliver
@@ -71,27 +87,37 @@ class Leases:
         try:
             leases = self._pool.acquire_all(requests, spec.devices_per_rank, spec.visibility)
         except NoDevice as none:
-            now = time.monotonic()
-            fresh = start not in self._waiting
-            since = self._waiting.setdefault(start, now)
-            timeout = 0.0 if first else spec.device_timeout
-            if not none.soon and timeout is not None and now - since >= timeout:
-                del self._waiting[start]
-                raise
-            if fresh and not none.soon:
-                ranks = tuple(rank for rank, _ in start.ranks)
-                self._publish(
-                    DeviceAwaited(
-                        group=spec.name, ranks=ranks, reason=str(none), timeout=timeout, at=now
-                    )
-                )
-            wait = _SOON if none.soon else _LATER
-            self._hub.call_at(now + wait, partial(self._tell, DevicesDue(start)))
+            self._wait(start, none, first=first)
             return None
         self._waiting.pop(start, None)
         self._last.update({r.rank: lease.names for r, lease in zip(requests, leases, strict=True)})
         self._look_later()
         return {r.rank: lease for r, lease in zip(requests, leases, strict=True)}
+
+    def _wait(self, start: StartRanks, none: NoDevice, *, first: bool) -> None:
+        """Have *start* ask again, as long as it may wait; raises where it may not."""
+        spec, now = self._spec, time.monotonic()
+        wait = self._waiting.setdefault(start, _Wait(now))
+        timeout = 0.0 if first else spec.device_timeout
+        name, limit, since = "device_timeout", timeout, wait.since
+        if none.soon:
+            if timeout is not None and timeout <= spec.start_timeout:
+                name, limit = "start_timeout", spec.start_timeout
+        else:
+            fresh, since = wait.without is None, wait.without or now
+            wait.without = since
+        if limit is not None and now - since >= limit:
+            del self._waiting[start]
+            raise none.after(f"{name}={limit:g} s" if limit else "") from None
+        if not none.soon and fresh:
+            ranks = tuple(rank for rank, _ in start.ranks)
+            self._publish(
+                DeviceAwaited(
+                    group=spec.name, ranks=ranks, reason=str(none), timeout=timeout, at=now
+                )
+            )
+        later = _SOON if none.soon else _LATER
+        self._hub.call_at(now + later, partial(self._tell, DevicesDue(start)))
 
     def is_waiting(self, start: StartRanks) -> bool:
         """Whether *start* still waits for its devices."""

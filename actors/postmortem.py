@@ -10,13 +10,16 @@ of calls (`plane`), which is added when that is known.
 from __future__ import annotations
 
 import datetime as dt
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import CallInProgress, CrashReport, ExitEvidence
 
 if TYPE_CHECKING:
-    from phalanx.supervision import Decided, ExitReason
+    from collections.abc import Iterable
+
+    from phalanx.supervision import Decided, ExitReason, GroupState
 
     from .members import Member, Members
     from .seat import Progress
@@ -66,6 +69,28 @@ def report_on(
         decision=decided.text,
         why=decided.why,
     )
+
+
+def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[CrashReport, ...]:
+    """Return those of *reports* for which the group of *end* has ended, oldest first.
+
+    They are the deaths since it served last, and all that were counted where they were too many.
+    """
+    known = tuple(reports)
+    if not known:
+        return ()
+    last, window = known[-1].at_monotonic, end.window
+    since = min(last, end.served_at) if end.served_at is not None else -math.inf
+    if window.admit(last) is None:
+        since = min([since, *(at for at in window.spent if last - at <= window.period)])
+    return tuple(report for report in known if report.at_monotonic >= since)
+
+
+def with_deaths(
+    own: tuple[CrashReport, ...], deaths: tuple[CrashReport, ...]
+) -> tuple[CrashReport, ...]:
+    """Return a call's *own* reports and those of *deaths* that are not among them."""
+    return (*own, *(death for death in deaths if all(death is not report for report in own)))
 
 
 def _used(usage: Any) -> dict[str, float]:

@@ -116,7 +116,7 @@ class Standby:
         status = spare.process.status if spare.process is not None else None
         cause = spare.hung or "it exited"
         if failure is not None:
-            cause = f"{failure.type_name}: {failure.message}"
+            cause = failure.headline
         elif status is not None and status.signal is not None:
             cause = spare.hung or f"signal {status.signal}"
         pid = spare.labels.pid or None

@@ -41,6 +41,7 @@ from .frames import (
 )
 from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
+from .gloo import end_gloo_connections
 from .gpus import Fault, Gpu, GpuInventory
 from .hub import Hub, Timer, Watch
 from .inventory import find_gpus
@@ -183,6 +184,7 @@ __all__ = [
     "describe_threads",
     "encode",
     "encode_by_value",
+    "end_gloo_connections",
     "exit_of_process",
     "fields",
     "find_drivers",

@@ -150,7 +150,7 @@ class Forker:
                     raise RuntimeFault(msg)
                 if boot.is_gone or self._unfit:
                     return False
-                self._wait(deadline, requests[0].spec.label)
+                self._wait(deadline, f"{requests[0].spec.label!r} was not there in time")
         return True
 
     def _ready_zygote(self, deadline: float) -> _Boot | None:
@@ -164,23 +164,36 @@ class Forker:
                 if time.monotonic() >= limit:
                     boot.zygote.kill()
                     msg = (
-                        f"the zygote had not imported {', '.join(self._preload) or 'phalanx'} "
-                        f"after {self._start_timeout:.3g} s; raise start_timeout"
+                        f"the zygote had not imported {self._imports} within "
+                        f"start_timeout={self._start_timeout:.3g} s and was ended: what imports "
+                        "for so long, or hangs, is for the workers to import; leave it out of "
+                        "preload"
                     )
                     raise RuntimeFault(msg)
-                self._wait(min(deadline, limit), "the zygote", late=deadline < limit)
+                until = min(deadline, limit)
+                self._wait(
+                    until,
+                    f"the zygote had not imported {self._imports} in the "
+                    f"{until - boot.zygote.started_at:.3g} s since it was started, and goes on "
+                    "importing; raise start_timeout, or leave it out of preload",
+                    raises=deadline < limit,
+                )
             if boot.error is not None:
                 raise boot.error()
             return None if self._unfit else boot
 
-    def _wait(self, deadline: float, label: str, *, late: bool = True) -> None:
-        """Wait for news until *deadline*; the condition is held."""
+    @property
+    def _imports(self) -> str:
+        """What the zygote imports, for people."""
+        return ", ".join(self._preload) or "phalanx"
+
+    def _wait(self, deadline: float, late: str, *, raises: bool = True) -> None:
+        """Wait for news until *deadline*, after which *late* is raised; the condition is held."""
         if self._closed:
             msg = "the launcher was closed"
             raise RuntimeFault(msg)
-        if not self._condition.wait(max(0.0, deadline - time.monotonic())) and late:
-            msg = f"could not start {label!r} before the deadline"
-            raise RuntimeFault(msg)
+        if not self._condition.wait(max(0.0, deadline - time.monotonic())) and raises:
+            raise RuntimeFault(late)
 
     # --- the zygote, on the hub's thread --------------------------------------------------
 
@@ -248,9 +261,8 @@ class Forker:
                 return
             boot.is_gone = True
             self._boot = None
-            names = ", ".join(self._preload) or "phalanx"
             if not boot.is_ready and boot.error is None:
-                msg = f"the zygote ended while it imported {names}: {how}"
+                msg = f"the zygote ended while it imported {self._imports}: {how}"
                 boot.error = lambda: RuntimeFault(msg)
             self._condition.notify_all()
             if not boot.is_ready or self._unfit or self._closed:

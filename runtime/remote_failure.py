@@ -52,6 +52,11 @@ class RemoteFailure:
             pickled = None
         return cls(name, message, trace, pickled)
 
+    @property
+    def headline(self) -> str:
+        """Its type and its text, as the last line of a traceback has them."""
+        return f"{self.type_name}: {self.message}" if self.message else self.type_name
+
     def revive(self) -> BaseException:
         """Return the original exception, or a `RemoteError` that stands in for it."""
         if self.pickled is not None:

@@ -122,7 +122,8 @@ class WorkerDied(WorkerError):
     Safe to retry only for calls that may run twice (`idempotent`).
 
     Attributes:
-        reports: The crash reports of every death that cost this call an attempt, oldest first.
+        reports: The crash reports of every death that cost this call an attempt, oldest first;
+            where it still waited when its group gave up, then also those that the group gave up for.
     """
 
     def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
@@ -275,6 +276,8 @@ class NoDevice(RuntimeFault):
         quarantined: For each device that was put aside, why.
         releasing: Devices whose memory was just being released.
         soon: Whether such a release could have helped: ask again.
+        limit: What ended the wait for one, such as ``device_timeout=30 s``; empty where nobody
+            waited.
     """
 
     def __init__(
@@ -286,6 +289,7 @@ class NoDevice(RuntimeFault):
         quarantined: Mapping[str, str],
         releasing: Iterable[str] = (),
         soon: bool = False,
+        limit: str = "",
     ) -> None:
         self.who = who
         self.share = share
@@ -293,19 +297,27 @@ class NoDevice(RuntimeFault):
         self.quarantined = dict(quarantined)
         self.releasing = tuple(releasing)
         self.soon = soon
+        self.limit = limit
         told = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
         told += [f"{name} is in quarantine: {why}" for name, why in self.quarantined.items()]
         told += [f"{name} is being released" for name in self.releasing]
         wanted = "a device" if share == 1 else f"{share:g} of a device"
         if share > 1:
             wanted = f"{share:g} devices"
-        super().__init__(f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}")
+        waited = f"; it has waited for {limit}" if limit else ""
+        reason = "; ".join(told) or "none"
+        super().__init__(f"no room for {who}, which wants {wanted}: {reason}{waited}")
+
+    def after(self, limit: str) -> NoDevice:
+        """Return the same at the end of a wait, whose *limit* is named."""
+        return _no_device(self.who, self.share, {**self._named(), "limit": limit})
+
+    def _named(self) -> dict[str, Any]:
+        names = ("leased", "quarantined", "releasing", "soon", "limit")
+        return {name: getattr(self, name) for name in names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        named = {
-            name: getattr(self, name) for name in ("leased", "quarantined", "releasing", "soon")
-        }
-        return _no_device, (self.who, self.share, named)
+        return _no_device, (self.who, self.share, self._named())
 
 
 def _no_device(who: str, share: float, named: dict[str, Any]) -> NoDevice:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import threading
 import time
 from typing import Any
 
@@ -70,3 +72,48 @@ class Loner(Keeper):
 
     def join(self, ctx: WorkerContext) -> None:
         pass
+
+
+class Holder(Keeper):
+    """Refers to the process group in a way of its own, on every rank, when the group is left."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.held: list[Any] = []
+
+    def join(self, ctx: WorkerContext) -> None:
+        import torch
+        import torch.distributed as dist
+
+        super().join(ctx)
+        match self.how:
+            case "group":
+                self.held.append(dist.group.WORLD)
+            case "operation":
+                work = dist.all_reduce(torch.ones(1), async_op=True)
+                work.wait()
+                self.held.append(work)
+            case "thread":
+                pair = dist.new_group([0, 1])
+                if ctx.rank == 0:  # rank 1 never comes to this one
+                    thread = threading.Thread(target=self.meet, args=(pair,), daemon=True)
+                    thread.start()
+                    self.held.append(thread)
+            case _:
+                pass
+
+    def meet(self, group: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group)
+
+    def reduce_for_ever(self) -> None:
+        try:
+            super().reduce_for_ever()
+        except RuntimeError as error:
+            if self.how == "error":
+                self.held.append(error)
+            raise

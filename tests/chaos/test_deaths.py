@@ -301,6 +301,46 @@ def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_
         assert isinstance(future.exception(LONG), WorkerDied)
 
 
+def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(make: Make) -> None:
+    ex = make(world_size=1, intensity=Intensity(2, 60.0))
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("exit_by", LONG, ("os", 3), on_death="retry", retries=100)
+
+    assert [report.incarnation for report in caught.value.reports] == [1, 2, 3]
+    assert caught.value.report.decision == "give up"
+
+
+def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_it(
+    make: Make, tmp_path: Path
+) -> None:
+    """One call had begun before the first death, one was made after it, one after the end."""
+    gate = tmp_path / "gate"
+    ex = make(
+        StartFails,
+        2,
+        kwargs={"how": "exit", "from_incarnation": 2},
+        intensity=Intensity(3, 60.0),
+        backoff=BackOff(initial=0.2, jitter=0.0),
+    )
+    terms: dict[str, Any] = {"non_block": True, "on_death": "retry", "retries": 100}
+    begun = ex.collective_rpc("gated", args=(str(gate),), **terms)
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state != "serving")
+    waiting = ex.collective_rpc("rank", **terms)
+
+    errors = [begun.exception(LONG), waiting.exception(LONG)]
+
+    with pytest.raises(ExecutorClosed) as caught:
+        ex.collective_rpc("rank")
+    for error in (*errors, caught.value.__cause__):
+        assert isinstance(error, WorkerDied)
+        killed, *starts = error.reports
+        assert (killed.rank, killed.incarnation, killed.reason.kind) == (0, 1, ExitKind.KILLED)
+        assert [report.reason.kind for report in starts] == [ExitKind.CRASH] * 3
+        assert error.report.decision == "give up"
+
+
 def test_a_rank_that_dies_on_every_restart_escalates(make: Make) -> None:
     ex = make(
         StartFails, 2, kwargs={"how": "kill", "from_incarnation": 2}, intensity=Intensity(3, 60.0)

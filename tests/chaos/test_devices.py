@@ -32,6 +32,7 @@ from phalanx.supervision import (
     Strategy,
     Supervisor,
     SupervisorSpec,
+    WorkerDied,
 )
 
 Make = Callable[..., Executor[Any]]
@@ -171,6 +172,45 @@ def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
     assert "not released in time" in refused.value.__cause__.quarantined["0: Fake 0"]
     assert len(failed) == 1
     assert ex.status().restarts == 1
+
+
+def test_a_release_that_never_comes_to_its_end_is_waited_for_no_longer_than_a_start(
+    make: Make,
+) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=1e6)
+    ex = make(devices=pool, device_timeout=0.5, start_timeout=2.0)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    with pytest.raises(WorkerDied, match="is being released; it has waited for start_timeout=2 s"):
+        ex.call(0, "echo", LONG)
+    gpus.use(gpus.uuid(0), 0)  # else closing waits as long as the pool does
+
+
+def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: Make) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.5)
+    ex = make(devices=pool, device_timeout=0.4)
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    assert "not released in time" in heard.wait(DeviceAwaited).reason
+    with pytest.raises(WorkerDied, match="it has waited for device_timeout=0.4 s") as caught:
+        ex.call(0, "echo", LONG)
+    assert isinstance(caught.value.__cause__, NoDevice)
+
+
+def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
+    pool = DevicePool.of("auto", 4, FakeGpus(1), {}, devices_per_rank=0.25)
+    ex = make(2, devices=pool, devices_per_rank=0.25)
+
+    ex.resize(4, timeout=LONG)
+
+    assert len({seen(ex, rank) for rank in range(4)}) == 1
 
 
 def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill, wait_for_view
-from tests.chaos.keepers import Keeper, Loner
+from tests.chaos.deeds import kill, wait_for_view, wait_until
+from tests.chaos.keepers import Holder, Keeper, Loner
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
@@ -58,6 +58,25 @@ def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
     assert "the others are kept" in ex.status().reports[-1].decision
 
 
+def test_a_planned_restart_of_a_rank_keeps_the_others(make: Make) -> None:
+    ex = make()
+    before = pids(ex)
+    under_way = [ex.collective_rpc("total", LONG, non_block=True) for _ in range(5)]
+
+    ex.restart(1, timeout=LONG)
+
+    assert [call.result(LONG) for call in under_way] == [[3.0, 3.0, 3.0]] * 5
+    assert ex.collective_rpc("total", LONG) == [3.0, 3.0, 3.0]
+    kept = ex.collective_rpc("kept", LONG)
+    assert [(reforms, epoch) for _, reforms, _, epoch in kept] == [([2], 2), ([], 2), ([2], 2)]
+    assert [pid == old for (_, _, pid, _), old in zip(kept, before, strict=True)] == [
+        True,
+        False,
+        True,
+    ]
+    assert (ex.status().restarts, ex.status().reports) == (0, ())
+
+
 def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) -> None:
     ex = make(world_size=4)
     before = pids(ex)
@@ -74,6 +93,22 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) ->
     after = pids(ex)
     told = "\n".join(report.render() for report in ex.status().reports)
     assert [a == b for a, b in zip(before, after, strict=True)] == [True, True, False, True], told
+
+
+@pytest.mark.parametrize("how", ["group", "operation", "thread", "error"])
+def test_whoever_refers_to_the_old_group_holds_up_nobody(make: Make, how: str) -> None:
+    """Rank 1 waits for its neighbours alone, who live; without its end they would keep it."""
+    ex = make(4, worker=Holder, args=(how,), leave_within=30.0)
+    before = pids(ex)
+    busy = ex.collective_rpc("reduce_for_ever", non_block=True)
+    wait_until(lambda: all(seat.channel.board.begun for seat in ex._plane._seats))
+
+    kill(ex, 3)
+
+    assert isinstance(busy.exception(10.0), WorkerDied)
+    assert ex.collective_rpc("total", 10.0) == [4.0] * 4
+    assert pids(ex)[:3] == before[:3]
+    assert len(ex.status().reports) == 1
 
 
 def test_a_call_that_is_retried_runs_as_a_whole_in_the_new_epoch(make: Make) -> None:

@@ -76,9 +76,12 @@ class Starter:
             **more,
         )
 
-    def start(self, entry: str, payload: object = "", **more: Any) -> Process:
+    def start(
+        self, entry: str, payload: object = "", *, deadline: float | None = None, **more: Any
+    ) -> Process:
         spec = self.spec(entry, payload, **more)
-        return self.launcher.launch(spec, on_exit=self.on_exit, deadline=soon())
+        deadline = soon() if deadline is None else deadline
+        return self.launcher.launch(spec, on_exit=self.on_exit, deadline=deadline)
 
     def on_exit(self, process: Process) -> None:
         with self._news:

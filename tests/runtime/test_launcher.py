@@ -342,8 +342,19 @@ def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: 
     code = "import threading; threading.Event().wait()"
     with preloading(hub, tmp_path, code, start_timeout=0.5) as launcher:
         starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match="start_timeout"):
+        with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
             starter.start("stay")
+        starter.line.close()
+
+
+def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
+    hub: Hub, tmp_path: Path
+) -> None:
+    code = "import threading; threading.Event().wait()"
+    with preloading(hub, tmp_path, code) as launcher:
+        starter = Starter(launcher)
+        with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
+            starter.start("stay", deadline=time.monotonic() + 0.5)
         starter.line.close()
 
 

@@ -299,10 +299,22 @@ def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
     assert [rank.state for rank in after.ranks] == ["reforming", "up", "reforming"]
 
 
-def test_a_planned_restart_of_a_group_that_keeps_survivors_starts_everyone_anew() -> None:
-    _, taken = run(
+def test_a_planned_restart_of_a_rank_keeps_the_others_where_a_death_does() -> None:
+    after, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
         RestartAsked(frozenset({1}), 1.0),
+        RankExited(1, 1, SHUTDOWN, 2.0),
+    )
+
+    assert taken[0] == (Hold(), StopRanks((1,), hurry=False))
+    assert taken[1] == (ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),)))
+    assert not after.window.spent
+
+
+def test_a_planned_restart_of_all_ranks_keeps_none() -> None:
+    _, taken = run(
+        serving(Strategy.ONE_FOR_ALL, keep=True),
+        RestartAsked(frozenset(range(3)), 1.0),
         *(RankExited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
     )
 
