@@ -9,7 +9,7 @@ one) would hold up every rank that waits for it until the group's timeout, 30 mi
 torch has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 2.13).
 
 How they are found: gloo watches the connections of each group with a thread of a name of its own,
-which sleeps in ``epoll_wait``; the kernel shows which descriptor that is, and what is watched by it.
+which sleeps in ``epoll_wait``; the kernel shows which descriptor that is, and what it watches.
 Where any of this is different nothing is found, and the ranks wait as they would have.
 
 Left to others: leaving the group (`torch.distributed.destroy_process_group`).
@@ -68,7 +68,7 @@ def _polled_by(task: Path) -> int | None:
         return None
     fd = int(arguments[0], 16)
     try:
-        is_epoll = "eventpoll" in os.readlink(f"/proc/self/fd/{fd}")
+        is_epoll = "eventpoll" in str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:
         return None
     return fd if is_epoll else None

@@ -123,7 +123,7 @@ class WorkerDied(WorkerError):
 
     Attributes:
         reports: The crash reports of every death that cost this call an attempt, oldest first;
-            where it still waited when its group gave up, then also those that the group gave up for.
+            where it waited still when its group gave up, also those that the group gave up for.
     """
 
     def __init__(self, message: str, reports: Iterable[object] = ()) -> None:

@@ -61,7 +61,7 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
-    """A planned restart of *ranks*, and of those the strategy ties to them."""
+    """A planned restart of *ranks*, and of those the strategy ties to them, if none are kept."""
 
     ranks: frozenset[int]
     at: float

@@ -73,7 +73,8 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
         case RestartAsked(ranks=ranks):
             if state.phase is not Phase.SERVING:
                 return state, ()
-            return _renew(state, state.tied_to(ranks))
+            # Who is kept when another dies is kept here too, and joins the ranks that come.
+            return _renew(state, ranks if state.keep else state.tied_to(ranks))
         case ResizeAsked(size=size):
             if state.phase is not Phase.SERVING:
                 return state, ()
