@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from .stacks import STACKS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -92,6 +94,7 @@ class ExitEvidence:
             parts.append(f"exit code {self.code}")
         if self.signal is not None:
             known = {int(each): each.name for each in signals.Signals}
+            known[STACKS] = f"signal {STACKS}, ours: it writes its stacks and ends"
             parts.append(known.get(self.signal, f"signal {self.signal}"))
         if self.core_dumped:
             parts.append("core dumped")

@@ -55,10 +55,6 @@ class Fickle(Echo):
         self.falter("restore", self.ctx.rank)
         self.count = state
 
-    def add(self) -> int:
-        self.count += 1
-        return self.count
-
     def falter(self, hook: str, rank: int) -> None:
         if hook != self.hook or rank != 0:
             return
