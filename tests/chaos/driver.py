@@ -175,6 +175,27 @@ def forks() -> None:
     ex.close()
 
 
+def forks_in_a_call(gate: str) -> None:
+    """A forked child that asks for an answer takes none of its parent's."""
+    with build() as ex:
+        future = ex.collective_rpc("gated", args=(gate,), non_block=True)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                say(child=future.result(0.5))
+            except Exception as error:
+                say(child=type(error).__name__)
+            os._exit(0)
+        victim = ex.ranks[1].pid
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        died = type(future.exception(20)).__name__
+        again = ex.collective_rpc("gated", 20, (gate,), non_block=True)
+        os.waitpid(pid, 0)
+        Path(gate).touch()
+        say(died=died, again=again.result(20), ranks=ex.collective_rpc("rank", 20))
+
+
 def children() -> None:
     """The program's own processes are its own."""
     with build() as ex:

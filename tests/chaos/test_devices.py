@@ -21,6 +21,7 @@ from phalanx.runtime import (
     DeviceQuarantined,
     DeviceRestored,
     WorkerCrashed,
+    tree,
 )
 from phalanx.runtime.testing import FakeGpus
 from phalanx.supervision import (
@@ -100,6 +101,30 @@ def test_a_restart_waits_until_the_memory_is_back(make: Make) -> None:
 
     assert seen(ex) == gpus.uuid(0)
     assert gpus.used_bytes(gpus.uuid(0)) == 0  # all steps were waited for
+
+
+class HeldByProcess(FakeGpus):
+    """Its memory is in use for as long as a process lives."""
+
+    pid = 0
+
+    def used_bytes(self, uuid: str) -> int | None:
+        task = tree.read(self.pid)
+        return 40 * GIB if task is not None and task.state != "Z" else 0
+
+
+def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) -> None:
+    gpus = HeldByProcess(1)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
+    heard = Heard(ex)
+    gpus.pid = ex.call(0, "grandchild", LONG, kwargs={"daemon": True})
+    assert gpus.used_bytes(gpus.uuid(0))
+
+    kill(ex)
+
+    assert seen(ex) == gpus.uuid(0)
+    assert not gpus.used_bytes(gpus.uuid(0))
+    assert not [event for event in heard.events if isinstance(event, DeviceQuarantined)]
 
 
 def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:

@@ -258,6 +258,19 @@ def test_a_forked_child_of_the_driver_touches_nothing(drive: Any) -> None:
     driver.assert_gone()
 
 
+def test_a_child_forked_in_the_middle_of_a_call_takes_nothing_from_its_parent(
+    drive: Any, tmp_path: Path
+) -> None:
+    driver = drive("forks_in_a_call", str(tmp_path / "gate"))
+
+    assert driver.expect("died") == "WorkerDied"
+    assert driver.said[-1]["again"] == [None, None]
+    assert driver.expect("ranks") == [0, 1]
+    assert {"child": "TimeoutError"} in driver.said or {"child": "CallTimeout"} in driver.said
+    assert driver.wait() == 0
+    driver.assert_gone()
+
+
 def test_the_programs_own_children_are_left_to_it(drive: Any) -> None:
     driver = drive("children")
 

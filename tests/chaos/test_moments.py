@@ -295,6 +295,54 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
         ex.collective_rpc("rank")
 
 
+def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_waits(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Slow, args=(str(tmp_path / "never"),))
+    kill(ex, 0)
+    wait_until(Path(f"{tmp_path / 'never'}.0.2").exists)
+    waiting = [ex.collective_rpc("rank", non_block=True), ex.call(1, "rank", non_block=True)]
+
+    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    for call in waiting:
+        error = call.exception(LONG)
+        assert isinstance(error, (WorkerDied, ExecutorClosed))
+        assert "the executor itself: TypeError" in str(error)
+    assert ex._core.shared.gone.wait(LONG)
+
+
+def test_an_error_in_it_while_it_closes_lets_it_close(make: Make, tmp_path: Path) -> None:
+    ex = make(stop=StopPolicy(ask=5.0, terminate=0.3))
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+    closer = threading.Thread(target=ex.close)
+    closer.start()
+    wait_until(lambda: ex.status().state == "closing")
+
+    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    closer.join(LONG)
+    assert not closer.is_alive()
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+def test_all_ranks_at_once_in_their_start(make: Make, tmp_path: Path, strategy: Strategy) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, 3, args=(str(gate),), strategy=strategy)
+    for rank in range(3):
+        kill(ex, rank)
+    wait_until(lambda: all(Path(f"{gate}.{rank}.2").exists() for rank in range(3)))
+    waiting = ex.collective_rpc("rank", LONG, non_block=True)
+
+    for rank in range(3):
+        kill(ex, rank)
+    gate.touch()
+
+    assert waiting.result(LONG) == [0, 1, 2]
+    assert all(info.incarnation >= 3 for info in ex.ranks)
+
+
 def test_a_worker_that_ignores_sigterm_delays_a_restart_only_until_it_is_killed(
     make: Make, tmp_path: Path
 ) -> None:
