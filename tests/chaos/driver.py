@@ -178,7 +178,7 @@ def forks() -> None:
 def forks_in_a_call(gate: str) -> None:
     """A forked child that asks for an answer takes none of its parent's."""
     with build() as ex:
-        future = ex.collective_rpc("gated", args=(gate,), non_block=True)
+        future = ex.collective_rpc("hold", args=(gate,), non_block=True)
         pid = os.fork()
         if pid == 0:
             try:
@@ -190,7 +190,7 @@ def forks_in_a_call(gate: str) -> None:
         assert victim is not None
         os.kill(victim, signal.SIGKILL)
         died = type(future.exception(20)).__name__
-        again = ex.collective_rpc("gated", 20, (gate,), non_block=True)
+        again = ex.collective_rpc("hold", 20, (gate,), non_block=True)
         os.waitpid(pid, 0)
         Path(gate).touch()
         say(died=died, again=again.result(20), ranks=ex.collective_rpc("rank", 20))
