@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from tests.actors.workers import Echo, wait_for
@@ -56,7 +57,9 @@ class Keeper(Echo):
         dist.all_reduce(tensor)
         return float(tensor)
 
-    def reduce_for_ever(self) -> None:
+    def reduce_for_ever(self, mark: str) -> None:
+        """Meet the others until one of them is gone; say in a file that it has begun."""
+        Path(f"{mark}.{self.ctx.rank}").touch()
         while True:
             self.total()
 
@@ -110,9 +113,9 @@ class Holder(Keeper):
         with contextlib.suppress(RuntimeError):
             dist.all_reduce(torch.ones(1), group=group)
 
-    def reduce_for_ever(self) -> None:
+    def reduce_for_ever(self, mark: str) -> None:
         try:
-            super().reduce_for_ever()
+            super().reduce_for_ever(mark)
         except RuntimeError as error:
             if self.how == "error":
                 self.held.append(error)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill, wait_for_view, wait_until
+from tests.chaos.deeds import kill, wait_for_view
 from tests.chaos.keepers import Holder, Keeper, Loner
 
 from phalanx.actors import Executor
@@ -96,12 +96,13 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) ->
 
 
 @pytest.mark.parametrize("how", ["group", "operation", "thread", "error"])
-def test_whoever_refers_to_the_old_group_holds_up_nobody(make: Make, how: str) -> None:
+def test_whoever_refers_to_the_old_group_holds_up_nobody(
+    make: Make, tmp_path: Path, how: str
+) -> None:
     """Rank 1 waits for its neighbours alone, who live; without its end they would keep it."""
     ex = make(4, worker=Holder, args=(how,), leave_within=30.0)
     before = pids(ex)
-    busy = ex.collective_rpc("reduce_for_ever", non_block=True)
-    wait_until(lambda: all(seat.channel.board.begun for seat in ex._plane._seats))
+    busy = reduce_for_ever(ex, tmp_path / "begun")
 
     kill(ex, 3)
 
