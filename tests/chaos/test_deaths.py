@@ -169,9 +169,9 @@ def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_co
     make: Make, tmp_path: Path
 ) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
-    gate, notes = tmp_path / "gate", tmp_path / "notes"
-    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    wait_until(lambda: all(s.channel.board.begun for s in ex._core.shared.plane._seats))
+    gate, begun, notes = tmp_path / "gate", tmp_path / "begun", tmp_path / "notes"
+    first = ex.collective_rpc("gated_note", args=(str(gate), str(begun), "x"), non_block=True)
+    wait_until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 2)
     queued = [
         ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
     ]

@@ -77,13 +77,19 @@ def test_a_planned_restart_of_a_rank_keeps_the_others(make: Make) -> None:
     assert (ex.status().restarts, ex.status().reports) == (0, ())
 
 
-def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(make: Make) -> None:
+def reduce_for_ever(ex: Executor[Any], mark: Path) -> Any:
+    """Return a call that all ranks have begun."""
+    future = ex.collective_rpc("reduce_for_ever", args=(str(mark),), non_block=True)
+    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(ex.world_size)))
+    return future
+
+
+def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(
+    make: Make, tmp_path: Path
+) -> None:
     ex = make(world_size=4)
     before = pids(ex)
-    future = ex.collective_rpc("reduce_for_ever", non_block=True)
-    seats = ex._core.shared.plane._seats
-    while not all(seat.channel.board.begun > 0 for seat in seats):
-        pass
+    future = reduce_for_ever(ex, tmp_path / "begun")
 
     kill(ex, 2)
 
