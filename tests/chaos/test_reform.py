@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill, wait_for_view
+from tests.chaos.deeds import kill, wait_for_view, wait_until
 from tests.chaos.keepers import Holder, Keeper, Loner
 
 from phalanx.actors import Executor
