@@ -9,6 +9,7 @@ for it with a timeout leaves the call alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from concurrent.futures import CancelledError, Future
@@ -92,6 +93,7 @@ class CallFuture(Future[Any]):
         Raises:
             TimeoutError: *timeout* seconds passed; the call goes on.
             WouldDeadlock: from a done-callback of a call that is not done.
+            ExecutorClosed: the group ended first; or this is a child forked from its driver.
         """
         if not self._decoded:
             self._wait(timeout)
@@ -158,6 +160,9 @@ class CallFuture(Future[Any]):
     def _wait(self, timeout: float | None) -> None:
         call = self._call
         if not call.done:
+            if os.getpid() != self._plane.pid:  # here nobody would ever bring the answer
+                msg = f"{call.name} was called by the parent process, which has the answer"
+                raise ExecutorClosed(msg)
             if self._callbacks.is_current():
                 msg = f"waiting for {call.name} in a callback: no callback may wait for a call"
                 raise WouldDeadlock(msg)

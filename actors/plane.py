@@ -19,6 +19,7 @@ means (`calls`).
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -73,6 +74,7 @@ class Plane:
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
+        self.pid = os.getpid()  # of the driver; a forked child is none
         self._closed: Callable[[], BaseException] | None = None
         self._reached = 0  # the last call begun by any rank, those that are gone included
         self.arena = Arena.create()

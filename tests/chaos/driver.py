@@ -182,7 +182,7 @@ def forks_in_a_call(gate: str) -> None:
         pid = os.fork()
         if pid == 0:
             try:
-                say(child=future.result(0.5))
+                say(child=future.result())
             except Exception as error:
                 say(child=type(error).__name__)
             os._exit(0)
