@@ -94,7 +94,7 @@ class Holder(Keeper):
             case "group":
                 self.held.append(dist.group.WORLD)
             case "operation":
-                work = dist.all_reduce(torch.ones(1), async_op=True)
+                work: Any = dist.all_reduce(torch.ones(1), async_op=True)
                 work.wait()
                 self.held.append(work)
             case "thread":
