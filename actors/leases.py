@@ -99,17 +99,18 @@ class Leases:
         spec, now = self._spec, time.monotonic()
         wait = self._waiting.setdefault(start, _Wait(now))
         timeout = 0.0 if first else spec.device_timeout
-        name, limit, since = "device_timeout", timeout, wait.since
+        fresh = not none.soon and wait.without is None
+        if fresh:
+            wait.without = now
+        name, limit, since = "device_timeout", timeout, wait.without or now
         if none.soon:
-            if timeout is not None and timeout <= spec.start_timeout:
+            since = wait.since
+            if limit is not None and limit <= spec.start_timeout:
                 name, limit = "start_timeout", spec.start_timeout
-        else:
-            fresh, since = wait.without is None, wait.without or now
-            wait.without = since
         if limit is not None and now - since >= limit:
             del self._waiting[start]
             raise none.after(f"{name}={limit:g} s" if limit else "") from None
-        if not none.soon and fresh:
+        if fresh:
             ranks = tuple(rank for rank, _ in start.ranks)
             self._publish(
                 DeviceAwaited(
