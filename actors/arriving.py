@@ -92,7 +92,7 @@ class Arriving:
             if isinstance(frame, Frame):
                 self._arrive(seat, frame)
             elif frame is _FOREIGN:
-                self._drop_foreign(seat)
+                self.drop_foreign(seat)
             else:
                 break
         self._sending.go_on()
@@ -111,14 +111,15 @@ class Arriving:
             if isinstance(frame, Frame):
                 self._arrive(seat, frame)
             elif frame is _FOREIGN:
-                self._drop_foreign(seat)
+                self.drop_foreign(seat)
             else:
                 return frame is _NOTHING
             if not sent:
                 return True  # it owes no answer: asking once more would cost and find nothing
 
-    def _drop_foreign(self, seat: Seat) -> None:
-        self.dropped += 1
+    def drop_foreign(self, seat: Seat, packets: int = 1) -> None:
+        """Count so many *packets* of *seat*'s that are no messages; tell of the first."""
+        self.dropped += packets
         if not seat.foreign:
             seat.foreign = True
             self._on_foreign(seat.rank)

@@ -22,7 +22,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import FarFrame, Flag, Kind, SnapshotFolder, ledger
+from phalanx.runtime import FarFrame, Flag, Kind, RemoteFailure, SnapshotFolder, ledger
 from phalanx.supervision import RuntimeFault, SpecError
 
 from .checkpoint import Checkpoint
@@ -176,15 +176,16 @@ class Cuts:
                 self._stray = True  # it may have left a file
                 self._tell(CutsChanged())
             elif frame.kind == Kind.NOT_SAVED:
-                failure = cut.failures[rank] = frame.value()
+                failure = cut.failures[rank] = RemoteFailure.read(frame)
                 self._tell(CutFailed(rank, cut.number, failure))
             elif frame.flags & Flag.LOST:
                 frame.drop()  # its part is missing when it has answered
-            elif isinstance(frame, FarFrame):
+            elif isinstance(frame, FarFrame) and frame.fds:
                 file = ledger.own(frame.fds.pop())
                 cut.parts[rank] = Part(file, os.fstat(file).st_size)
             else:
-                cut.parts[rank] = Part(-1, frame.value())
+                with contextlib.suppress(Exception):  # the same
+                    cut.parts[rank] = Part(-1, frame.value())
 
     def answered(self, rank: int, wire: int) -> None:
         """*rank* has answered the call *wire*."""

@@ -28,6 +28,7 @@ from phalanx.runtime import (
     GroupUp,
     Kind,
     Payload,
+    RemoteFailure,
     RendezvousStore,
     ReportFolder,
     WorkerCrashed,
@@ -95,6 +96,7 @@ from .notices import (
     Planned,
     ProcessGone,
     RankSaid,
+    RankSaidNothing,
     Refill,
     ReformOverdue,
     Started,
@@ -109,7 +111,7 @@ from .status import GroupView, RankInfo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import CallFate, CrashReport, RemoteFailure, Runtime
+    from phalanx.runtime import CallFate, CrashReport, Runtime
 
     from .calls import Call
     from .members import Member
@@ -220,6 +222,8 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._begin()
             case RankSaid():
                 self._said(notice)
+            case RankSaidNothing(rank, incarnation, packets):
+                self._plane.count_foreign(rank, incarnation, packets)
             case ProcessGone(rank, incarnation):
                 spare = self._standby.find(rank)
                 member = self._members.find(rank, incarnation)
@@ -326,7 +330,7 @@ class ExecutorActor(pykka.ThreadingActor):
         elif frame.kind == Kind.ENDING:
             self._plane.expect_end(member.rank, member.incarnation)
         elif frame.kind == Kind.NOT_REFORMED:
-            failure = frame.value()
+            failure = RemoteFailure.read(frame)
             if frame.epoch == member.epoch:
                 member.failure = failure
                 self._members.doubt_reform(member)
@@ -338,7 +342,7 @@ class ExecutorActor(pykka.ThreadingActor):
         elif frame.kind == Kind.EVENT:
             self._emitted(member, frame)
         elif frame.kind in (Kind.START_FAILED, Kind.LAST_WORDS):
-            member.failure = frame.value()
+            member.failure = RemoteFailure.read(frame)
             # A thread of the user's may keep the process from ending by itself.
             self._members.expect_exit(member, _LAST_BREATH)
         else:

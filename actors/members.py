@@ -44,7 +44,14 @@ from phalanx.runtime import (
 )
 
 from .hosting import Reform, Restoring, Saving, Seed, host_spare, host_worker
-from .notices import Overdue, ProcessGone, RankSaid, ReformOverdue, StopOverdue
+from .notices import (
+    Overdue,
+    ProcessGone,
+    RankSaid,
+    RankSaidNothing,
+    ReformOverdue,
+    StopOverdue,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -624,7 +631,9 @@ class Members:
 
     def _hear(self, member: Member, _events: int) -> None:
         """Pass on what *member* says; runs on the hub's thread."""
-        frames, ended = read_control(member.control)
+        frames, foreign, ended = read_control(member.control)
+        if foreign:
+            self._tell(RankSaidNothing(member.rank, member.incarnation, foreign))
         remote = member.remote
         for frame in frames:
             if frame.kind == Kind.PULSE:
@@ -648,22 +657,25 @@ class Members:
         self._after(member, seconds, Overdue(member.rank, member.incarnation, "stream"))
 
 
-def read_control(control: socket.socket) -> tuple[list[Frame], bool]:
-    """Return what has arrived on *control*, and whether it has ended."""
+def read_control(control: socket.socket) -> tuple[list[Frame], int, bool]:
+    """Return what has arrived on *control*, how many packets were none, and whether it ended."""
     frames: list[Frame] = []
+    foreign = 0
     while True:
         try:
             frame = receive(control)
         except BlockingIOError:
-            return frames, False
+            return frames, foreign, False
         except ConnectionResetError:
             continue
         except OSError:
-            return frames, True
+            return frames, foreign, True
         if isinstance(frame, Frame):
             frames.append(frame)
-        elif frame is not None:
-            return frames, True
+        elif frame is None:
+            foreign += 1
+        else:
+            return frames, foreign, True
 
 
 def _cwd() -> str | None:

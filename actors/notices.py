@@ -35,6 +35,15 @@ class RankSaid:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSaidNothing:
+    """So many *packets* came from a rank, beside its answers, that are no messages."""
+
+    rank: int
+    incarnation: int
+    packets: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkLost:
     """A rank elsewhere cannot be reached any more; *why* is what is known of it."""
 
@@ -204,6 +213,7 @@ class KillAll:
 Notice = (
     ProcessGone
     | RankSaid
+    | RankSaidNothing
     | LinkLost
     | StreamEnded
     | Overdue

@@ -140,6 +140,13 @@ class Plane:
             self._sending.whole = True
             self._sending.pump()
 
+    def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
+        """Count *packets* that a rank has sent beside its answers and that are no messages."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None:
+                self._arriving.drop_foreign(seat, packets)
+
     def expect_end(self, rank: int, incarnation: int) -> None:
         """Note that an incarnation is about to end, so what the others raise may be its echo."""
         with self._lock:

@@ -141,7 +141,9 @@ class Pulses:
         if question is None:
             frame.drop()
             return
-        pulse: object = frame.value()
+        pulse: object = None
+        with suppress(Exception):  # one that cannot be read is no sign of life
+            pulse = frame.value()
         if isinstance(pulse, Pulse):
             question.hear(rank, pulse)
 

@@ -1,7 +1,7 @@
 """An exception on its way from a worker to a caller.
 
 Guarantees: it always travels; what cannot be pickled, or be rebuilt where it arrives, is told of by
-its name, its text and its traceback.
+its name, its text and its traceback; what claims to be one and is not is told of as that.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import pickle
 import traceback
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from phalanx.supervision import RemoteError
 
 from .codec import encode_by_value
+
+if TYPE_CHECKING:
+    from .frames import Frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,17 @@ class RemoteFailure:
         except Exception:  # noqa: BLE001  # the stand-in says what is known
             pickled = None
         return cls(name, message, trace, pickled)
+
+    @classmethod
+    def read(cls, frame: Frame) -> RemoteFailure:
+        """Return what *frame* carries; where it cannot be read or is none, why that is so."""
+        try:
+            failure = frame.value()
+        except Exception as error:  # noqa: BLE001  # no message of a worker's ends the driver
+            return cls.of(error)
+        if isinstance(failure, cls):
+            return failure
+        return cls.of(TypeError(f"a worker told of its error by {type(failure).__name__}"))
 
     @property
     def headline(self) -> str:

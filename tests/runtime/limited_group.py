@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
 
 @contextlib.contextmanager
-def limited_group(limit: int) -> Iterator[Path]:
+def limited_group(limit: int) -> Generator[Path]:
     """Make a group that may have *limit* bytes, and take it away; skips the test where none can."""
     found = _memory_group()
     if found is None:
