@@ -7,7 +7,6 @@ call, or voids its answer if it has been sent.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -120,18 +119,3 @@ async def _made_elsewhere(
             future.cancel()
         raise
     return made[0]
-
-
-def waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Callable[[], None]:
-    """Return what has *arrived* done on any thread; it does nothing once *loop* is closed."""
-
-    def tell() -> None:
-        if not arrived.done():
-            arrived.set_result(None)
-
-    def wake() -> None:
-        # Asked first, it might be closed in between; and the error would strike whoever settles.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell)
-
-    return wake

@@ -18,21 +18,23 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import Payload, encode
 from phalanx.supervision import ExecutorClosed
 
-from .calls import Call, terms_of
+from .calls import Call
 from .futures import CallFuture
+from .incoming import Incoming
 from .interrupts import interrupts
 from .notices import Overdue
 from .saving import save_now, saving_call
-from .streams import Incoming, ReplyStream
+from .streams import ReplyStream
 from .termination import living
+from .terms import terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .calls import OnDeath, OnTimeout, Shape
+    from .calls import CallTap
     from .checkpoint import Checkpoint
     from .core import Core
-    from .probe import CallTap
+    from .terms import OnDeath, OnTimeout, Shape
     from .tracing import CallSpan
     from .worker import Methods
 

@@ -1,4 +1,4 @@
-"""One call: what was asked, of whom, and what has come back.
+"""One call: what was asked, of whom, and what has come back; and who looks on at it.
 
 Guarantees: a call is settled once; whoever settles it first wins and everything later is void;
 answers are decoded by whoever asks for the result, never by the thread that happened to read them.
@@ -9,55 +9,89 @@ Left to others: when calls are sent and who reads (`plane`).
 from __future__ import annotations
 
 import contextlib
-import math
-from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
-from phalanx.supervision import CallTimeout, SpecError
+from phalanx.supervision import CallTimeout
 
 from .outcomes import Outcome, OutcomeKind
+from .terms import Shape
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from phalanx.runtime import Timer
+    from phalanx.runtime import CallFate, CrashReport, Timer
 
     from .cut import Cut
-    from .futures import CallFuture
-    from .probe import CallTap
-    from .streams import Incoming
-    from .tracing import CallSpan
-
-OnDeath = Literal["fail", "retry"]
-OnTimeout = Literal["leave", "restart"]
+    from .incoming import Incoming
+    from .terms import Terms
 
 
-class Shape(Enum):
-    """Whom a call goes to, and how its answers make one outcome."""
+class CallTap(Protocol):
+    """What looks on at one call, in the driver. Its methods must be quick, and raise nothing."""
 
-    COLLECTIVE = auto()  # every rank, as a whole
-    GATHER = auto()  # every rank, each for itself
-    SINGLE = auto()  # one named rank
-    POOL = auto()  # any idle rank
+    @property
+    def method(self) -> Any:
+        """What travels to the workers in place of the method."""
+        ...
+
+    def issued(self, call: Call) -> None:
+        """The call is about to be accepted."""
+        ...
+
+    def raised(self, error: BaseException) -> None:
+        """Its caller is given *error*: it was not accepted, or nobody waits for its end."""
+        ...
+
+    def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
+        """The call is about to go to these (rank, incarnation). Under the plane's lock."""
+        ...
+
+    def queued(self) -> None:
+        """A rank has it behind others. Under the plane's lock."""
+        ...
+
+    def settled(self, call: Call) -> None:
+        """The call is done. Under the plane's lock."""
+        ...
+
+    def take(self, rank: int, value: Any) -> Any:
+        """Return what *rank* answered with, given what came of it."""
+        ...
 
 
-class Terms(NamedTuple):
-    """How a call is to be treated.
+class CallTrace(Protocol):
+    """What a call is in OpenTelemetry."""
 
-    Attributes:
-        deadline: On the monotonic clock; None waits without limit.
-        timeout: What the caller gave, for messages; None for no limit.
-        retries: How often a death may send the call again.
-    """
+    def died(self, report: CrashReport, fate: CallFate | None) -> None:
+        """A death has touched the call. Under the plane's lock: quick."""
+        ...
 
-    deadline: float | None = None
-    timeout: float | None = None
-    on_death: OnDeath = "fail"
-    retries: int = 0
-    on_timeout: OnTimeout = "leave"
-    tell: bool = False
+    def settled(self, call: Call, /) -> None:
+        """The call has its outcome. Under the plane's lock: quick."""
+        ...
+
+    def end(self, call: Call) -> None:
+        """End it with the outcome of *call*, which is done; once."""
+        ...
+
+    def refused(self, error: BaseException) -> None:
+        """End it by *error*: the call was not accepted, or nobody waits for it any more."""
+        ...
+
+
+class Promise(Protocol):
+    """What its caller was given in place of an outcome."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has to be told."""
+        ...
+
+    def finish(self) -> None:
+        """Tell it that the call is done."""
+        ...
 
 
 class Call:
@@ -143,9 +177,9 @@ class Call:
         self.waiters: tuple[threading.Lock, ...] = ()
         self.watchers: tuple[Callable[[Call], None], ...] = ()
         self.timer: Timer | None = None
-        self.future: CallFuture | None = None
+        self.future: Promise | None = None
         self.tap: CallTap | None = None
-        self.span: CallSpan | None = None
+        self.span: CallTrace | None = None
         self.cuts: list[Cut] | None = None
         self.under_hold = False
 
@@ -235,54 +269,3 @@ class Call:
 
 
 _COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
-
-
-_KNOWN: dict[tuple[str, int, str, bool], Terms] = {}  # those without a deadline
-_MOST_KNOWN = 64
-
-
-def terms_of(
-    *,
-    now: float,
-    timeout: float | None,
-    on_death: OnDeath = "fail",
-    retries: int = 1,
-    on_timeout: OnTimeout = "leave",
-    tell: bool = False,
-) -> Terms:
-    """Return the terms of a call made *now*, which counts only where there is a *timeout*.
-
-    Raises:
-        SpecError: a negative timeout or number of retries, or an unknown policy.
-    """
-    if timeout is not None:
-        _check_timeout(timeout)
-        if timeout == math.inf:
-            timeout = None
-    key = (on_death, retries, on_timeout, tell)
-    if timeout is None and type(retries) is int:
-        known = _KNOWN.get(key)
-        if known is not None:
-            return known
-    if on_death not in ("fail", "retry"):
-        raise SpecError("on_death", on_death, 'give "fail" or "retry"')
-    if on_timeout not in ("leave", "restart"):
-        raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
-    _check_retries(retries)
-    if timeout is not None:
-        return Terms(now + timeout, timeout, on_death, retries, on_timeout, tell)
-    terms = Terms(None, None, on_death, retries, on_timeout, tell)
-    if len(_KNOWN) < _MOST_KNOWN:
-        _KNOWN[key] = terms
-    return terms
-
-
-def _check_timeout(timeout: object) -> None:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not (number and timeout >= 0):  # type: ignore[operator]  # a number
-        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
-
-
-def _check_retries(retries: object) -> None:
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise SpecError("retries", retries, "give an integer >= 0")

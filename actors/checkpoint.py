@@ -3,7 +3,7 @@
 Guarantees: a policy that exists makes sense; its folder, where it has one, is this user's alone
 and can be written to.
 
-Left to others: taking and giving back (`hosting`), which snapshots are kept and used (`cuts`).
+Left to others: taking and giving back (`hosting`), which snapshots are kept and used (`kept`).
 """
 
 from __future__ import annotations

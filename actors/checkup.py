@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import Vitals
 from phalanx.supervision import CallTimeout, Unhealthy
 
-from .calls import Shape
 from .checks import check_seconds
 from .health import diagnose
 from .outcomes import OutcomeKind
 from .pulses import PATIENCE
+from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,17 +1,15 @@
-"""The states of one executor's ranks: which belong together, which are kept and given back.
+"""The states of one executor's ranks, as they are taken: when, and which belong together.
 
 A **cut** is the state of some ranks at one call: of all ranks where they are formed together, of
 one where each stands for itself. It is *kept* once every one of its ranks has stored its part and
 has then answered that call. So what is given back never has half of a call in it, nor a call that
 ended in a death or is about to be sent again.
 
-Guarantees: after every death, and at every moment in between, the newest kept cut is whole; at most
-*keep* are kept of any rank, besides those whose calls are under way; nothing of what is not kept
-stays in memory or in the folder.
+Guarantees: after every death, and at every moment in between, the newest kept cut is whole.
 
-Left to others: files (`runtime.snapshots`, `runtime.snapshot_folder`), sending and hearing
-(`plane`), what happens after a failed restore (`executor_actor`). May be used from any thread; its
-lock is taken last, and under it nobody is waited for.
+Left to others: what is kept (`Kept`), sending and hearing (`plane`), what happens after a failed
+restore (`keeper`). May be used from any thread; its lock is taken last but that of `Kept`, and
+under it nobody is waited for.
 """
 
 from __future__ import annotations
@@ -22,24 +20,23 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import FarFrame, Flag, Kind, RemoteFailure, SnapshotFolder, ledger
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.runtime import FarFrame, Flag, Kind, RemoteFailure, ledger
+from phalanx.supervision import RuntimeFault
 
 from .checkpoint import Checkpoint
 from .counts import Counts
-from .cut import Cut, Part, find_cuts
-from .gifts import give
+from .cut import Cut, Part
+from .kept import Kept
 from .notices import CutDue, CutFailed, CutsChanged
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from phalanx.runtime import Frame, Hub, Timer
 
     from .calls import Call
     from .checkpoint import CheckpointPolicy
-    from .gifts import Gift
 
 
 class Cuts:
@@ -50,6 +47,9 @@ class Cuts:
         together: Whether all ranks make one cut.
         limit: Seconds a rank may take to store its state; None for no limit.
         sealed: Whether what is given back must lie in memory: it travels on from there.
+
+    Attributes:
+        kept: Those that are kept.
     """
 
     def __init__(
@@ -61,31 +61,19 @@ class Cuts:
         limit: float | None = None,
         sealed: bool = False,
     ) -> None:
+        self.kept = Kept(policy, folder, together=together, sealed=sealed)
         self._policy = policy
         self._limit = limit
-        self._sealed = sealed
-        self._path = folder
-        self._folder: SnapshotFolder | None = None
         self._together = together
         self._lock = threading.Lock()
         self._open: dict[tuple[int, int], Cut] = {}  # by (wire id, rank)
-        self._kept: list[Cut] = []  # by number
-        self._gone: list[Cut] = []  # what is left of them is to be removed
-        self._stray = False  # whether there may be files of others
-        self._bound = _BACKLOG
         self._base = 0  # what wire ids are counted from
         self._last = 0  # the highest number so far
-        self._foreign = 0  # up to here what is in the folder is none of ours
         self._counts = Counts()
         self._timer: Timer | None = None
         self._tell: Callable[[Any], None] = _nobody
         self._hub: Hub | None = None
         self._pid = os.getpid()
-
-    @property
-    def where(self) -> str:
-        """The folder; empty for memory."""
-        return "" if self._path is None else str(self._path)
 
     @property
     def limit(self) -> float | None:
@@ -107,26 +95,9 @@ class Cuts:
         """
         with self._lock:
             self._hub, self._tell = hub, tell
-            if self._path is not None and self._folder is None:
-                self._folder = SnapshotFolder(self._path)
-                self._folder.tidy()
-                names = self._folder.names()
-                self._last = max((name.number for name in names), default=0)
-                self._foreign = self._last  # until it is known that it can be used
-                if self._policy.resume:
-                    self._kept = find_cuts(self._folder, names, together=self._together)
-                    if names and not self._kept:
-                        raise SpecError(
-                            "checkpoint.resume",
-                            self.where,
-                            f"of {len(names)} snapshots there, none is complete; "
-                            "to begin anew, give another folder",
-                        )
+            self._last = max(self._last, self.kept.open())
             self._base = self._last
-            if self._together and not can_reshard:
-                self._check_size(size)
-            if self._policy.resume:
-                self._foreign = 0
+            self.kept.accept(size, can_reshard=can_reshard)
 
     def close(self, *, forget: bool) -> None:
         """Serve no more; *forget* gives back what lies in memory, and the folder."""
@@ -137,17 +108,11 @@ class Cuts:
             self._hub, self._tell = None, _nobody
         self.prune(everything=True)
         if forget:
-            with self._lock:
-                kept, self._kept = self._kept, []
-                folder, self._folder = self._folder, None
-            for cut in kept:
-                cut.close()
-            if folder is not None:
-                folder.close()
+            self.kept.close()
 
     def __del__(self) -> None:
         # Its place in a tree has gone. A forked child has none of what is behind these numbers.
-        if self._pid == os.getpid() and (self._kept or self._folder is not None):
+        if self._pid == os.getpid() and self.kept.is_held:
             self.close(forget=True)
 
     # --- under way (called under the plane's lock) --------------------------------------------
@@ -173,7 +138,7 @@ class Cuts:
             cut = self._open.get((frame.call_id, rank))
             if cut is None:  # void since: somebody has died
                 frame.drop()
-                self._stray = True  # it may have left a file
+                self.kept.note_stray()  # it may have left a file
                 self._tell(CutsChanged())
             elif frame.kind == Kind.NOT_SAVED:
                 failure = cut.failures[rank] = RemoteFailure.read(frame)
@@ -199,13 +164,11 @@ class Cuts:
             if len(cut.parts) == len(cut.ranks):
                 cut.end = "kept"
                 cut.at = time.time()
-                self._kept.append(cut)
+                self.kept.add(cut)
                 self._counts.save(cut.covers)
-                if len(self._kept) > self._bound:
-                    self._trim()  # whoever prunes is busy with a death
             else:
                 cut.end = "failed"
-                self._gone.append(cut)
+                self.kept.discard(cut)
             self._tell(CutsChanged(cut if cut.end == "kept" else None))
 
     def abandon(self, wire: int) -> None:
@@ -232,78 +195,9 @@ class Cuts:
         with self._lock:
             return not self._counts.is_saved
 
-    def latest(self, rank: int | None = None) -> Checkpoint | None:
-        """Return the newest that is kept and good: of *rank*, or of any."""
-        with self._lock:
-            any_rank = rank is None or self._together
-            good = (
-                cut
-                for cut in reversed(self._kept)
-                if not (cut.bad or cut.damaged) and (any_rank or rank in cut.ranks)
-            )
-            cut = next(good, None)
-            return None if cut is None else cut.show(self.where)
-
     def prune(self, *, everything: bool = False) -> None:
-        """Remove what is not kept: memory, and files; *everything*: also what nobody knows of."""
-        folder = self._folder
-        with self._lock:
-            self._trim()
-            gone, self._gone = self._gone, []
-            stray, self._stray = self._stray or everything, False
-        for cut in gone:
-            cut.close()
-        if folder is None or not (gone or stray):
-            return
-        # Before a look at what is begun: what is begun later is not among them.
-        names = folder.names()
-        with self._lock:
-            begun = {cut.number for cut in self._open.values()}
-            kept = {(cut.number, rank) for cut in self._kept for rank in cut.ranks}
-        folder.remove(
-            name
-            for name in names
-            if name.number > self._foreign
-            and name.number not in begun
-            and (name.number, name.rank) not in kept
-        )
-
-    def choose(
-        self, ranks: Iterable[int], size: int, reject: Callable[[int, str], None]
-    ) -> Mapping[int, Gift]:
-        """Return what each of *ranks* is given back, in a group of *size*; closing it is theirs.
-
-        A rank that has no entry begins anew: nothing was ever kept of it.
-
-        Args:
-            ranks: Those that are about to be started, together.
-            size: As above.
-            reject: Told the number of a cut that turns out to be damaged, and how it is.
-
-        Raises:
-            RuntimeFault: there were snapshots, and none of them can be used.
-        """
-        ranks = list(ranks)
-        if self._together:
-            return self._choose(ranks, size, reject)
-        gifts: dict[int, Gift] = {}
-        try:
-            for rank in ranks:
-                gifts |= self._choose([rank], size, reject)
-        except BaseException:
-            for gift in gifts.values():
-                gift.close()
-            raise
-        return gifts
-
-    def reject(self, rank: int, number: int) -> bool:
-        """Use *rank*'s cut *number* no more, as long as there is another; False if that was so."""
-        with self._lock:
-            for cut in self._kept:
-                if cut.number == number and (self._together or rank in cut.ranks) and not cut.bad:
-                    cut.bad = True
-                    return True
-        return False
+        """Remove what is not kept; *everything*: also what nobody knows of."""
+        self.kept.prune(self._begun, everything=everything)
 
     def outcome(self, call: Call) -> Checkpoint:
         """Return what *call*, which was made for it and has been answered, has stored.
@@ -323,13 +217,13 @@ class Cuts:
                 if cut.end != "kept":
                     msg = f"snapshot {cut.number} did not arrive: {cut.end}"
                     raise RuntimeFault(msg)
-            shown = [cut.show(self.where) for cut in cuts]
+            shown = [cut.show(self.kept.where) for cut in cuts]
         return Checkpoint(
             number=shown[0].number,
             ranks=tuple(rank for each in shown for rank in each.ranks),
             at=max(each.at for each in shown),
             size_bytes=sum(each.size_bytes for each in shown),
-            where=self.where,
+            where=self.kept.where,
         )
 
     # --- inside -------------------------------------------------------------------------------
@@ -361,6 +255,11 @@ class Cuts:
             self._stop_timer()
         return cuts
 
+    def _begun(self) -> set[int]:
+        """Return the numbers of the cuts that are under way."""
+        with self._lock:
+            return {cut.number for cut in self._open.values()}
+
     def _void(self, cuts: Iterable[Cut]) -> None:
         for cut in cuts:
             if cut.end:
@@ -368,7 +267,7 @@ class Cuts:
             cut.end = "void"
             for rank in cut.ranks:
                 self._open.pop((cut.number - self._base, rank), None)
-            self._gone.append(cut)
+            self.kept.discard(cut)
             self._counts.void(cut.covers)
 
     def _stop_timer(self) -> None:
@@ -383,55 +282,8 @@ class Cuts:
             tell = _nobody if self._counts.is_begun else self._tell
         tell(CutDue())
 
-    def _trim(self) -> None:
-        """Keep no more than was asked for, and set aside what is older than that many good ones."""
-        excess: set[int] = set()
-        good: dict[frozenset[int] | None, int] = {}
-        for cut in reversed(self._kept):
-            whose = None if self._together else cut.ranks
-            if good.get(whose, 0) >= self._policy.keep:
-                excess.add(id(cut))
-                self._gone.append(cut)
-                for part in cut.parts.values():
-                    part.close()
-            elif not (cut.bad or cut.damaged):
-                good[whose] = good.get(whose, 0) + 1
-        self._kept = [cut for cut in self._kept if id(cut) not in excess]
-        self._bound = len(self._kept) + _BACKLOG
-
-    def _check_size(self, size: int) -> None:
-        if self._kept and self._kept[-1].world_size != size:
-            had = self._kept[-1].world_size
-            raise SpecError(
-                "world_size",
-                size,
-                f"what is kept is the state of {had} ranks; start as many, or give the worker "
-                "class a method reshard(states)",
-            )
-
-    def _choose(
-        self, ranks: list[int], size: int, reject: Callable[[int, str], None]
-    ) -> dict[int, Gift]:
-        with self._lock:
-            kept = [cut for cut in self._kept if self._together or ranks[0] in cut.ranks]
-        if not kept:
-            return {}
-        # The newest that is good; of those that are not, the oldest.
-        for cut in (*reversed([cut for cut in kept if not cut.bad]), *(c for c in kept if c.bad)):
-            if cut.damaged:
-                continue
-            try:
-                spread = self._together and cut.world_size != size
-                return give(cut, self._folder, ranks, spread=spread, sealed=self._sealed)
-            except ValueError as error:
-                cut.damaged = True
-                reject(cut.number, str(error))
-        msg = f"there are {len(kept)} snapshots in {self.where or 'memory'}, all of them damaged"
-        raise RuntimeFault(msg)
-
 
 _GROUP = -1
-_BACKLOG = 64  # cuts that may be kept too many; each costs descriptors
 
 
 def _nobody(_notice: Any) -> None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from phalanx.supervision import SpecError
 
-from .calls import Shape
 from .checks import check_callable, check_count, check_per_rank, check_rank
 from .steps import Steps, step_function
+from .terms import Shape
 from .worker import WorkerActor
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Dispatch(Generic[W]):
         if method is None:
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
-        return step_function(self, self._layout, method)
+        return step_function(self.collective_rpc, self._layout, method)
 
 
 _NO_KEYWORDS: Mapping[str, Any] = {}

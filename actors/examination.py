@@ -5,7 +5,7 @@ than a moment. A rank that has gone on with other work meanwhile is let go. Wher
 wait in a collective operation for another, that other alone is ended, once its own time is over: it
 is the one that hangs, and the rest comes free by its death.
 
-Left to others: when a rank is suspected (`watch`), ending it (`members`).
+Left to others: when a rank is suspected (`watch`), ending it (`stopping`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Hub
 
-    from .members import Member
+    from .member import Member
     from .pulses import Pulses, Question, Sign
     from .seat import Running
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.supervision import ExecutorClosed, WouldDeadlock
 
-from .aio import waker
 from .termination import living
+from .waking import waker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

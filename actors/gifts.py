@@ -2,7 +2,7 @@
 
 Guarantees: a part that lies in a folder has been read and found whole before it is given.
 
-Left to others: which cut it is (`cuts`), the way to the worker (`members`).
+Left to others: which cut it is (`kept`), the way to the worker (`members`).
 """
 
 from __future__ import annotations

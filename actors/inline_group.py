@@ -16,24 +16,24 @@ import structlog
 
 from phalanx.supervision import ExecutorClosed
 
-from .calls import Shape, terms_of
 from .checks import check_seconds
 from .inline import InlineRank
 from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
 from .status import status_of
 from .streams import InlineStream
+from .terms import Shape, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from phalanx.supervision import ExitReason
 
-    from .calls import OnDeath, OnTimeout
     from .checkpoint import Checkpoint
     from .notices import Planned
     from .spec import ExecutorSpec
     from .status import GroupView, Status
+    from .terms import OnDeath, OnTimeout
     from .worker import Methods
 
 

@@ -4,7 +4,8 @@ Guarantees: a state from which a rank could not be restored is not given again w
 another one; what has been kept, lost, rejected and given back is told as an event each. Without a
 `CheckpointPolicy` nothing here does anything.
 
-Left to others: which states belong together and are kept (`cuts`), starting ranks (`members`).
+Left to others: which states belong together (`cuts`) and are kept (`kept`), starting ranks
+(`members`).
 Used by the actor's thread alone.
 """
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from .cuts import Cuts
     from .gifts import Gift
-    from .members import Member
+    from .member import Member
     from .plane import Plane
     from .spec import ExecutorSpec
 
@@ -112,7 +113,7 @@ class Keeper:
                 self._cuts.prune()
                 if kept is not None:
                     self._failing.clear()
-                    taken = kept.show(self._cuts.where)
+                    taken = kept.show(self._cuts.kept.where)
                     took = now - kept.began
                     event = CheckpointTaken(group=group, checkpoint=taken, took=took, at=now)
                     if now - self._said >= _QUIET:
@@ -129,7 +130,7 @@ class Keeper:
         """
         if self._cuts is None:
             return {}
-        return self._cuts.choose([rank for rank, _ in start.ranks], start.size, self._reject)
+        return self._cuts.kept.choose([rank for rank, _ in start.ranks], start.size, self._reject)
 
     def welcome(self, member: Member) -> None:
         """*member* is ready, and has been given back its state if there was one."""
@@ -153,7 +154,7 @@ class Keeper:
         # A kill says nothing about the state: whoever sent it may strike the next one too.
         if reason.kind not in (ExitKind.CRASH, ExitKind.UNRESPONSIVE):
             return
-        if self._cuts.reject(member.rank, member.gift.number):
+        if self._cuts.kept.reject(member.rank, member.gift.number):
             self._reject(
                 member.gift.number, f"rank {member.rank} could not be restored from it: {reason}"
             )
@@ -167,7 +168,7 @@ class Keeper:
         """Return what *rank*'s next incarnation is given back, in words; empty for nothing."""
         if self._cuts is None:
             return ""
-        next_one = self._cuts.latest(rank)
+        next_one = self._cuts.kept.latest(rank)
         if next_one is None:
             return "none was kept: it begins anew"
         age = max(0.0, time.time() - next_one.at)

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime import CallFate, Fate
 
-from .calls import Call, Shape
+from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from phalanx.runtime import CrashReport
 
+    from .calls import Call
     from .seat import Seat
 
 

@@ -29,7 +29,6 @@ from phalanx.runtime import Arena, Payload, withdraw
 from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
 
 from .arriving import Arriving
-from .calls import Shape
 from .interrupts import uninterrupted
 from .losing import assess
 from .reading import Reading, Ticket
@@ -37,6 +36,7 @@ from .seat import Progress, Running, Seat, Seats
 from .sending import Sending
 from .settling import Settling
 from .taking import Taking
+from .terms import Shape
 from .trimming import Trimming
 from .turns import Turns
 

@@ -1,27 +1,28 @@
-"""What is known of a rank that died, gathered into its crash report.
+"""What is known of a rank that died: why it did, and its crash report.
 
 Guarantees: nothing here waits for the dead for more than a tenth of a second, or raises for what
 cannot be known.
 
-Left to others: why it died (`executor_actor`), what was decided (`decide_ranks`), and what became
-of calls (`plane`), which is added when that is known.
+Left to others: what was decided (`decide_ranks`), and what became of calls (`plane`), which is
+added when that is known.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import math
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import CallInProgress, CrashReport, ExitEvidence
+from phalanx.runtime import CallInProgress, CrashReport, ExitEvidence, exit_of_process
+from phalanx.supervision import ExitKind, ExitReason, StartFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from phalanx.runtime import RemoteFailure
+    from phalanx.supervision import Decided
 
-    from phalanx.supervision import Decided, ExitReason, GroupState
-
-    from .members import Member, Members
+    from .member import Member
     from .seat import Progress
 
 # What Linux counts of a process, of ``struct rusage``.
@@ -29,16 +30,13 @@ _COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_n
 
 
 def report_on(
-    member: Member, reason: ExitReason, progress: Progress, decided: Decided, members: Members
+    member: Member, reason: ExitReason, progress: Progress, decided: Decided
 ) -> CrashReport:
-    """Return the report on *member*, whose process has ended, as far as it can be told by now.
-
-    *members* knows what it has left behind.
-    """
+    """Return the report on *member*, whose process has ended, as far as it can be told by now."""
     now = time.monotonic()
     assert member.process is not None
     status = member.process.status
-    last = members.last_lines(member)
+    last = member.last_lines()
     call = None
     if progress.method is not None and progress.call is not None:
         call = CallInProgress(
@@ -64,33 +62,51 @@ def report_on(
         stdout=last.stdout,
         stderr=last.stderr,
         last_words=last.last_words or (member.failure.trace if member.failure is not None else ""),
-        stacks=members.stacks(member),
+        stacks=member.stacks(),
         evidence=evidence,
         decision=decided.text,
         why=decided.why,
     )
 
 
-def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[CrashReport, ...]:
-    """Return those of *reports* for which the group of *end* has ended, oldest first.
+def reason_of(member: Member) -> ExitReason:
+    """Return why *member*, whose process has ended, did."""
+    assert member.process is not None
+    status = member.process.status
+    assert status is not None
+    detail = ""
+    if member.failure is not None:
+        detail = member.failure.headline
+    if status.out_of_memory:
+        detail = "out of memory"
+    reason = exit_of_process(
+        status.code,
+        status.signal,
+        asked=member.asked and not member.hung,
+        unresponsive=bool(member.hung),
+        detail=member.hung or detail,
+    )
+    if member.broken:
+        return replace(reason, kind=ExitKind.CRASH, detail=member.broken)
+    if not member.ready and not member.asked and not reason.is_failure:
+        # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
+        return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
+    return reason
 
-    They are the deaths since it served last, and all that were counted where they were too many.
-    """
-    known = tuple(reports)
-    if not known:
-        return ()
-    last, window = known[-1].at_monotonic, end.window
-    since = min(last, end.served_at) if end.served_at is not None else -math.inf
-    if window.admit(last) is None:
-        since = min([since, *(at for at in window.spent if last - at <= window.period)])
-    return tuple(report for report in known if report.at_monotonic >= since)
 
-
-def with_deaths(
-    own: tuple[CrashReport, ...], deaths: tuple[CrashReport, ...]
-) -> tuple[CrashReport, ...]:
-    """Return a call's *own* reports and those of *deaths* that are not among them."""
-    return (*own, *(death for death in deaths if all(death is not report for report in own)))
+def start_error(member: Member, reason: ExitReason, report: CrashReport) -> BaseException:
+    """Return what the constructor raises: the worker's own exception where there is one."""
+    where = f"raised in the start of rank {member.rank} (pid {report.pid})"
+    failure: RemoteFailure | None = member.failure
+    if failure is not None and failure.type_name != "SystemExit":
+        error = failure.revive()
+        if isinstance(error, Exception):
+            with suppress(Exception):  # an exception type may refuse further attributes
+                error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
+            return error
+    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
+    tail = (report.last_words or report.stderr).strip()
+    return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
 
 
 def _used(usage: Any) -> dict[str, float]:

@@ -24,80 +24,13 @@ from phalanx.supervision import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from .calls import Call
     from .context import WorkerContext
+    from .group_probe import GroupProbe
     from .shared import Shared
     from .spec import ExecutorSpec
 
 POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")
 """The points by name."""
-
-
-class CallTap(Protocol):
-    """What looks on at one call, in the driver. Its methods must be quick, and raise nothing."""
-
-    @property
-    def method(self) -> Any:
-        """What travels to the workers in place of the method."""
-        ...
-
-    def issued(self, call: Call) -> None:
-        """The call is about to be accepted."""
-        ...
-
-    def raised(self, error: BaseException) -> None:
-        """Its caller is given *error*: it was not accepted, or nobody waits for its end."""
-        ...
-
-    def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
-        """The call is about to go to these (rank, incarnation). Under the plane's lock."""
-        ...
-
-    def queued(self) -> None:
-        """A rank has it behind others. Under the plane's lock."""
-        ...
-
-    def settled(self, call: Call) -> None:
-        """The call is done. Under the plane's lock."""
-        ...
-
-    def take(self, rank: int, value: Any) -> Any:
-        """Return what *rank* answered with, given what came of it."""
-        ...
-
-
-class GroupProbe(Protocol):
-    """What looks on at one group, in the driver."""
-
-    def tap(
-        self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
-    ) -> CallTap:
-        """Return what looks on at a call that is being made."""
-        ...
-
-    def witness(self, rank: int, incarnation: int) -> bytes:
-        """Return the pickled `Witness` for a worker that is being started."""
-        ...
-
-    def happened(self, event: Any) -> None:
-        """The group publishes *event*."""
-        ...
-
-    def planned(self, ranks: frozenset[int], size: int | None) -> None:
-        """A restart of *ranks*, or a resize, begins."""
-        ...
-
-    def not_started(self, ranks: tuple[tuple[int, int], ...], reason: str) -> None:
-        """These (rank, incarnation) could not be given a process."""
-        ...
-
-    def restarting(self, ranks: tuple[tuple[int, int], ...]) -> None:
-        """These (rank, incarnation) have just been given one; *restarting* is passed."""
-        ...
-
-    def closing(self) -> None:
-        """The ranks have just been told to stop for good; *closing* is passed."""
-        ...
 
 
 class Probe(Protocol):

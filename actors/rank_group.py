@@ -79,7 +79,7 @@ class RankGroup:
             view,
             state=str(view.phase),
             world_size=world_size,
-            checkpoint=None if shared.cuts is None else shared.cuts.latest(),
+            checkpoint=None if shared.cuts is None else shared.cuts.kept.latest(),
             counts=self._plane.counts(),
             devices=shared.devices(),
         )

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import encode
 from phalanx.supervision import Strategy
 
-from .calls import Call, Shape, terms_of
+from .calls import Call
 from .cuts import Cuts
+from .terms import Shape, terms_of
 from .worker import declared_limit
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from phalanx.runtime import (
     call_packet,
 )
 
-from .calls import Shape
+from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime import Flag, Kind
 
-from .calls import Call, Shape
 from .outcomes import Outcome, OutcomeKind
+from .terms import Shape
 
 if TYPE_CHECKING:
     import threading
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Frame, Hub
 
+    from .calls import Call
     from .reading import Reading
     from .seat import Seat, Seats
     from .sending import Sending

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from .callbacks import Callbacks
     from .cuts import Cuts
+    from .group_probe import GroupProbe
     from .plane import Plane
-    from .probe import GroupProbe
     from .pulses import Pulses
     from .tracing import GroupTrace
     from .watch import HangWatch

@@ -6,9 +6,7 @@ arguments have been pickled.
 
 from __future__ import annotations
 
-import inspect
 import itertools
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -25,7 +23,6 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import (
     BackOff,
-    BadArguments,
     Decider,
     Intensity,
     Restart,
@@ -44,9 +41,11 @@ from .checks import (
     check_seconds,
 )
 from .layout import Layout
+from .recipe import check_arguments, check_constructor, check_worker, factory_of, keywords_of
 from .worker import WorkerActor
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 Launch = Literal["zygote", "exec", "inline"]
@@ -114,33 +113,6 @@ class ExecutorSpec:
     snapshots: Path | None
 
 
-def factory_of(
-    worker: type[WorkerActor], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> bytes:
-    """Return the pickled recipe for one worker object.
-
-    Raises:
-        NotPicklable: naming the class or the argument that cannot travel.
-        BadArguments: the constructor cannot be called so.
-    """
-    encode_by_value(worker, f"worker={worker!r}")
-    for index, value in enumerate(args):
-        encode_by_value(value, f"args[{index}]={value!r}")
-    for key, value in (kwargs or {}).items():
-        encode_by_value(value, f"kwargs[{key!r}]={value!r}")
-    return encode_by_value((worker, tuple(args), dict(kwargs or {})), "the constructor's arguments")
-
-
-def check_worker(worker: object) -> type[WorkerActor]:
-    """Return *worker* if it is a worker class."""
-    given = worker
-    if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
-        raise SpecError("worker", given, "give a class derived from phalanx.WorkerActor")
-    if worker is WorkerActor or inspect.isabstract(worker):
-        raise SpecError("worker", worker, "give a concrete class with methods of its own")
-    return worker
-
-
 def spec_of(
     worker: type[WorkerActor],
     world_size: int | None,
@@ -203,9 +175,9 @@ def spec_of(
     _check_modules(preload)
     keywords = check_per_rank("rank_kwargs", _each(rank_kwargs, size), size)
     rank_envs = check_per_rank("rank_env", _each(rank_env, size), size)
-    _check_arguments(args, kwargs)
+    check_arguments(args, kwargs)
     for index, own in enumerate(keywords):
-        _check_constructor(worker, args, kwargs or {}, own, index)
+        check_constructor(worker, args, kwargs or {}, own, index)
     if decider is not None:
         check_kind("decider", decider, Decider)
     check_share(devices_per_rank)
@@ -220,7 +192,7 @@ def spec_of(
         layout=plan,
         is_plain=is_plain,
         factory=factory_of(worker, args, kwargs),
-        keywords=tuple(_pickle_keywords(i, each) for i, each in enumerate(keywords)),
+        keywords=tuple(keywords_of(i, each) for i, each in enumerate(keywords)),
         env=check_env("env", env),
         rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
         strategy=strategy,
@@ -326,15 +298,6 @@ def _layout_of(
     return layout, False
 
 
-def _pickle_keywords(rank: int, keywords: object) -> bytes:
-    if not isinstance(keywords, Mapping):
-        raise SpecError(f"rank_kwargs[{rank}]", keywords, "give a mapping of keyword arguments")
-    named = dict(cast("Mapping[str, Any]", keywords))
-    if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
-        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
-    return encode_by_value(named, f"rank_kwargs[{rank}]={keywords!r}")
-
-
 def _each(values: Sequence[Mapping[str, Any]] | None, size: int) -> Sequence[Mapping[str, Any]]:
     return [{} for _ in range(size)] if values is None else values
 
@@ -350,37 +313,6 @@ def _check_modules(preload: object) -> None:
         isinstance(each, str) for each in cast("Sequence[object]", preload)
     ):
         raise SpecError("preload", given, "give a list or tuple of module names")
-
-
-def _check_arguments(args: object, kwargs: object) -> None:
-    if not isinstance(args, list | tuple):
-        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
-
-
-def _check_constructor(
-    worker: type[WorkerActor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    own: object,
-    rank: int,
-) -> None:
-    """Raise `BadArguments` unless the worker can be built so on *rank*."""
-    if not isinstance(own, Mapping):
-        raise SpecError(f"rank_kwargs[{rank}]", own, "give a mapping of keyword arguments")
-    named = {**kwargs, **cast("Mapping[str, Any]", own)}
-    if not all(isinstance(key, str) for key in cast("dict[object, Any]", named)):
-        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
-    try:
-        signature = inspect.signature(worker)
-    except (TypeError, ValueError):  # built in C, or by a metaclass: the worker will tell
-        return
-    try:
-        signature.bind(*args, **named)
-    except TypeError as error:
-        msg = f"{worker.__qualname__}{signature} on rank {rank}: {error}"
-        raise BadArguments(msg) from None
 
 
 def _check_reports(given: object) -> ReportFolder | None:

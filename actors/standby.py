@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Hub
 
-    from .members import Member, Members
+    from .member import Member
+    from .members import Members
     from .notices import Notice
+    from .stopping import Stopping
 
 _BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to harm nobody
 
@@ -55,12 +57,15 @@ class Standby:
         self,
         wanted: int,
         members: Members,
+        stopping: Stopping,
         hub: Hub,
+        *,
         tell: Callable[[Notice], None],
         publish: Callable[[Any], None],
     ) -> None:
         self._wanted = wanted
         self._members = members
+        self._stopping = stopping
         self._hub = hub
         self._tell = tell
         self._publish = publish
@@ -128,7 +133,7 @@ class Standby:
         self._wanted = 0
         spares, self._spares = list(self._spares.values()), {}
         for spare in spares:
-            self._members.kill(spare)
+            self._stopping.kill(spare)
         for spare in spares:
             self._members.bury(spare)
 

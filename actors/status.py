@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from phalanx.runtime import CrashReport, DeviceStatus
+    from phalanx.supervision import GroupState
 
     from .checkpoint import Checkpoint
+    from .member import Member
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,44 @@ class Status:
     in_flight: int
     waiting: int
     dropped_replies: int
+
+
+def view_of(
+    state: GroupState,
+    members: Iterable[Member],
+    *,
+    restarts: int,
+    planned: int,
+    standby: int,
+    reports: tuple[CrashReport, ...],
+) -> GroupView:
+    """Return what a group looks like that is in *state* and has *members*."""
+    by_rank = {member.rank: member for member in members}
+    ranks: list[RankInfo] = []
+    for rank in state.ranks:
+        member = by_rank.get(rank.number)
+        if member is not None and member.incarnation != rank.incarnation:
+            member = None
+        ranks.append(
+            RankInfo(
+                rank.number,
+                None if member is None else member.labels.pid or None,
+                rank.incarnation,
+                state.epoch,
+                str(rank.state),
+                "" if member is None else member.labels.device,
+            )
+        )
+    return GroupView(
+        phase=state.phase,
+        epoch=state.epoch,
+        ranks=tuple(ranks),
+        restarts=restarts,
+        restarts_in_window=len(state.window.spent),
+        planned=planned,
+        standby=standby,
+        reports=reports,
+    )
 
 
 def status_of(

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .dispatch import Dispatch
     from .layout import Layout
     from .worker import Method
 
@@ -15,15 +14,17 @@ if TYPE_CHECKING:
 class Steps:
     """The step methods of an executor."""
 
-    def __init__(self, executor: Dispatch[Any]) -> None:
+    def __init__(self, executor: object) -> None:
         self._executor = executor
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
 
-def step_function(executor: Dispatch[Any], layout: Layout, method: Method) -> Callable[..., Any]:
-    """Return a function that calls the step *method* as it is declared."""
+def step_function(
+    collective_rpc: Callable[..., Any], layout: Layout, method: Method
+) -> Callable[..., Any]:
+    """Return a function that makes the step *method* a *collective_rpc*, as it is declared."""
     declared = method.declared
     reply = declared.reply
     want = layout.output_rank if reply == "output" else reply if isinstance(reply, int) else None
@@ -33,7 +34,7 @@ def step_function(executor: Dispatch[Any], layout: Layout, method: Method) -> Ca
         return [values[rank] for rank in drivers]
 
     def call(*args: Any, non_block: bool = False, **kwargs: Any) -> Any:
-        return executor.collective_rpc(
+        return collective_rpc(
             method.name,
             declared.timeout,
             args,

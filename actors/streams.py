@@ -12,47 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.supervision import WouldDeadlock
 
-from .aio import waker
 from .reading import Ticket
+from .waking import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from phalanx.runtime import Frame
 
     from .callbacks import Callbacks
     from .calls import Call
     from .plane import Plane
-
-
-class Incoming:
-    """What has arrived of one stream and not been taken. Guarded by the plane's lock.
-
-    Attributes:
-        taken: How many items have been taken, by rank.
-    """
-
-    __slots__ = ("items", "taken", "ticket", "wake", "window")
-
-    def __init__(self, window: int) -> None:
-        self.window = window
-        self.items: deque[tuple[int, Frame]] = deque()
-        self.taken: dict[int, int] = {}
-        self.ticket: Ticket | None = None
-        self.wake: Callable[[], None] | None = None
-
-    def grant(self, rank: int) -> int | None:
-        """Count an item of *rank* as taken; return how many may be made in all, if that is news.
-
-        Said once per half a window: once per item would double the packets.
-        """
-        taken = self.taken[rank] = self.taken.get(rank, 0) + 1
-        return taken + self.window if taken % max(1, self.window // 2) == 0 else None
 
 
 class ReplyStream:

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from phalanx.runtime import Frame
 
     from .calls import Call
+    from .incoming import Incoming
     from .reading import Reading
     from .seat import Seats
     from .sending import Sending
-    from .streams import Incoming
 
 
 class Taking:

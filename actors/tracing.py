@@ -30,8 +30,8 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
 
-from .calls import Shape
 from .outcomes import Outcome, OutcomeKind
+from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

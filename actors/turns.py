@@ -13,11 +13,13 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .calls import Call, Shape
 from .reading import Ticket
+from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from .calls import Call
 
 
 class Turns:

@@ -6,7 +6,7 @@ has waited; without a limit only a rank that is stopped (and not traced) is. Whe
 itself was paused (Ctrl-Z, a suspended machine), what the ranks wrote meanwhile is read first, and
 every limit begins anew: it was we who kept them waiting.
 
-Left to others: stacks and killing (`members`), what follows (`executor_actor`).
+Left to others: stacks and killing (`stopping`), what is found before (`suspicion`).
 """
 
 from __future__ import annotations

@@ -9,10 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from phalanx.actors.calls import Call, Shape, terms_of
+from phalanx.actors.calls import Call
 from phalanx.actors.checkpoint import CheckpointPolicy
 from phalanx.actors.cuts import Cuts
 from phalanx.actors.notices import CutDue, CutsChanged
+from phalanx.actors.terms import Shape, terms_of
 from phalanx.runtime import FarFrame, Flag, Frame, Kind, Stamp, encode, store_snapshot
 
 BOTH = (0, 1)
@@ -61,7 +62,7 @@ def take(cuts: Cuts, wire: int) -> None:
 
 
 def latest(cuts: Cuts) -> int:
-    found = cuts.latest()
+    found = cuts.kept.latest()
     return 0 if found is None else found.number
 
 
@@ -150,15 +151,15 @@ def test_a_rejected_cut_is_given_only_where_there_is_no_other(cuts: Cuts) -> Non
         take(cuts, wire)
 
     def chosen() -> int:
-        gifts = cuts.choose(BOTH, 2, lambda number, why: None)
+        gifts = cuts.kept.choose(BOTH, 2, lambda number, why: None)
         for gift in gifts.values():
             assert gift.age <= time.time()
             gift.close()
         return gifts[0].number
 
     assert chosen() == 2
-    assert cuts.reject(0, 2)
-    assert not cuts.reject(1, 2)
+    assert cuts.kept.reject(0, 2)
+    assert not cuts.kept.reject(1, 2)
     assert chosen() == 1
-    assert cuts.reject(0, 1)
+    assert cuts.kept.reject(0, 1)
     assert chosen() == 1

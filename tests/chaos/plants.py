@@ -20,9 +20,10 @@ from tests.actors.workers import Echo
 
 from phalanx.actors import Executor, WorkerContext, losing
 from phalanx.actors.arriving import Arriving
-from phalanx.actors.executor_actor import ExecutorActor
+from phalanx.actors.herald import Herald
 from phalanx.actors.hosting import WorkerHost
 from phalanx.actors.members import Members
+from phalanx.actors.outfit import Outfit
 from phalanx.actors.settling import Settling
 from phalanx.actors.turns import Turns
 from phalanx.runtime import Frame, Kind, WorkerExited, process, tree
@@ -135,13 +136,13 @@ def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_exit(patch: pytest.MonkeyPatch) -> None:
-    publish = ExecutorActor._publish
+    publish = Herald.publish
 
     def deaf(self: Any, event: Any) -> None:
         if not isinstance(event, WorkerExited) or not event.reason.is_failure:
             publish(self, event)
 
-    patch.setattr(ExecutorActor, "_publish", deaf)
+    patch.setattr(Herald, "publish", deaf)
 
 
 def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
@@ -150,7 +151,7 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = ranks._resume
-    equip = Members._equip
+    start = Members.start
     bury = Members.bury
     lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to bury
 
@@ -160,16 +161,16 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         return resume(state, at, jitter)
 
     def noted(self: Any, *words: Any) -> Any:
-        member = equip(self, *words)
-        lost[id(member)] = self, member
-        return member
+        started = start(self, *words)
+        lost.update((id(member), (self, member)) for member in started)
+        return started
 
     def buried(self: Any, member: Any) -> None:
         lost.pop(id(member), None)
         bury(self, member)
 
     patch.setattr(ranks, "_resume", early)
-    patch.setattr(Members, "_equip", noted)
+    patch.setattr(Members, "start", noted)
     patch.setattr(Members, "bury", buried)
 
     def clear() -> None:
@@ -223,13 +224,13 @@ def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     made: list[str] = []
-    begin = Members._equip
+    begin = Outfit.equip
 
     def equip(self: Any, *words: Any) -> Any:
         made.append(tempfile.mkdtemp())
         return begin(self, *words)
 
-    patch.setattr(Members, "_equip", equip)
+    patch.setattr(Outfit, "equip", equip)
 
     def clear() -> None:
         for folder in made:

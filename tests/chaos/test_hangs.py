@@ -19,7 +19,7 @@ from tests.chaos.deeds import wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import Stuck, StuckTogether
 
-from phalanx.actors import Executor, StopPolicy, limits, members
+from phalanx.actors import Executor, StopPolicy, limits, stopping
 from phalanx.runtime import Runtime, tree
 from phalanx.supervision import (
     ExitKind,
@@ -367,7 +367,7 @@ def freezer() -> Iterator[Freezer]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a process that withstands SIGKILL given up after half a second, not after ten."""
-    monkeypatch.setattr(members, "_UNDEAD", 0.5)
+    monkeypatch.setattr(stopping, "_UNDEAD", 0.5)
 
 
 @pytest.mark.usefixtures("soon")

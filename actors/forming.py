@@ -1,0 +1,177 @@
+"""Has the ranks of a group started, re-formed and stopped, as was decided.
+
+Guarantees: ranks that are started together meet in one rendezvous, which no other epoch has used; a
+start that fails is told as the exit of its ranks, with nothing left of it.
+
+Left to others: what is decided (`decide_ranks`), devices (`Leases`), the processes (`Members`), the
+states they are given back (`Keeper`).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import GroupUp, Kind, Payload, RendezvousStore, WorkerStarted
+from phalanx.supervision import SHUTDOWN, CallerError, ExitKind, ExitReason, NoDevice
+
+from .formation import Formation
+from .notices import Close, NotStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime import Rendezvous, Runtime
+    from phalanx.supervision import ReformRanks, StartRanks, StopRanks
+
+    from .herald import Herald
+    from .keeper import Keeper
+    from .leases import Leases
+    from .member import Member
+    from .members import Members
+    from .notices import Notice
+    from .shared import Shared
+    from .spec import ExecutorSpec
+    from .stopping import Stopping
+
+
+class Forming:
+    """Forms one group. Used by its actor's thread alone.
+
+    Args:
+        take_spare: Returns a warm spare, which is none any more, or None.
+
+    Attributes:
+        layout: How the ranks that are started from now on are laid out.
+        no_device: Why the group has given up, where it was for want of a device; else None.
+    """
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime,
+        shared: Shared,
+        *,
+        leases: Leases,
+        members: Members,
+        stopping: Stopping,
+        keeper: Keeper,
+        herald: Herald,
+        tell: Callable[[Notice], None],
+        take_spare: Callable[[], Member | None],
+    ) -> None:
+        self._spec = spec
+        self._shared = shared
+        self._plane = shared.plane
+        self._leases = leases
+        self._members = members
+        self._stopping = stopping
+        self._keeper = keeper
+        self._herald = herald
+        self._tell = tell
+        self._take_spare = take_spare
+        self._store = RendezvousStore(
+            runtime.hub,
+            partial(runtime.launcher, spec.preload),
+            group=spec.name,
+            on_event=herald.publish,
+        )
+        self._rendezvous: Rendezvous | None = None
+        self.layout = spec.layout
+        self.no_device: NoDevice | None = None
+
+    def start(self, action: StartRanks, *, first: bool) -> None:
+        """Start ranks, or have it told when to try again; *first* where none has served yet."""
+        self._plane.resize(action.size)
+        try:
+            leases = self._leases.ask(action, first=first)
+            if leases is None:
+                return  # it is told when to ask again
+            try:
+                formation = self._formation(action.epoch)
+                gifts = self._keeper.gifts(action)
+            except BaseException:
+                self._leases.give_all_back(leases)
+                raise
+            members = self._members.start(formation, action.ranks, leases, self._take_spare, gifts)
+        except NoDevice as none:
+            self._give_up(action, none, first=first)
+            return
+        except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
+            if first and self._shared.start_error is None:
+                self._shared.start_error = error
+            detail = f"it could not be started: {type(error).__name__}: {error}"
+            if not isinstance(error, CallerError):  # that one is told to the caller alone
+                self._herald.start_failed(error)
+            # Through the mailbox, as any exit: a retry that fails again must not nest.
+            self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
+            return
+        for member in members:
+            device, at = member.labels.device, member.started_at
+            self._herald.publish(WorkerStarted(**member.who(), device=device, at=at))
+        if self._shared.probe is not None:
+            self._shared.probe.restarting(action.ranks)
+
+    def reform(self, action: ReformRanks) -> None:
+        """Have ranks that are kept leave their process group and join another."""
+        try:
+            formation = self._formation(action.epoch)
+        except Exception:  # noqa: BLE001  # the start that follows meets the same, and tells it
+            return
+        for rank, incarnation in action.ranks:
+            member = self._members.find(rank, incarnation)
+            if member is not None:
+                order = self._members.reform(member, formation)
+                self._plane.post(rank, incarnation, order)
+
+    def stop(self, action: StopRanks) -> None:
+        """Begin to stop ranks; those that wait for a device never start."""
+        for start in self._leases.withdraw(frozenset(action.ranks)):
+            self._tell(NotStarted(start.ranks, SHUTDOWN))
+        for member in self._members.current():
+            if member.rank not in action.ranks:
+                continue
+            if not action.hurry and member.seated:
+                stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
+                self._plane.post(member.rank, member.incarnation, stop)
+                self._stopping.ask_to_stop(member, hurry=False)
+            else:
+                # It is still in its start, where it hears no message, or its group is broken.
+                self._stopping.ask_to_stop(member, hurry=True)
+
+    def open(self, epoch: int, *, since: float) -> None:
+        """Let collective calls go under *epoch*: every rank is up, which took *since* then."""
+        now = time.monotonic()
+        self._plane.open(epoch)
+        self._keeper.prune()
+        self._herald.publish(
+            GroupUp(
+                group=self._spec.name,
+                epoch=epoch,
+                world_size=self.layout.world_size,
+                took=now - since,
+                at=now,
+            )
+        )
+
+    def close(self) -> None:
+        """Give back where they met."""
+        self._store.close()
+
+    def _give_up(self, action: StartRanks, none: NoDevice, *, first: bool) -> None:
+        """End the group: there is no device for it, and it has waited."""
+        self.no_device = none
+        if first and self._shared.start_error is None:
+            self._shared.start_error = none
+        reason = replace(SHUTDOWN, detail=f"gave up: {none}")
+        # Through the mailbox, as above. To try again would only wait again.
+        self._tell(Close(reason))
+        self._tell(NotStarted(action.ranks, reason))
+
+    def _formation(self, epoch: int) -> Formation:
+        if self._rendezvous is None or self._rendezvous.epoch != epoch:
+            self._rendezvous = self._store.open(epoch)
+        trace = self._shared.trace.starting()
+        return Formation(epoch, self.layout, not self._spec.is_plain, self._rendezvous, trace)

@@ -1,0 +1,237 @@
+"""What a rank is given on its way: labels, sockets, a place for its output, a seed, an environment.
+
+Guarantees: environment, working directory and variables are those of the moment of the start; what
+was opened for a member that could not be equipped is closed.
+
+Left to others: its device (`Leases`) and its process (`Members`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import (
+    Assignment,
+    Boot,
+    Kind,
+    LaunchSpec,
+    LockTable,
+    Payload,
+    SocketChannel,
+    WorkerLabels,
+    encode,
+    ledger,
+    rendezvous_environment,
+)
+
+from .control import control_pair
+from .hosting import Reform, Restoring, Saving, Seed, host_spare, host_worker
+from .member import Member
+
+if TYPE_CHECKING:
+    from phalanx.runtime import Arena, Lease, Runtime
+
+    from .formation import Formation
+    from .group_probe import GroupProbe
+    from .links import Links
+    from .spec import ExecutorSpec
+
+# A spare has no lease, so it sees no device; and it must be able to ask how many there are without
+# CUDA's start, after which what is visible is fixed for the life of a process.
+_BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+class Outfit:
+    """Equips the ranks of one group.
+
+    Args:
+        arena: Where large buffers lie.
+        probe: What looks on, where faults are injected.
+        links: Where the ranks are elsewhere; else None.
+    """
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime,
+        arena: Arena,
+        *,
+        probe: GroupProbe | None,
+        links: Links | None,
+    ) -> None:
+        self._spec = spec
+        self._scribe = runtime.scribe
+        self._arena = arena
+        self._probe = probe
+        self._links = links
+        self._saving: Saving | None = None
+        self._locks = LockTable.create()
+
+    def save_from(self, base: int) -> None:
+        """Have ranks that are started from now on number their snapshots from *base*."""
+        self._saving = Saving(base=base, folder=self._spec.snapshots)
+
+    def labels(
+        self, formation: Formation, rank: int, incarnation: int, lease: Lease
+    ) -> WorkerLabels:
+        """Return how a rank that has *lease* is called everywhere."""
+        place = formation.layout.coordinates(rank) if formation.coordinates else {}
+        return WorkerLabels(
+            child=f"{self._spec.name}/{rank}",
+            group=self._spec.name,
+            rank=rank,
+            incarnation=incarnation,
+            epoch=formation.epoch,
+            coordinates=",".join(f"{name}={at}" for name, at in place.items()),
+            device=str(lease),
+        )
+
+    def equip(self, labels: WorkerLabels, rank: int, incarnation: int, epoch: int) -> Member:
+        """Return a member without a process."""
+        with contextlib.ExitStack() as made:
+            channel = SocketChannel.create(self._arena, epoch)
+            made.callback(channel.close)
+            control, control_end = control_pair(made)
+            output = self._scribe.open_worker(labels)
+            made.callback(output.close)
+            control.setblocking(False)
+            member = Member(
+                rank=rank,
+                incarnation=incarnation,
+                epoch=epoch,
+                labels=labels,
+                channel=channel,
+                control=control,
+                control_end=control_end,
+                output=output,
+                lease=None,
+                started_at=time.monotonic(),
+            )
+            if self._links is not None:
+                self._links.open()
+                self._links.equip(member)
+            made.pop_all()
+        return member
+
+    def launch(self, member: Member, formation: Formation) -> LaunchSpec:
+        """Return what the process of *member* is started with."""
+        seed = self._seed(member, formation, self._spec.factory)
+        boot = Boot(member.rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
+        env = self._environment(member, formation)
+        return self._launch_in(member, boot, env, self._title(member, formation))
+
+    def launch_spare(self, spare: Member) -> LaunchSpec:
+        """Return what the process of *spare* is started with."""
+        spec = self._spec
+        boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
+        env = {"OMP_NUM_THREADS": "1", **os.environ, **_BLIND, **spec.env}
+        return self._launch_in(spare, boot, env, f"phalanx: {spec.name} standby")
+
+    def assignment(self, spare: Member, formation: Formation) -> Payload:
+        """Return what tells *spare* which rank it is from now on."""
+        assignment = Assignment(
+            rank=spare.rank,
+            incarnation=spare.incarnation,
+            epoch=spare.epoch,
+            blob=pickle.dumps(self._seed(spare, formation, b"")),
+            env=self._environment(spare, formation),
+            cwd=_cwd(),
+            title=self._title(spare, formation),
+        )
+        return Payload.of(encode(assignment, "the assignment"))
+
+    def reform(self, member: Member, formation: Formation) -> bytes:
+        """Return what tells *member*, which is kept, to join *formation*."""
+        env: dict[str, str] = {}
+        if formation.rendezvous is not None:
+            size, rank = formation.layout.world_size, member.rank
+            env = rendezvous_environment(formation.rendezvous, rank, rank, size)
+        order = Reform(epoch=formation.epoch, rendezvous=formation.rendezvous, env=env)
+        payload = Payload.of(encode(order, "the order"))
+        return payload.packet(Kind.REFORM, epoch=formation.epoch, call_id=0)
+
+    def _seed(self, member: Member, formation: Formation, factory: bytes) -> Seed:
+        spec = self._spec
+        layout = formation.layout
+        rank = member.rank
+        gift = member.gift
+        restoring = None
+        if gift is not None:
+            restoring = Restoring(gift.spans, spread=gift.is_spread)
+        assert member.lease is not None
+        return Seed(
+            factory=factory,
+            keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
+            labels=member.labels,
+            rank=rank,
+            local_rank=rank,
+            world_size=layout.world_size,
+            layout=layout,
+            coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
+            devices=member.lease.devices,
+            decider=spec.decider_blob,
+            rendezvous=formation.rendezvous,
+            trace=formation.trace,
+            witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
+            saving=self._saving,
+            restoring=restoring,
+        )
+
+    def _environment(self, member: Member, formation: Formation) -> dict[str, str]:
+        spec = self._spec
+        rank = member.rank
+        rendezvous = formation.rendezvous
+        env = {"OMP_NUM_THREADS": "1", **os.environ}
+        if rendezvous is not None:
+            env |= rendezvous_environment(rendezvous, rank, rank, formation.layout.world_size)
+        if member.lease is not None:
+            env |= member.lease.environment
+        env |= spec.env
+        if rank < len(spec.rank_env):
+            env |= spec.rank_env[rank]
+        return env
+
+    def _title(self, member: Member, formation: Formation) -> str:
+        where = f" {member.labels.coordinates}" if member.labels.coordinates else ""
+        at = f"rank {member.rank}/{formation.layout.world_size}{where} #{member.incarnation}"
+        return f"phalanx: {self._spec.name} {at}"
+
+    def _launch_in(
+        self,
+        member: Member,
+        boot: Boot,
+        env: dict[str, str],
+        title: str,
+    ) -> LaunchSpec:
+        spec = self._spec
+        return LaunchSpec(
+            entry="phalanx.runtime.worker_main:main",
+            payload=pickle.dumps(boot),
+            fds={
+                "locks": self._locks,
+                **member.worker_fds(),
+                **member.output.child_fds(),
+            },
+            label=f"{member.labels.child}#{member.labels.incarnation}",
+            title=title,
+            env=env,
+            stdout=member.output.stdout,
+            stderr=member.output.stderr,
+            method="exec" if spec.launch == "exec" else "zygote",
+        )
+
+    def close(self) -> None:
+        """Give back what the ranks shared."""
+        ledger.close(self._locks)
+
+
+def _cwd() -> str | None:
+    try:
+        return str(Path.cwd())
+    except FileNotFoundError:
+        return None  # the driver's own was removed; the process stays where it is

@@ -1,0 +1,86 @@
+"""How the worker object of each rank is built: checked, and pickled, in the driver.
+
+Guarantees: a recipe that exists can be called, and has been pickled; nothing of the worker has run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from phalanx.runtime import encode_by_value
+from phalanx.supervision import BadArguments, SpecError
+
+from .worker import WorkerActor
+
+
+def check_worker(worker: object) -> type[WorkerActor]:
+    """Return *worker* if it is a worker class."""
+    given = worker
+    if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
+        raise SpecError("worker", given, "give a class derived from phalanx.WorkerActor")
+    if worker is WorkerActor or inspect.isabstract(worker):
+        raise SpecError("worker", worker, "give a concrete class with methods of its own")
+    return worker
+
+
+def check_arguments(args: object, kwargs: object) -> None:
+    """Raise unless *args* are positional arguments, and *kwargs* is None or keyword arguments."""
+    if not isinstance(args, list | tuple):
+        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
+    named = cast("Mapping[object, Any]", kwargs or {})
+    if not all(isinstance(key, str) for key in named):
+        raise SpecError("kwargs", named, "name the constructor's arguments by text")
+
+
+def check_constructor(
+    worker: type[WorkerActor],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    own: object,
+    rank: int,
+) -> None:
+    """Raise `BadArguments` unless the worker can be built so on *rank*."""
+    named = {**kwargs, **_named(own, rank)}
+    try:
+        signature = inspect.signature(worker)
+    except (TypeError, ValueError):  # built in C, or by a metaclass: the worker will tell
+        return
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        msg = f"{worker.__qualname__}{signature} on rank {rank}: {error}"
+        raise BadArguments(msg) from None
+
+
+def factory_of(
+    worker: type[WorkerActor], args: Sequence[Any], kwargs: Mapping[str, Any] | None
+) -> bytes:
+    """Return the pickled recipe for one worker object.
+
+    Raises:
+        NotPicklable: naming the class or the argument that cannot travel.
+    """
+    encode_by_value(worker, f"worker={worker!r}")
+    for index, value in enumerate(args):
+        encode_by_value(value, f"args[{index}]={value!r}")
+    for key, value in (kwargs or {}).items():
+        encode_by_value(value, f"kwargs[{key!r}]={value!r}")
+    return encode_by_value((worker, tuple(args), dict(kwargs or {})), "the constructor's arguments")
+
+
+def keywords_of(rank: int, own: object) -> bytes:
+    """Return the pickled keyword arguments that *rank* has of its own."""
+    return encode_by_value(_named(own, rank), f"rank_kwargs[{rank}]={own!r}")
+
+
+def _named(own: object, rank: int) -> dict[str, Any]:
+    if not isinstance(own, Mapping):
+        raise SpecError(f"rank_kwargs[{rank}]", own, "give a mapping of keyword arguments")
+    named = dict(cast("Mapping[object, Any]", own))
+    if not all(isinstance(key, str) for key in named):
+        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
+    return cast("dict[str, Any]", named)

@@ -1,0 +1,117 @@
+"""How ranks are stopped: asked, terminated, killed, and at last given up.
+
+Guarantees: each stage has its deadline, after which the next one follows; a rank that hangs has
+written the stacks of its threads before it is killed, if it still can.
+
+Left to others: when a stage is over (`Deadlines`), burying whoever has ended (`Members`).
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import STACKS, Vitals, describe_threads, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from phalanx.runtime import Lease
+
+    from .deadlines import Deadlines
+    from .member import Member
+    from .notices import StopOverdue
+    from .spec import StopPolicy
+
+_UNDEAD = 10.0  # seconds from SIGKILL until a process that does not end is looked at
+_LONGEST_END = 120.0  # seconds that one may take to end: 100 ms for each GiB it held
+_EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
+
+
+class Stopping:
+    """Stops the ranks of one group by *policy*."""
+
+    def __init__(self, policy: StopPolicy, deadlines: Deadlines) -> None:
+        self._policy = policy
+        self._deadlines = deadlines
+
+    def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
+        """Begin to stop *member*; what follows comes as notices."""
+        if member.asked or member.process is None:
+            return
+        member.asked = True
+        stop = self._policy
+        if hurry:
+            if stop.hurry > 0:
+                member.process.send_signal(signal.SIGTERM)
+                self._deadlines.stop(member, "kill", stop.hurry)
+            else:
+                self.kill(member)
+        else:
+            self._deadlines.stop(member, "terminate", stop.ask)
+
+    def escalate(self, member: Member, notice: StopOverdue) -> None:
+        """Go one stage further with a member that has not stopped."""
+        if member.process is None:
+            return
+        if notice.stage == "terminate":
+            member.process.send_signal(signal.SIGTERM)
+            # A stopped process takes no SIGTERM; SIGCONT lets it.
+            member.process.send_signal(signal.SIGCONT)
+            self._deadlines.stop(member, "kill", self._policy.terminate)
+        else:
+            self.kill(member)
+
+    def kill(self, member: Member) -> None:
+        """Kill *member* now; its exit is told like any other."""
+        if member.process is not None and member.process.send_signal(signal.SIGKILL):
+            if not member.killed_at:
+                member.killed_at = time.monotonic()
+            self._deadlines.stop(member, "abandon", _UNDEAD)
+
+    def kill_broken(self, members: Iterable[Member], broken: Mapping[Lease, str]) -> None:
+        """Kill those of *members* whose lease is *broken*, for the reason given with it."""
+        for member in members:
+            why = None if member.lease is None else broken.get(member.lease)
+            if why is not None and not member.asked and not member.broken:
+                member.broken = why
+                self.kill(member)
+
+    def abandon(self, member: Member) -> str:
+        """Give *member* up, which was killed and does not end; return how that looks.
+
+        Empty where it is too early for that: a process that has begun to end gives back its memory,
+        which takes its time.
+        """
+        process = member.process
+        if process is None or process.status is not None:
+            return ""
+        vitals = Vitals.of(process.pid)
+        took = time.monotonic() - member.killed_at
+        if vitals.is_ending and took < _LONGEST_END:
+            self._deadlines.stop(member, "abandon", _UNDEAD)
+            return ""
+        member.abandoned = True
+        place = f" in {vitals.wait}" if vitals.wait else ""
+        state = f"state {vitals.state or 'Z'}{place}"
+        return (
+            f"it withstood SIGKILL for {took:.0f} s ({state}) and is left behind as {process.pid}"
+        )
+
+    def examine(self, member: Member, why: str, seen: str = "") -> None:
+        """End *member*, which hangs, and have it write the stacks of its threads as it goes.
+
+        *seen* is what it was found doing.
+        """
+        process = member.process
+        if process is None or member.hung:
+            return
+        member.hung = f"{why}; {seen}" if seen else why
+        member.threads = describe_threads(process.pid)
+        member.words_end = size_of(member.output.faults)
+        process.send_signal(STACKS)
+        if process.is_stopped():
+            # Only a running process handles a signal; this one takes it before anything else.
+            process.send_signal(signal.SIGCONT)
+        self._deadlines.stop(member, "kill", _EXAMINE)
