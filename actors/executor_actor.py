@@ -173,7 +173,7 @@ class ExecutorActor(pykka.ThreadingActor):
                 if self.shared.probe is not None:
                     self.shared.probe.not_started(ranks, str(reason))
                 now = time.monotonic()
-                jitter = random.random()  # noqa: S311  # as above
+                jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
                 for rank, incarnation in ranks:
                     self._act(RankExited(rank, incarnation, reason, now, jitter))
             case BackOffOver():
@@ -335,12 +335,9 @@ class ExecutorActor(pykka.ThreadingActor):
         name = self._spec.name
         if not shared.closing:
             shared.cause = reason
-        farewell = Farewell(
-            name,
-            None if shared.closing else reason,
-            deaths_behind(self._state, self._deaths.reports),
-            self._forming.no_device,
-        )
+        cause = None if shared.closing else reason
+        deaths = deaths_behind(self._state, self._deaths.reports)
+        farewell = Farewell(name, cause, deaths, self._forming.no_device)
         self._plane.end(farewell.settle, farewell.refuse)
         self._planning.finish(accepted=False)
         for member in self._members.current():
