@@ -1,11 +1,10 @@
 """What the end of a rank means to its group: told, reported, and settled with its calls.
 
 Guarantees: whoever hears of a death from a call finds its report in the status already; each report
-says what became of every call the death cut short; reports are written on a thread of their own,
-so that no disk delays a restart.
+says what became of every call the death cut short; no disk delays a restart.
 
 Left to others: why a rank died and what is known of it (`postmortem`), what follows for the group
-(`decide_ranks`), which calls a death costs (`plane`).
+(`decide_ranks`), which calls a death costs (`plane`), files (`filing`).
 """
 
 from __future__ import annotations

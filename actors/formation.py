@@ -1,4 +1,7 @@
-"""What the ranks of one epoch have in common."""
+"""What the ranks of one epoch have in common.
+
+Guarantees: ranks of two epochs never share one.
+"""
 
 from __future__ import annotations
 

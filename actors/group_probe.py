@@ -1,4 +1,7 @@
-"""What looks on at one group, in the driver, where faults are injected; see `probe`."""
+"""What looks on at one group, in the driver, where faults are injected.
+
+Left to others: the points that are passed, and who looks on at all groups (`probe`).
+"""
 
 from __future__ import annotations
 
