@@ -44,32 +44,36 @@ class Farewell:
     def settle(self, call: Call) -> BaseException:
         """Return what *call*, which was not answered, ends in."""
         message = f"{call.name}: {self._message}"
-        if self.reason is None or not self.deaths:
-            return ExecutorClosed(f"{message} before it was answered")
         own = call.reports
         others = (each for each in self.deaths if all(each is not report for report in own))
-        died = WorkerDied(message, (*own, *others))
-        died.__cause__ = self.no_device
-        return died
+        story = (*own, *others)
+        if self.reason is None or not story:
+            error: BaseException = ExecutorClosed(f"{message} before it was answered")
+        else:
+            error = WorkerDied(message, story)
+        error.__cause__ = self.no_device
+        return error
 
     def refuse(self) -> BaseException:
         """Return what a call that comes too late is refused with."""
         error = ExecutorClosed(f"{self._message}; build a new one")
-        if self.reason is not None and self.deaths:
-            error.__cause__ = self.no_device or WorkerDied(self._message, self.deaths)
+        if self.reason is not None:
+            died = WorkerDied(self._message, self.deaths) if self.deaths else None
+            error.__cause__ = self.no_device or died
         return error
 
 
 def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[CrashReport, ...]:
     """Return those of *reports* for which the group of *end* has ended, oldest first.
 
-    They are the deaths since it served last, and all that were counted where they were too many.
+    They are the deaths since it served last, and all that were counted where they were too many;
+    none where it has ended for something else.
     """
     known = tuple(reports)
     if not known:
         return ()
     last, window = known[-1].at_monotonic, end.window
-    since = min(last, end.served_at) if end.served_at is not None else -math.inf
-    if window.admit(last) is None:
+    since = -math.inf if end.served_at is None else end.served_at
+    if last >= since and window.admit(last) is None:
         since = min([since, *(at for at in window.spent if last - at <= window.period)])
     return tuple(report for report in known if report.at_monotonic >= since)

@@ -26,6 +26,13 @@ from . import tree
 STACKS: Final = signal.SIGRTMAX - 3
 """The signal. Real-time ones have no meaning of their own; the last ones are the least used."""
 
+_STATES: Final = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "in uninterruptible sleep",
+    "T": "stopped",
+    "t": "traced",
+}
 _EXITING: Final = 0x00000004  # PF_EXITING in linux/sched.h
 _MAX_READ: Final = 1 << 18
 
@@ -84,7 +91,8 @@ def describe_threads(pid: int) -> str:
         name = stat[stat.index(b"(") + 1 : stat.rindex(b")")].decode("utf-8", "replace")
         state = stat[stat.rindex(b")") + 2 :].split()[0].decode()
         where = _wait_channel(folder)
-        lines.append(f"thread {thread} ({name}): {state}{f' in {where}' if where else ''}")
+        told = _STATES.get(state, state)
+        lines.append(f"thread {thread} ({name}): {told}{f' in {where}' if where else ''}")
     return "\n".join(lines)
 
 

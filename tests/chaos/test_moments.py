@@ -295,6 +295,22 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
         ex.collective_rpc("rank")
 
 
+def test_an_error_in_it_is_not_told_as_a_death_that_was_long_mended(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+    kill(ex, 0)
+    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+
+    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+    with pytest.raises(ExecutorClosed, match="TypeError") as caught:
+        ex.collective_rpc("rank")
+    assert caught.value.__cause__ is None
+
+
 def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_waits(
     make: Make, tmp_path: Path
 ) -> None:
