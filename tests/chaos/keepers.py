@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.actors.workers import Echo, wait_for
 
@@ -94,7 +94,7 @@ class Holder(Keeper):
             case "group":
                 self.held.append(dist.group.WORLD)
             case "operation":
-                work: Any = dist.all_reduce(torch.ones(1), async_op=True)
+                work = cast("Any", dist.all_reduce(torch.ones(1), async_op=True))
                 work.wait()
                 self.held.append(work)
             case "thread":
