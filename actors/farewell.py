@@ -51,7 +51,8 @@ class Farewell:
             error: BaseException = ExecutorClosed(f"{message} before it was answered")
         else:
             error = WorkerDied(message, story)
-        error.__cause__ = self.no_device
+        if self.reason is not None:
+            error.__cause__ = self.no_device
         return error
 
     def refuse(self) -> BaseException:

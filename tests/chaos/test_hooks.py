@@ -190,7 +190,7 @@ def test_a_failure_callback_that_hangs_holds_up_no_call(make: Make) -> None:
 
     assert isinstance(call.exception(LONG), WorkerDied)
     assert told.wait(LONG)
+    end.set()
     with pytest.raises(ExecutorClosed):
         ex.collective_rpc("rank", LONG)
-    end.set()
     assert ex._core.shared.gone.wait(LONG)
