@@ -106,6 +106,11 @@ class Holder(Keeper):
             case _:
                 pass
 
+    def still_waits(self) -> bool:
+        """Whether the thread that waited in the first epoch's group does so still."""
+        self.held[0].join(10.0)
+        return bool(self.held[0].is_alive())
+
     def meet(self, group: Any) -> None:
         import torch
         import torch.distributed as dist

@@ -116,6 +116,8 @@ def test_whoever_refers_to_the_old_group_holds_up_nobody(
     assert ex.collective_rpc("total", 10.0) == [4.0] * 4
     assert pids(ex)[:3] == before[:3]
     assert len(ex.status().reports) == 1
+    if how == "thread":
+        assert not ex.call(0, "still_waits", LONG)
 
 
 def test_a_call_that_is_retried_runs_as_a_whole_in_the_new_epoch(make: Make) -> None:
