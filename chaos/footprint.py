@@ -18,7 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from phalanx.runtime import find_gpus, read_task, read_tasks
+from phalanx.runtime import find_gpus, read_tasks
 
 from .belongings import SHM
 from .journal import now
@@ -158,11 +158,11 @@ def _is_of(tree: str, environ: bytes, *, keeps: bool) -> bool:
 def _is_named_for(name: str, pids: set[str]) -> bool:
     """Whether a file called *name* belongs to one of *pids*: ours are phalanx-WORD-PID-...
 
-    One of ours that names no process, or one that is gone, has been left, whoever made it.
+    One of ours that names no process is nobody else's. One that names another may belong to a
+    program in another container, which shares the folder and not the numbers.
     """
     words = "".join(c if c.isdigit() else " " for c in name).split()
     if name.startswith("phalanx"):
         owner = name.split("-")[2:3]
-        known = owner != [] and owner[0].isdigit()
-        return not known or owner[0] in pids or read_task(int(owner[0])) is None
+        return owner == [] or not owner[0].isdigit() or owner[0] in pids
     return any(word in pids for word in words if len(word) > 2)  # short ones are in every name

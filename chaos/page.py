@@ -241,8 +241,9 @@ def _violations(result: ChaosResult) -> list[str]:
     if result.ok:
         return []
     drawn = ["<h2>Violations</h2>"]
-    drawn += [f"<pre>{escape(each.render())}</pre>" for each in result.violations[:_SHOWN]]
-    more = len(result.violations) - _SHOWN
+    shown = result.told(_SHOWN)
+    drawn += [f"<pre>{escape(each.render())}</pre>" for each in shown]
+    more = len(result.violations) - len(shown)
     return [*drawn, f"<p>and {more} more</p>"] if more > 0 else drawn
 
 

@@ -18,6 +18,10 @@ Ranks = tuple[tuple[int, int], ...]
 """(rank, incarnation), ..."""
 
 
+_UNTOLD = ("at", "thread")
+_NOTHING: tuple[object, ...] = (None, "", ())
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One thing that happened.
@@ -31,8 +35,9 @@ class Record:
     at: float
 
     def line(self) -> str:
-        """Return it as a person reads it."""
-        named = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.name != "at")
+        """Return it as a person reads it, without what says nothing."""
+        values = ((f.name, getattr(self, f.name)) for f in fields(self) if f.name not in _UNTOLD)
+        named = (f"{name}={value!r}" for name, value in values if value not in _NOTHING)
         return f"{self.at:9.3f}  {self.kind:<13} {' '.join(named)}"
 
     def to_json(self) -> str:
@@ -144,6 +149,11 @@ class Complained(Record):
     kind: ClassVar[str] = "complained"
     error: str
     trace: str = ""
+
+    def line(self) -> str:
+        """Return it with its traceback as one."""
+        first = f"{self.at:9.3f}  {self.kind:<13} {self.error}"
+        return "\n".join((first, *(f"      {each}" for each in self.trace.splitlines())))
 
 
 # --- groups, as their driver sees them ----------------------------------------------------

@@ -69,6 +69,17 @@ class ChaosResult:
         """What the history shows that may not be."""
         return check(self.history)
 
+    def told(self, count: int) -> tuple[Violation, ...]:
+        """Return up to *count* violations to show: one of each rule first, none twice."""
+        distinct: dict[tuple[str, str], Violation] = {}
+        first: dict[str, Violation] = {}
+        for each in self.violations:
+            distinct.setdefault((each.invariant, each.message), each)
+            first.setdefault(each.invariant, each)
+        more = (each for each in distinct.values() if first[each.invariant] is not each)
+        chosen = (*first.values(), *more)
+        return chosen[:count]
+
     @cached_property
     def calls(self) -> dict[str, int]:
         """How many calls ended with each outcome."""
@@ -135,10 +146,11 @@ class ChaosResult:
         if ended:
             lines.append(f"groups     {ended} gave up and were built again")
         lines += ["", *self._table_of_invariants()]
-        for violation in self.violations[:_SHOWN]:
+        shown = self.told(_SHOWN)
+        for violation in shown:
             lines += ["", violation.render()]
-        if len(self.violations) > _SHOWN:
-            lines += ["", f"and {len(self.violations) - _SHOWN} more"]
+        if len(self.violations) > len(shown):
+            lines += ["", f"and {len(self.violations) - len(shown)} more"]
         if self.record is not None:
             lines += ["", f"record     {self.record}"]
         return "\n".join([*lines, "", self._verdict()])

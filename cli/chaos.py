@@ -79,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         if getattr(arguments, name) is not None:
             raise SpecError(name, getattr(arguments, name), "is for: phalanx chaos shrink RUN")
     target = Target.of(arguments.target)
-    _check_report(arguments.report)
+    check_report(arguments.report)
     plan = _plan(arguments)
     stop = threading.Event()
     shown = os.fdopen(os.dup(2), "w")
@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
-def _check_report(path: Path | None) -> None:
+def check_report(path: Path | None) -> None:
     """Refuse a page that could not be written before minutes have gone into what stands on it."""
     if path is None:
         return

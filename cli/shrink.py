@@ -13,10 +13,10 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.chaos import shrink_run
+from phalanx.chaos import render_page, shrink_run
 from phalanx.supervision import SpecError
 
-from .chaos import ctrl_c, output_to
+from .chaos import check_report, ctrl_c, output_to
 
 if TYPE_CHECKING:
     import argparse
@@ -28,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run it; return the exit code."""
     if arguments.run is None:
         raise SpecError("run", None, "name the folder of a run: phalanx chaos shrink RUN")
+    check_report(arguments.report)
     limits = {"runs": arguments.runs, "repeat": arguments.repeat, "seconds": arguments.limit}
     given = {name: value for name, value in limits.items() if value is not None}
     stop = threading.Event()
@@ -48,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if shrunk.result is None:
         print(f"not one of {shrunk.runs} runs broke what {arguments.run} had broken")
         return 130 if stop.is_set() else 1
+    if arguments.report is not None:
+        arguments.report.write_text(render_page(shrunk.result), encoding="utf-8")
     ended = "" if shrunk.complete else " (its runs or its time were used up)"
     left = len(shrunk.result.plan.strikes)
     print(f"{shrunk.before} faults shrunk to {left} in {shrunk.runs} runs{ended}\n")

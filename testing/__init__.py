@@ -25,6 +25,7 @@ from .hooks import (
     pytest_configure,
     pytest_report_header,
     pytest_runtest_makereport,
+    pytest_runtest_setup,
     pytest_unconfigure,
 )
 from .leaks import LeakScope, leak_check, leak_scope
@@ -40,5 +41,6 @@ __all__ = [
     "pytest_configure",
     "pytest_report_header",
     "pytest_runtest_makereport",
+    "pytest_runtest_setup",
     "pytest_unconfigure",
 ]

@@ -15,7 +15,7 @@ from phalanx.runtime import MARK
 
 from .chaos_runs import RUNS, SEED_OPTION
 from .leaks import SESSION
-from .marker import ABOUT, check_markers
+from .marker import ABOUT, WRONG, check_markers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -58,9 +58,16 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse markers that make no sense."""
-    check_markers(items)
+    check_markers(items, late=hasattr(config, "workerinput"))  # a process of pytest-xdist
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Refuse a test whose markers make no sense, where that could not be told before."""
+    if WRONG in item.stash:
+        pytest.fail(item.stash[WRONG], pytrace=False)
 
 
 @pytest.hookimpl(wrapper=True)

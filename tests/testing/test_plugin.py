@@ -169,6 +169,19 @@ def test_a_marker_that_nothing_reads_is_a_usage_error(pytester: pytest.Pytester)
     result.stderr.fnmatch_lines(["*does not ask for the fixture `chaos`*"])
 
 
+def test_spread_over_processes_a_marker_that_makes_no_sense_fails_its_test_alone(
+    pytester: pytest.Pytester,
+) -> None:
+    pytest.importorskip("xdist")
+    wrong = '@pytest.mark.chaos(faults="explode")\ndef test_it(chaos): ...'
+    pytester.makepyfile(f"import pytest\n{wrong}\ndef test_another(): ...")
+
+    result = pytester.runpytest_subprocess(*LOADED, "-n", "1", timeout=100)
+
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*test_it: @pytest.mark.chaos: faults='explode': no such*"])
+
+
 def test_a_marker_of_somebody_elses_is_left_alone(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("import pytest\n@pytest.mark.chaos\ndef test_it(): ...")
 
