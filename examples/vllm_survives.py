@@ -30,8 +30,6 @@ from survival.toy import make_model
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_POLICY: dict[str, Any] = {"intensity": [1000, 60.0]}  # more kills than any engine should take
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it; 0 only if every answer under attack equals that without."""
@@ -68,8 +66,8 @@ def _rounds(options: argparse.Namespace, engine: LocalEngine | ServedEngine) -> 
         rounds.append(_verdict(attack.kind, right, answers, attack))
         if not options.json:
             print(rounds[-1], flush=True)
-        if any(answer.error for answer in answers) and options.stock:
-            break
+        if any(answer.error for answer in answers):
+            break  # the engine has ended
     varied = min(len(set(answer.tokens)) for answer in right if len(answer.tokens) >= 20)
     return {
         "ok": all(each["lost"] == each["different"] == 0 for each in rounds) and varied > 5,
@@ -103,7 +101,7 @@ def _verdict(
 
 
 def _engine(options: argparse.Namespace, model: Path) -> LocalEngine | ServedEngine:
-    policy = {**_POLICY, "standby": options.standby}
+    policy: dict[str, Any] = {"intensity": [options.restarts, 60.0], "standby": options.standby}
     arguments: dict[str, Any] = {
         "pipeline_parallel_size" if options.pipeline else "tensor_parallel_size": 2,
         "enforce_eager": True,
@@ -159,6 +157,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kinds", default=",".join(KINDS), help="of attacks, in turn")
     parser.add_argument("--rounds", type=int, default=1, help="further rounds without kills")
     parser.add_argument("--seed", type=int, default=0, help="for when and whom")
+    parser.add_argument("--restarts", type=int, default=1000, help="allowed in a minute")
     parser.add_argument("--standby", type=int, default=0, help="warm spare processes")
     parser.add_argument("--tokens", type=int, default=60, help="the longest answer")
     parser.add_argument("--layers", type=int, default=2, help="of the model")

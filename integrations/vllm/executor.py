@@ -34,7 +34,7 @@ from .journal import REPEATABLE, Journal
 from .lost import StepFuture, lost_step
 from .names import new_mark, remove_names
 from .policy import Policy
-from .processors import environments, processors
+from .processors import choose_processors
 from .requirements import check_config, check_installed
 from .story import EngineEnded, tell_story
 from .worker import EngineWorker, StaleEpoch
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 check_installed()
 
+_TELLING = 5.0  # seconds for the reason of the end to arrive; it takes none
 _HEALTH = 10.0  # seconds, as the executor that this stands in for has it
 _PRELOAD = (
     "torch",
@@ -79,6 +80,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._mark = new_mark()
         self._callback: Callable[[], None] | None = None
         self._ended: ExitReason | None = None
+        self._has_ended = threading.Event()
         self._closed = False
         self._healing = threading.RLock()
         self._prepared = 0
@@ -90,12 +92,13 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             prefill_context=parallel.prefill_context_parallel_size,
         )
         self._output_rank = layout.output_rank
+        chosen = choose_processors(config)
         self._group = Executor(
             EngineWorker,
             args=(
                 cloudpickle.dumps(config),
                 self._mark,
-                processors(config),
+                chosen.numbers,
             ),
             layout=layout,
             name=f"vllm-{self._mark}",
@@ -104,9 +107,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             backoff=policy.backoff,
             devices=_devices(parallel.world_size),
             visibility="all",
-            preload=(*_PRELOAD, parallel.worker_cls.rpartition(".")[0], *policy.preload),
+            preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
             launch=policy.launch,
-            rank_env=environments(config),
+            rank_env=chosen.environments,
             start_timeout=policy.start_timeout,
             # A survivor waits in a collective operation for the one that is gone; it hears nothing.
             stop=StopPolicy(hurry=0.0),
@@ -303,7 +306,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def _on_end(self, reason: ExitReason) -> None:
         self._ended = reason
-        tell_story(str(self._story()))
+        self._has_ended.set()
         _logger.error("phalanx.vllm_ended %s", self._story())
         self._call_back()
 
@@ -313,8 +316,13 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             callback()
 
     def _story(self) -> EngineEnded:
+        """Return the error that every call ends with from now on, and leave it for the client."""
+        if self._group.is_failed:
+            self._has_ended.wait(_TELLING)  # who told this call may have been quicker
         reports = self._group.status().reports
-        return EngineEnded.of(self._ended, reports[-1] if reports else None)
+        error = EngineEnded.of(self._ended, reports[-1] if reports else None)
+        tell_story(str(error))
+        return error
 
 
 def _mix_in_healing(config: Any) -> None:
@@ -326,6 +334,17 @@ def _mix_in_healing(config: Any) -> None:
         raise SpecError(
             "scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler"
         ) from error
+
+
+def _modules_of(config: Any) -> list[str]:
+    """Return the modules of vLLM's that its workers and this model are made of."""
+    from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415  # slow where it is first
+
+    known = (ModelRegistry.models.get(name) for name in config.model_config.architectures)
+    models = [str(getattr(each, "module_name", "")) for each in known]
+    # What others have registered may do anything when it is imported: its owner may name it.
+    ours = [name for name in models if name.startswith("vllm.")]
+    return [config.parallel_config.worker_cls.rpartition(".")[0], *ours]
 
 
 def _devices(world_size: int) -> Any:

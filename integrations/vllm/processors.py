@@ -9,29 +9,34 @@ A rank that is forked has it loaded, so it is told the numbers as well and binds
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
 
-def processors(config: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the processors of each rank; empty where ranks are not bound."""
-    if not current_platform.is_cpu():
-        return ()
-    return tuple(tuple(each) for each in OMPProcessManager(config).cpu_lists)
+class Processors(NamedTuple):
+    """The choice for all ranks.
+
+    Attributes:
+        numbers: The processors of each rank; empty where ranks are not bound.
+        environments: What the environment of each rank is to say of it.
+    """
+
+    numbers: tuple[tuple[int, ...], ...]
+    environments: list[dict[str, str]]
 
 
-def environments(config: Any) -> list[dict[str, str]]:
-    """Return what the environment of each rank is to say of it."""
+def choose_processors(config: Any) -> Processors:
+    """Return which processors the ranks of the engine with this configuration run on."""
     size = config.parallel_config.world_size
-    chosen = OMPProcessManager(config) if current_platform.is_cpu() else None
-    said: list[dict[str, str]] = []
+    if not current_platform.is_cpu():
+        return Processors((), [{} for _ in range(size)])
+    chosen = OMPProcessManager(config)
+    environments: list[dict[str, str]] = []
     for rank in range(size):
-        if chosen is None:
-            said.append({})
-            continue
         before = dict(os.environ)
         with chosen.configure_omp_envs(rank=rank, local_rank=rank):
-            said.append({k: v for k, v in os.environ.items() if before.get(k) != v})
-    return said
+            now = dict(os.environ)
+        environments.append({name: text for name, text in now.items() if before.get(name) != text})
+    return Processors(tuple(tuple(each) for each in chosen.cpu_lists), environments)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import time
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -63,6 +64,7 @@ class EngineWorker(WorkerActor):
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Build vLLM's worker and load the weights."""
+        began = time.monotonic()
         self._unpickle()
         _bind(self._cpus[ctx.rank] if self._cpus else ())
         remove_names(self._mark, ctx.epoch, before=True)
@@ -82,7 +84,9 @@ class EngineWorker(WorkerActor):
             "shared_worker_lock": ctx.lock("vllm"),
         }
         wrapper.init_worker(arguments)
+        built = time.monotonic()
         wrapper.init_device()
+        met = time.monotonic()
         wrapper.load_model()
         import_module("vllm.distributed.parallel_state").get_world_group().barrier()
         remove_names(self._mark, ctx.epoch)  # every rank has opened what they share
@@ -92,6 +96,12 @@ class EngineWorker(WorkerActor):
         self._worker = wrapper
         self._is_output = ctx.is_output
         self._resumption = Resumption(wrapper)
+        ctx.log.info(
+            "phalanx.vllm_worker_started",
+            built=built - began,
+            met=met - built,
+            loaded=time.monotonic() - met,
+        )
 
     def on_stop(self, reason: ExitReason) -> None:
         """Let vLLM's worker go, and the groups it is in."""

@@ -66,6 +66,20 @@ def test_prompts_that_are_computed_in_parts_go_on(survive: Callable[..., dict[st
 
 
 @pytest.mark.timeout(1600)
+@pytest.mark.parametrize("engine", ["inprocess", "core", "server"])
+def test_one_restart_too_many_ends_the_engine_with_the_crash_report_in_the_clients_error(
+    survive: Callable[..., dict[str, Any]], engine: str
+) -> None:
+    options = ["--engine", engine, "--restarts", "0", "--kinds", "decode", "--kills", "1"]
+
+    struck = survive(*options, "--seed", "5")["rounds"][-1]
+
+    assert struck["lost"] > 0
+    assert "SIGKILL" in struck["error"]
+    assert "at most 0 restarts" in struck["error"]
+
+
+@pytest.mark.timeout(1600)
 def test_the_stock_executor_loses_every_request_to_the_same_kill(
     survive: Callable[..., dict[str, Any]],
 ) -> None:
