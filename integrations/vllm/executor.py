@@ -50,10 +50,8 @@ _TELLING = 5.0  # seconds for the reason of the end to arrive; it takes none
 _HEALTH = 10.0  # seconds, as the executor that this stands in for has it
 _PRELOAD = (
     "torch",
-    "vllm.v1.worker.worker_base",
-    "vllm.v1.worker.gpu_input_batch",
-    "vllm.model_executor.model_loader",
     "phalanx.integrations.vllm.worker",
+    "phalanx.integrations.vllm.warmth",
 )
 _logger = init_logger("vllm.phalanx")
 
@@ -75,6 +73,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         policy = Policy.of_config(config.additional_config)
         parallel = config.parallel_config
         policy.check_size(parallel.world_size)
+        for_workers = cloudpickle.dumps(config)  # before it names a class that they have no use for
         _mix_in_healing(config)
         self._journal = Journal(policy.replay)
         self._mark = new_mark()
@@ -96,7 +95,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._group = Executor(
             EngineWorker,
             args=(
-                cloudpickle.dumps(config),
+                for_workers,
                 self._mark,
                 chosen.numbers,
             ),

@@ -59,8 +59,9 @@ class EngineWorker(WorkerActor):
         self._is_prepared = False
 
     def on_standby(self) -> None:
-        """Have everything imported that a rank needs."""
+        """Have everything imported and compiled that a rank needs and can have without a device."""
         self._unpickle()
+        import_module("phalanx.integrations.vllm.warmth").compile_shared()
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Build vLLM's worker and load the weights."""
