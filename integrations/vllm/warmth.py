@@ -1,9 +1,9 @@
 """What a rank can have behind it before it is one: imports, and what is compiled for every engine.
 
-Guarantees: to import this module imports whatever of vLLM's a worker would import on its way to its
-first step, and compiles, on a CPU, the two functions that vLLM compiles there whatever the model, so
-that ranks that are forked find them done; a process that is to fork keeps its one thread; what this
-release does not have, or cannot compile, is passed over: a worker does it by itself.
+Guarantees: to import this module imports whatever of vLLM's a worker would import on its way to
+its first step, and compiles, on a CPU, the two functions that vLLM compiles there whatever the
+model, so that ranks that are forked find them done; a process that is to fork keeps its one thread;
+what this release does not have, or cannot compile, is passed over: a worker does it by itself.
 
 To compile takes a compiler and a thread, unless the result lies in torch's cache on the disk. So a
 child does it first, and says whether a thread was left in it.
