@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import errno
 import fcntl
 import mmap
 import os
@@ -33,7 +32,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import ledger
-from .memory import writable_bytes
+from .memory import reserve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -180,12 +179,16 @@ class Arena:
             bisect.insort(self._used, extent, key=lambda each: each.start)
             self.placed += 1
             self.is_warm = True
-            missing = pages - self._backed.count(1, start, start + pages)
+            missing = 0
+            if self._backed.find(0, start, start + pages) >= 0:  # to count them all takes longer
+                missing = pages - self._backed.count(1, start, start + pages)
         try:
             if missing:
-                _reserve(self.fd, start * PAGE, pages * PAGE, missing=missing * PAGE)
+                reserve(self.fd, start * PAGE, pages * PAGE, missing=missing * PAGE)
             _ = self.window  # a process short of address space cannot map it
         except (OSError, ValueError):
+            with self._lock:
+                self._empty(start, start + pages)  # what had been had of it, too
             extent.let_go()
             raise
         if missing:
@@ -256,24 +259,13 @@ class Arena:
         start = self._backed.find(1, start, end)
         if start < 0:
             return
-        end = self._backed.rfind(1, start, end) + 1
-        result = _libc.fallocate(
-            self.fd, _KEEP_SIZE_AND_PUNCH_HOLE, start * PAGE, (end - start) * PAGE
-        )
-        if result == 0:
+        self._empty(start, self._backed.rfind(1, start, end) + 1)
+
+    def _empty(self, start: int, end: int) -> None:
+        """Have no memory behind those pages."""
+        size = (end - start) * PAGE
+        if _libc.fallocate(self.fd, _KEEP_SIZE_AND_PUNCH_HOLE, start * PAGE, size) == 0:
             self._backed[start:end] = bytes(end - start)
-
-
-def _reserve(fd: int, start: int, size: int, *, missing: int) -> None:
-    """Have the kernel put memory behind that part of *fd*, of which some bytes are *missing*.
-
-    Raises:
-        OSError: there is none.
-    """
-    # Looked at first: in a control group the kernel might kill rather than refuse.
-    if writable_bytes(missing) < missing:
-        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    os.posix_fallocate(fd, start, size)
 
 
 def memory_file(limit: int) -> int:

@@ -19,6 +19,7 @@ import weakref
 
 from . import ledger
 from .arena import PAGE, SLOTS
+from .memory import no_room_to_read
 
 COPY_LIMIT = 128 * 1024
 """Bytes up to which a copy is quicker than a mapping with its page faults."""
@@ -50,6 +51,7 @@ class ArenaReader:
 
         Raises:
             ValueError: there is no such place; nothing is given back.
+            MemoryError: this process has no room for it.
         """
         if slot >= SLOTS or start % PAGE or start + size > self._size or not size:
             msg = f"slot {slot}, {size} bytes at {start}: no place in {self._size} bytes"
@@ -98,7 +100,10 @@ class ArenaReader:
         return memoryview(private)[:size]
 
     def _copy(self, start: int, size: int) -> memoryview:
-        copy = memoryview(bytearray(size))
+        try:
+            copy = memoryview(bytearray(size))
+        except MemoryError:
+            raise no_room_to_read(size) from None
         done = 0
         while done < size:
             done += os.preadv(self._fd, [copy[done:]], start + done)

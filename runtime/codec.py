@@ -83,8 +83,9 @@ def encode(value: object, what: str) -> Encoded:
 
     try:
         chunks = _dumps(value, keep_in_band)
+        alone = len(chunks) == 1  # then the pickle is all in it; else large ones are plain bytes
         for chunk in chunks:
-            if _size(chunk) < 2 * _LARGE and b"__main__" in chunk:
+            if (alone or _size(chunk) < 2 * _LARGE) and b"__main__" in chunk:
                 break
         else:
             return Encoded(chunks, tuple(buffers))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import MessageTooLarge
 
-from .memory import writable_bytes
+from .memory import no_room_to_read, reserve, writable_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,9 +118,13 @@ def new_message_file(size: int, name: str = "phalanx-message") -> int:
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(file, size)
+        reserve(file, 0, size, missing=size)
     except OSError as error:
         os.close(file)
-        raise MessageTooLarge(size, room) from error
+        raise MessageTooLarge(size, min(room, size - 1)) from error
+    except BaseException:
+        os.close(file)
+        raise
     return file
 
 
@@ -136,13 +140,18 @@ def map_file(file: int, size: int) -> memoryview:
 
     Raises:
         ValueError: no body of that size can lie in it.
+        MemoryError: this process has no room for it.
     """
     seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     if not seals & fcntl.F_SEAL_SHRINK or not 0 < size <= os.fstat(file).st_size:
         # One that can shrink would end its reader by SIGBUS.
         msg = f"a message of {size} bytes in a file that is smaller or not sealed"
         raise ValueError(msg)
-    return memoryview(mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE))
+    try:
+        private = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+    except OSError as error:
+        raise no_room_to_read(size) from error
+    return memoryview(private)
 
 
 def decode_far(body: memoryview, near: bytes = b"") -> Any:

@@ -2,17 +2,22 @@
 
 Guarantees: an answer that errs on the side of the kernel's own accounting; memory that could be
 reclaimed (caches) counts as free. Control groups of both versions are looked at: one that is full
-has its processes killed rather than refused. It is a look at one moment and no reservation.
+has its processes killed rather than refused. What there is can be gone the next moment; what has
+been reserved is there.
 """
 
 from __future__ import annotations
 
+import os
 import resource
 from pathlib import Path
+
+from phalanx.supervision import MessageTooLarge
 
 from .control_group import enclosing, group_folders
 
 _SMALL = 1 << 20  # bytes below which looking costs more than it tells
+_STRIDE = 8 << 20  # bytes that are taken between two looks
 _HEADROOM = 32 << 20  # bytes that are left to a group's processes; no more than an eighth of it
 
 
@@ -29,6 +34,31 @@ def writable_bytes(wanted: int) -> int:
     if soft != resource.RLIM_INFINITY:
         known.append(soft)
     return min(known, default=room)
+
+
+def reserve(file: int, start: int, size: int, *, missing: int) -> None:
+    """Have the kernel put memory behind that part of *file*, of which some bytes are *missing*.
+
+    It is looked first whether there is some, and again on the way: in a control group the kernel
+    kills rather than refuses, and others may be taking what is left. What has been had remains.
+
+    Raises:
+        MessageTooLarge: there is not enough.
+        OSError: the kernel says so.
+    """
+    for done in range(0, size, _STRIDE):
+        wanted = min(missing, size - done)
+        room = writable_bytes(wanted)
+        if room < wanted:
+            raise MessageTooLarge(size, size - wanted + room)
+        os.posix_fallocate(file, start + done, min(_STRIDE, size - done))
+
+
+def no_room_to_read(size: int) -> MemoryError:
+    """Return the error of a process that has no address space for a message of *size* bytes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = "" if soft == resource.RLIM_INFINITY else f"; all it may have (`ulimit -v`) is {soft}"
+    return MemoryError(f"no room in this process to read a message of {size} bytes{limit}")
 
 
 def _machine() -> list[int]:

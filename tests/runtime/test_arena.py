@@ -186,6 +186,42 @@ def test_a_full_arena_has_no_place_and_a_trimmed_one_no_memory(arena: Arena) -> 
     assert not arena.is_warm
 
 
+def test_what_had_been_had_of_a_place_goes_back_where_the_rest_cannot_be_had(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = Arena.create()
+    rooms = [1 << 30, 0, 1 << 30, 0]  # somebody else takes it meanwhile, and again
+    monkeypatch.setattr("phalanx.runtime.memory.writable_bytes", lambda _: rooms.pop(0))
+
+    place = arena.place(20 << 20)
+
+    assert (place, rooms) == (None, [])
+    assert os.fstat(arena.fd).st_blocks == 0
+    arena.close()
+
+
+def test_room_is_looked_for_only_for_what_has_no_memory_yet(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arena = Arena.create()
+    first = arena.place(12 << 20)
+    assert first is not None
+    first.let_go()
+    looked: list[int] = []
+
+    def look(wanted: int) -> int:
+        looked.append(wanted)
+        return 1 << 30
+
+    monkeypatch.setattr("phalanx.runtime.memory.writable_bytes", look)
+
+    second = arena.place(16 << 20)
+
+    assert second is not None
+    assert (second.start, looked) == (first.start, [4 << 20, 4 << 20])
+    arena.close()
+
+
 def test_trimming_spares_what_is_read(arena: Arena) -> None:
     peer = Peer(arena)
     first = send(arena, filled(1), peer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -63,6 +65,23 @@ def test_an_array_that_does_not_lie_in_one_piece_travels_all_the_same() -> None:
 
     assert np.array_equal(travel(array[::2, ::3]), array[::2, ::3])
     assert np.array_equal(travel(array.T), array.T)
+
+
+def test_a_class_of_the_program_travels_by_value_however_much_there_is_of_it() -> None:
+    count = 50_000
+    code = f"""
+import sys
+from phalanx.runtime.codec import encode
+class Mine:
+    def __init__(self, number): self.number = number
+encoded = encode([Mine(number) for number in range({count})], "a value")
+sys.stdout.buffer.write(encoded.body)
+"""
+    made = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+
+    arrived = decode(made.stdout)
+
+    assert [each.number for each in arrived] == list(range(count))
 
 
 def test_a_text_that_mentions_main_is_no_reason_to_pickle_by_value() -> None:
