@@ -19,6 +19,7 @@ import itertools
 import json
 import os
 import pickle
+import resource
 import socket
 import time
 from collections import Counter
@@ -63,6 +64,9 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the driver lets go; return the exit code."""
     options, folder = pickle.loads(payload)
     register_worker()
+    # Strangers that never finish their handshake hold descriptors until they are turned away.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     gateway = _Gateway(options, folder, fds["link"])
     try:
         gateway.run()
@@ -199,6 +203,12 @@ class _Gateway:
         order: dict[str, Any] = json.loads(data)
         if "ping" in order:
             self._tell({"pong": order["ping"]})
+            return
+        if len(fds) != len(order["fds"]):
+            for (
+                fd
+            ) in fds:  # no descriptor was free for the others: the driver sees its own ends end
+                os.close(fd)
             return
         number, route = int(order["berth"]), bytes.fromhex(order["route"])
         named = dict(zip(order["fds"], fds, strict=True))

@@ -57,12 +57,17 @@ class Zmq:
             if self.bind != _LOOPBACK or self.advertise is not None:
                 raise SpecError("transport.ipc", self.ipc, "give either it or bind and advertise")
             return
-        host, _ = _endpoint("transport.bind", self.bind)
+        host, own_port = _endpoint("transport.bind", self.bind)
         if self.advertise is not None:
             named, port = _endpoint("transport.advertise", self.advertise)
             if not port or _is_wildcard(named):
                 raise SpecError(
                     "transport.advertise", self.advertise, "give the host and the port to reach"
+                )
+            if not own_port:
+                # One that is chosen at each start is nothing that a relay could be told.
+                raise SpecError(
+                    "transport.bind", self.bind, "name the port that advertise leads to"
                 )
         elif _is_wildcard(host):
             raise SpecError(
@@ -122,7 +127,8 @@ def _is_address(host: str) -> bool:
 
 
 def _is_wildcard(host: str) -> bool:
-    return host in ("*", "0.0.0.0", "[::]")  # noqa: S104  # looked for, not bound
+    address = host.strip("[]")
+    return host == "*" or (_is_address(address) and ipaddress.ip_address(address).is_unspecified)
 
 
 def _check_seconds(field: str, value: object) -> None:

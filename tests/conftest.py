@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
-from phalanx.runtime import Runtime, Zmq
+from phalanx.runtime import Runtime
 from phalanx.runtime.hub import Hub
 from phalanx.runtime.launcher import Launcher
 
@@ -38,9 +39,6 @@ pytest_plugins = ["phalanx.testing", "pytester"]
 
 STRICT = {"runtime", "actors", "chaos", "testing"}
 
-# Every test of an executor that does not choose a transport itself runs on this one.
-NAMED: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
-TRANSPORT: Any = Zmq(ipc=True) if NAMED == "ipc" else NAMED
 PATIENCE = 15.0  # seconds for what is on its way out already
 
 # A folder of our own, so that what lies about in it is ours. Its name is short: socket paths are.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.actors.workers import Echo
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, WorkerActor
 from phalanx.runtime import ARENA_IDLE
@@ -228,7 +229,7 @@ def test_a_reply_that_is_too_large_is_that_calls_error_and_no_more(make: Make) -
 
 def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
     torch = pytest.importorskip("torch")
-    with Executor(Echo, 2, runtime=torch_runtime) as executor:
+    with Executor(Echo, 2, runtime=torch_runtime, transport=TRANSPORT) as executor:
         sent = {"a": torch.arange(MIB), "b": [torch.ones(3, 400_000), torch.ones(2)]}
         for reply in executor.collective_rpc("echo", WAIT, args=(sent,)):
             assert torch.equal(reply["a"], sent["a"])

@@ -370,9 +370,10 @@ def test_nothing_of_phalanx_imports_opentelemetry() -> None:
 import sys
 from phalanx import Executor
 from tests.actors.workers import Echo
+from tests.transport import TRANSPORT
 from phalanx.runtime import Runtime
 with Runtime(console=None, stream=False) as runtime:
-    with Executor(Echo, 1, preload=(), runtime=runtime) as ex:
+    with Executor(Echo, 1, preload=(), runtime=runtime, transport=TRANSPORT) as ex:
         def seen(worker):
             import sys
             return sorted(name for name in sys.modules if "opentelemetry" in name)

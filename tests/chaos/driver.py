@@ -17,6 +17,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from tests.transport import TRANSPORT
+
 from phalanx import (
     Executor,
     Intensity,
@@ -25,7 +29,6 @@ from phalanx import (
     Strategy,
     WorkerActor,
     WorkerContext,
-    Zmq,
 )
 
 
@@ -75,7 +78,6 @@ class Main(WorkerActor):
 
 def build(world_size: int = 2, **options: Any) -> Executor[Main]:
     runtime = options.pop("runtime", None)
-    transport: Any = os.environ.get("PHALANX_TEST_TRANSPORT", "local")
     ex = Executor(
         Main,
         world_size,
@@ -84,7 +86,7 @@ def build(world_size: int = 2, **options: Any) -> Executor[Main]:
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(1000, 60.0),
         stop=StopPolicy(ask=2.0, terminate=1.0),
-        transport=Zmq(ipc=True) if transport == "ipc" else transport,
+        transport=TRANSPORT,
         **options,
     )
     say(ready=[info.pid for info in ex.ranks])
@@ -299,7 +301,7 @@ def loops() -> None:
 def bare(result: str) -> None:
     """Work without standard descriptors, as a daemon does."""
     os.closerange(0, 3)
-    ex = Executor(Main, 2, preload=(), intensity=Intensity(3, 60.0))
+    ex = Executor(Main, 2, preload=(), intensity=Intensity(3, 60.0), transport=TRANSPORT)
     answer = ex.collective_rpc("rank", 30)
     ex.close()
     Path(result).write_text(json.dumps(answer))

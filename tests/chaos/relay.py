@@ -1,56 +1,152 @@
-"""Passes TCP connections on until told to go silent: ``relay.py FROM_HOST PORT TO_HOST PORT``.
+"""Passes TCP connections on, as well as it is told to: ``relay.py FROM_HOST PORT TO_HOST PORT``.
 
-SIGUSR1 mutes every connection there is; none is closed, as by a cable that is cut. Later ones pass.
+Orders come line by line on standard input, and are acknowledged by the line ``done``:
+
+- ``mute WAY BYTES``: pass nothing more of the connections there are once so many more bytes have
+  passed that *way* (``up``: from who connected; ``down``: to it; ``both``). None is closed, as by
+  a cable that is cut. Later connections pass.
+- ``heal``: pass on again; what was sent meanwhile has waited, as it would for TCP's own patience.
+- ``delay SECONDS``: let everything take that much longer, each way.
 """
 
 from __future__ import annotations
 
 import contextlib
 import selectors
-import signal
 import socket
 import sys
+import time
+from collections import deque
+
+PIECE = 1 << 16
+ROOM = 1 << 20  # bytes that may be on their way in one direction
 
 
-def main() -> None:
-    host, port, to_host, to_port = sys.argv[1:]
-    listener = socket.create_server((host, int(port)))
-    selector = selectors.DefaultSelector()
-    selector.register(listener, selectors.EVENT_READ)
-    other: dict[socket.socket, socket.socket] = {}
-    muted: list[socket.socket] = []  # kept, so that they stay open
+class Way:
+    """One direction of one connection."""
 
-    def mute(*_: object) -> None:
-        for sock in other:
-            selector.unregister(sock)
-        muted.extend(other)
-        other.clear()
-        print("muted", flush=True)
+    def __init__(self, name: str, source: socket.socket, sink: socket.socket) -> None:
+        self.name = name
+        self.source = source
+        self.sink = sink
+        self.held: deque[tuple[float, memoryview]] = deque()
+        self.bytes = 0
+        self.left: int | None = None  # bytes until it is mute
+        self.ended = False
 
-    signal.signal(signal.SIGUSR1, mute)
-    signal.set_wakeup_fd(-1)
-    print("ready", flush=True)
-    while True:
-        for key, _ in selector.select(0.05):
-            sock = key.fileobj
-            assert isinstance(sock, socket.socket)
-            if sock is listener:
-                ours, _ = listener.accept()
-                theirs = socket.create_connection((to_host, int(to_port)))
-                for one, two in ((ours, theirs), (theirs, ours)):
-                    other[one] = two
-                    selector.register(one, selectors.EVENT_READ)
-            elif sock in other:
-                data = b""
-                with contextlib.suppress(OSError):
-                    data = sock.recv(1 << 16)
-                with contextlib.suppress(OSError):
-                    other[sock].sendall(data)
-                if not data:
-                    for end in (sock, other.pop(sock)):
-                        other.pop(end, None)
-                        selector.unregister(end)
-                        end.close()
+    @property
+    def reads(self) -> bool:
+        return not self.ended and self.left != 0 and self.bytes < ROOM
+
+    def read(self, delay: float) -> bool:
+        """Take what there is; False where it has ended."""
+        most = PIECE if self.left is None else min(PIECE, self.left)
+        try:
+            data = self.source.recv(most)
+        except BlockingIOError:
+            return True
+        except OSError:
+            data = b""
+        if not data:
+            self.ended = True
+            return False
+        if self.left is not None:
+            self.left -= len(data)
+        self.bytes += len(data)
+        self.held.append((time.monotonic() + delay, memoryview(data)))
+        return True
+
+    def write(self) -> None:
+        while self.held and self.held[0][0] <= time.monotonic():
+            due, data = self.held[0]
+            try:
+                sent = self.sink.send(data)
+            except BlockingIOError:
+                return
+            except OSError:
+                self.held.clear()
+                return
+            self.bytes -= sent
+            self.held[0] = (due, data[sent:])
+            if sent == len(data):
+                self.held.popleft()
 
 
-main()
+class Relay:
+    def __init__(self, host: str, port: str, to_host: str, to_port: str) -> None:
+        self.to = (to_host, int(to_port))
+        self.listener = socket.create_server((host, int(port)))
+        self.ways: list[Way] = []
+        self.delay = 0.0
+        self.selector = selectors.DefaultSelector()
+        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.selector.register(sys.stdin, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        print("ready", flush=True)
+        while True:
+            self._want()
+            for key, events in self.selector.select(0.005 if self.delay else 0.1):
+                if key.fileobj is self.listener:
+                    self._connect()
+                elif key.fileobj is sys.stdin:
+                    if not (order := sys.stdin.readline().split()):
+                        return
+                    self._obey(*order)
+                    print("done", flush=True)
+                elif events & selectors.EVENT_READ:
+                    for way in [each for each in self.ways if each.source is key.fileobj]:
+                        if way.reads and not way.read(self.delay):
+                            self._close(way)
+            for way in self.ways:
+                way.write()
+
+    def _want(self) -> None:
+        for way in self.ways:
+            back = next(each for each in self.ways if each.source is way.sink)
+            wanted = (selectors.EVENT_READ if way.reads else 0) | (
+                selectors.EVENT_WRITE if back.held and back.held[0][0] <= time.monotonic() else 0
+            )
+            known = way.source in self.selector.get_map()
+            if wanted and known:
+                self.selector.modify(way.source, wanted)
+            elif wanted:
+                self.selector.register(way.source, wanted)
+            elif known:
+                self.selector.unregister(way.source)
+
+    def _connect(self) -> None:
+        ours, _ = self.listener.accept()
+        try:
+            theirs = socket.create_connection(self.to)
+        except OSError:
+            ours.close()
+            return
+        for sock in (ours, theirs):
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.ways += [Way("up", ours, theirs), Way("down", theirs, ours)]
+
+    def _close(self, ended: Way) -> None:
+        for way in [each for each in self.ways if each.source in (ended.source, ended.sink)]:
+            with contextlib.suppress(OSError):
+                way.sink.setblocking(True)
+                for _, data in way.held:
+                    way.sink.sendall(data)
+        for way in [each for each in self.ways if each.source in (ended.source, ended.sink)]:
+            if way.source in self.selector.get_map():
+                self.selector.unregister(way.source)
+            way.source.close()
+            self.ways.remove(way)
+
+    def _obey(self, what: str, *words: str) -> None:
+        if what == "delay":
+            self.delay = float(words[0])
+        for way in self.ways:
+            if what == "heal":
+                way.left = None
+            elif what == "mute" and words[0] in (way.name, "both"):
+                way.left = int(words[1])
+
+
+Relay(*sys.argv[1:]).run()

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from tests.actors.workers import Echo, Reducer
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, WorkerActor, executor_child
 from phalanx.runtime import Runtime
@@ -13,7 +14,8 @@ from phalanx.supervision import Intensity, Strategy, Supervisor, SupervisorSpec
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Any]:
-    return Executor(Echo, world_size, preload=(), start_timeout=30.0, **options)
+    options = {"start_timeout": 30.0, "transport": TRANSPORT, **options}
+    return Executor(Echo, world_size, preload=(), **options)
 
 
 def one_for_one() -> Executor[Any]:
@@ -50,13 +52,15 @@ class Reducing:
         self.runtime = runtime
 
     def __call__(self) -> tuple[Executor[Any], Any]:
-        built: Executor[Any] = Executor(Reducer, 2, start_timeout=60.0, runtime=self.runtime)
+        options = {"start_timeout": 60.0, "runtime": self.runtime, "transport": TRANSPORT}
+        built: Executor[Any] = Executor(Reducer, 2, **options)
         return built, reducing
 
 
 def tree() -> tuple[Supervisor, Any]:
     """Two groups under a supervisor, which builds one anew that has given up."""
-    children = tuple(executor_child(name, Echo, 1, preload=()) for name in ("a", "b"))
+    options = {"preload": (), "transport": TRANSPORT}
+    children = tuple(executor_child(name, Echo, 1, **options) for name in ("a", "b"))
     spec = SupervisorSpec(id="root", intensity=Intensity(100, 60.0), children=children)
     return Supervisor.start(spec), echoing
 
@@ -90,7 +94,7 @@ def counting(executor: Executor[Any], _chance: random.Random) -> None:
 
 def forgetful() -> tuple[Executor[Any], Any]:
     counting.__dict__.pop("latest", None)
-    return Executor(Forgetful, 1, preload=()), counting
+    return Executor(Forgetful, 1, preload=(), transport=TRANSPORT), counting
 
 
 VALUE = 3

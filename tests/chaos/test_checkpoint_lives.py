@@ -18,6 +18,7 @@ from tests.chaos.deeds import kill
 from tests.chaos.savers import Bounded, Counter, Holder, KeptCounter
 from tests.chaos.test_checkpoints import LONG, Heard, die, heal, states
 from tests.chaos.test_trees import executor
+from tests.transport import TRANSPORT
 
 from phalanx.actors import (
     CheckpointFailed,
@@ -138,6 +139,7 @@ def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
         "counter",
         Counter,
         preload=(),
+        transport=TRANSPORT,
         runtime=runtime,
         checkpoint=CheckpointPolicy(every_calls=1, where=folder),
     )
@@ -162,6 +164,7 @@ def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
         Counter,
         2,
         preload=(),
+        transport=TRANSPORT,
         runtime=runtime,
         intensity=Intensity(0, 60),
         restart=Restart.PERMANENT,

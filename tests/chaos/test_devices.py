@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import kill
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child
 from phalanx.actors.notices import LookAtDevices
@@ -406,7 +407,7 @@ def test_the_executors_of_a_tree_share_a_pool_and_a_restart_keeps_the_device(run
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
     options: dict[str, Any] = {"devices": pool, "preload": (), "runtime": runtime}
-    options |= {"intensity": Intensity(0, 60.0)}
+    options |= {"intensity": Intensity(0, 60.0), "transport": TRANSPORT}
     children = [executor_child(f"replica-{n}", Echo, 1, **options) for n in range(2)]
     spec = SupervisorSpec(
         "root", Strategy.ONE_FOR_ONE, intensity=Intensity(10, 60.0), children=children

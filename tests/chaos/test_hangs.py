@@ -296,9 +296,11 @@ import sys
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
 from tests.chaos.stuck import Stuck
+from tests.transport import TRANSPORT
 
 with Runtime(console=None, stream=False) as runtime:
-    with Executor(Stuck, 1, preload=(), runtime=runtime, hang_after=1.0, stopped_after=0.5) as ex:
+    options = dict(preload=(), runtime=runtime, transport=TRANSPORT)
+    with Executor(Stuck, 1, hang_after=1.0, stopped_after=0.5, **options) as ex:
         calls = [ex.collective_rpc("big", args=(sys.argv[1], 60_000), non_block=True)
                  for _ in range(40)]
         print("sent", flush=True)

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import wait_until
+from tests.chaos.links import NEVER, QUICK, processes_of, wait_healed, wait_running
 from tests.chaos.test_drivers import Driver
 
 from phalanx import CallTimeout, Executor, Intensity, Strategy, WorkerDied, Zmq
@@ -29,8 +25,6 @@ from phalanx.runtime import tree
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
-NEVER = "/nonexistent/gate"
-QUICK = Zmq(heartbeat=0.2, lost_after=2.0)
 
 
 @pytest.fixture
@@ -42,155 +36,6 @@ def make(make: Make) -> Make:
         return make(worker, world_size, **options)
 
     return build
-
-
-def processes_of(ex: Executor[Any], what: str) -> list[int]:
-    """The processes at the ends of a group's links, by what they show of themselves."""
-    found: list[int] = []
-    for pid, task in tree.read_all().items():
-        with contextlib.suppress(OSError):
-            title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-            ours = title.startswith(f"phalanx: {ex.name}") and title.strip().endswith(what)
-            if ours and task.state != "Z":
-                found.append(pid)
-    return sorted(found)
-
-
-def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
-    shared = ex._core.shared
-    with shared.changed:
-        assert shared.changed.wait_for(
-            lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
-        )
-
-
-def wait_running(ex: Executor[Any], *ranks: int) -> None:
-    """Wait until *ranks* have been handed a call."""
-    seats = ex._core.shared.plane._seats.by_rank
-    wait_until(lambda: all((s := seats[rank]) and s.channel.board.begun for rank in ranks))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
-class Relay:
-    """A `relay.py`, in the network namespace *within* if there is one."""
-
-    def __init__(self, *ends: object, within: str = "") -> None:
-        prefix = ["ip", "netns", "exec", within] if within else []
-        program = [sys.executable, str(Path(__file__).with_name("relay.py"))]
-        self.process = subprocess.Popen(
-            [*prefix, *program, *map(str, ends)], stdout=subprocess.PIPE, text=True
-        )
-        self.expect("ready")
-
-    def expect(self, word: str) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline().strip() == word
-
-    def mute(self) -> None:
-        self.process.send_signal(signal.SIGUSR1)
-        self.expect("muted")
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
-
-
-@pytest.fixture
-def relay_of() -> Iterator[Callable[..., Relay]]:
-    made: list[Relay] = []
-
-    def start(*ends: object, within: str = "") -> Relay:
-        made.append(Relay(*ends, within=within))
-        return made[-1]
-
-    yield start
-    for relay in made:
-        relay.close()
-
-
-# --- a link is cut --------------------------------------------------------------------------------
-
-
-def test_a_silent_network_ends_like_a_death(
-    make: Make, relay_of: Callable[..., Relay], tmp_path: Path
-) -> None:
-    port, between = free_port(), free_port()
-    there = replace(QUICK, bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}")
-    relay = relay_of("127.0.0.1", between, "127.0.0.1", port)
-    ex = make(transport=there)
-    gate, notes = tmp_path / "gate", tmp_path / "notes"
-    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    wait_running(ex, 0, 1)
-    queued = [
-        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(4)
-    ]
-
-    relay.mute()
-
-    with pytest.raises(WorkerDied, match="its link was lost: nothing was heard of it") as caught:
-        first.result(LONG)
-    assert [future.result(LONG) for future in queued] == [[None, None]] * 4
-    report = caught.value.reports[0]
-    assert str(report.reason).startswith("unresponsive")
-    lines = notes.read_text().splitlines()
-    assert sorted(lines) == sorted(f"n{i} rank={r} inc=2" for i in range(4) for r in range(2))
-
-
-def test_a_cut_between_network_namespaces_ends_like_a_death(
-    make: Make, relay_of: Callable[..., Relay]
-) -> None:
-    with namespace() as (name, cable, here, beyond):
-        port = free_port()
-        there = replace(QUICK, bind=f"tcp://{here}:{port}", advertise=f"tcp://{beyond}:{port}")
-        relay_of(beyond, port, here, port, within=name)
-        ex = make(transport=there)
-        pids = ex.collective_rpc(lambda _: os.getpid(), LONG)
-
-        call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
-        wait_running(ex, 0, 1)
-        ip("link", "set", cable, "down")
-        with pytest.raises(WorkerDied, match="its link was lost"):
-            call.result(LONG)
-        ip("link", "set", cable, "up")
-
-        assert not set(pids) & set(
-            ex.collective_rpc(lambda _: os.getpid(), LONG, on_death="retry", retries=9)
-        )
-
-
-@contextlib.contextmanager
-def namespace() -> Generator[tuple[str, str, str, str]]:
-    """A network namespace at the end of a cable: its name, the cable, both addresses."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("making a network namespace needs root and ip")
-    name = f"ph{os.getpid() % 100000}"
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
-    try:
-        ip("netns", "add", name)
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"no network namespace here: {error.stderr}")
-    try:
-        ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b")
-        ip("link", "set", f"{name}b", "netns", name)
-        ip("addr", "add", f"{net}.1/30", "dev", f"{name}a")
-        ip("link", "set", f"{name}a", "up")
-        ip("netns", "exec", name, "ip", "addr", "add", f"{net}.2/30", "dev", f"{name}b")
-        ip("netns", "exec", name, "ip", "link", "set", f"{name}b", "up")
-        yield name, f"{name}a", f"{net}.1", f"{net}.2"
-    finally:
-        ip("netns", "del", name)
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 # --- processes die --------------------------------------------------------------------------------

@@ -32,8 +32,9 @@ sys.path[:0] = [{root!r} + "/src", {root!r}]
 import numpy as np
 from phalanx import Executor
 from tests.actors.workers import Echo
+from tests.transport import TRANSPORT
 if __name__ == "__main__":
-    with Executor(Echo, 2, preload=()) as executor:
+    with Executor(Echo, 2, preload=(), transport=TRANSPORT) as executor:
         for size in (10, 100_000, 4 << 20):
             sent = np.arange(size, dtype=np.uint8)
             replies = executor.collective_rpc("echo", 30, args=(sent,))

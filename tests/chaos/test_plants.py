@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from tests.chaos.plants import PLANTS, Planted, hurrying, late_answers
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, footprint, run_chaos
@@ -36,6 +37,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
             preload=(),
             runtime=runtime,
             start_timeout=30.0,
+            transport=TRANSPORT,
             intensity=Intensity(1, 60.0),
         )
         return (built, hurrying) if plant.startswith("answers") else built

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.chaos.plants import PLANTS, Planted
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
 from phalanx.chaos import Schedule, Strike, load_run, run_chaos, shrink_run
@@ -61,7 +62,8 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def build() -> Executor[Any]:
-        return Executor(Planted, 2, preload=(), runtime=runtime, start_timeout=30.0)
+        options: Any = {"runtime": runtime, "start_timeout": 30.0, "transport": TRANSPORT}
+        return Executor(Planted, 2, preload=(), **options)
 
     strikes = [("slow", 0.1), ("raise", 0.3), ("kill", 0.5), ("slow", 0.7)]
     whole = Schedule(

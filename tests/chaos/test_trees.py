@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo, StartFails
 from tests.chaos.deeds import kill, wait_until
+from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child, worker_child
 from phalanx.runtime import Runtime
@@ -31,12 +32,13 @@ LONG = 30.0
 
 @pytest.fixture
 def child(runtime: Runtime) -> Callable[..., ChildSpec]:
-    return partial(executor_child, runtime=runtime, preload=(), intensity=Intensity(0, 60.0))
+    options: Any = {"runtime": runtime, "preload": (), "transport": TRANSPORT}
+    return partial(executor_child, intensity=Intensity(0, 60.0), **options)
 
 
 @pytest.fixture
 def single(runtime: Runtime) -> Callable[..., ChildSpec]:
-    return partial(worker_child, runtime=runtime, preload=())
+    return partial(worker_child, runtime=runtime, preload=(), transport=TRANSPORT)
 
 
 @pytest.fixture
