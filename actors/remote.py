@@ -82,6 +82,11 @@ class Remote:
 
     def outpost_gone(self, process: Process) -> None:
         """Say that the other end has died, unless the link says more about it."""
+        if self._gone_told:
+            return
+        if why := self.outpost.why_it_left(process):
+            self._lose(why)  # the driver's side may be one that no longer says anything
+            return
 
         def tell() -> None:
             if not self._ended and not self._gone:

@@ -244,6 +244,8 @@ class Gateway:
 
     def _answers(self, life: _Life) -> bool:
         """Whether the process lives and does its work: it may be stopped."""
+        if life.process is not None and life.process.is_stopped():
+            return False
         self._pings += 1
         number = self._pings
         try:
@@ -322,6 +324,7 @@ class Gateway:
         self._forget(life)  # it ends at the end of file
         process = life.process
         if process is not None:
+            patience = 0.0 if process.is_stopped() else patience
             if not process.wait(time.monotonic() + patience):
                 process.kill_tree(time.monotonic() + _CLOSE)
             process.close()

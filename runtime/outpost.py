@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 
 _BURIAL = 5.0  # seconds for a process that has been killed to be gone
 
+UNREACHED = 64
+"""Exit code of a process that never heard the driver's side, while its worker lived."""
+
+UNHEARD = 65
+"""Exit code of one that heard it no more, while its worker lived."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posting:
@@ -54,14 +60,15 @@ class Outpost:
 
     Attributes:
         label: Its name in marks and events.
+        posting: What its process is told.
         process: None until it has been started.
     """
 
     def __init__(self, posting: Posting, label: str, title: str, epoch: int) -> None:
         self.label = label
+        self.posting = posting
         self.process: Process | None = None
         self._title = title
-        self._posting = posting
         with contextlib.ExitStack() as made:
             self._arena = Arena.create()
             made.callback(self._arena.close)
@@ -79,7 +86,7 @@ class Outpost:
         """Return how its process is started."""
         return LaunchSpec(
             entry="phalanx.runtime.outpost_main:main",
-            payload=pickle.dumps(self._posting),
+            payload=pickle.dumps(self.posting),
             fds={"control": self._control.fileno(), **self._channel.driver_fds()},
             label=self.label,
             title=self._title,
@@ -92,6 +99,15 @@ class Outpost:
                 ledger.close(end)
         self._channel.close()
         self._arena.close()
+
+    def why_it_left(self, process: Process) -> str:
+        """Return why *process* gave its worker up of itself; empty where it did not."""
+        status = process.status
+        within = f"lost_after={self.posting.lost_after:g} s"
+        code = None if status is None else status.code
+        if code == UNREACHED:
+            return f"the rank's side did not reach {self.posting.endpoint} within {within}"
+        return f"the rank's side heard nothing for {within}" if code == UNHEARD else ""
 
     def bury(self) -> None:
         """End the process, whose worker is gone."""

@@ -27,6 +27,7 @@ from .board import Board, withdraw
 from .frames import Flag, Kind
 from .idling import Idling
 from .line import LARGEST, QUEUE, Delivery, Lane, Line, Say
+from .outpost import UNHEARD, UNREACHED
 from .port import Port
 from .waiting import IN, OUT, Waiting
 
@@ -45,10 +46,9 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the link is lost or no longer needed; return the exit code."""
     outpost = _Outpost(pickle.loads(payload), fds)
     try:
-        outpost.run()
+        return outpost.run()
     finally:
         outpost.close()
-    return 0
 
 
 class _Outpost:
@@ -89,8 +89,8 @@ class _Outpost:
         self._waiting.want(self._socket, IN)
         self._line.say(Say.OPEN, now=now)
 
-    def run(self) -> None:
-        """Pass on what comes."""
+    def run(self) -> int:
+        """Pass on what comes; return the exit code."""
         beat = self._posting.heartbeat
         due = time.monotonic() + beat
         while not self._done:
@@ -103,26 +103,33 @@ class _Outpost:
             self._hear_worker(ready)
             self._look_for_end(now)
             if self._monitor in ready and self._heard:
-                return  # ZeroMQ would connect anew, but what was on its way is lost
+                # ZeroMQ would connect anew, but what was on its way is lost.
+                self._socket.setsockopt(zmq.LINGER, 0)
+                return 0
             if now >= due:
                 due = now + beat
                 if now - self._line.heard_at > self._posting.lost_after:
-                    return
+                    # A worker that ended before has a reason of its own.
+                    if not self._heard:
+                        self._socket.setsockopt(zmq.LINGER, 0)
+                    left = UNHEARD if self._heard else UNREACHED
+                    return left if self._ended_at is None else 0
                 if now - self._line.spoke_at >= beat / 2:
                     self._line.beat(now)
                 self._idling.look(now)
             self._line.pump(now)
+        return 0
 
     def close(self) -> None:
-        """Let the worker go, and the link."""
-        self._line.close()
-        self._data.close()
-        self._control.close()
-        self._exchange.close()
+        """Let the link go, and the worker: last, for its end would come before word of why."""
         self._socket.disable_monitor()
         self._monitor.close()
         self._socket.close()
         self._context.term()
+        self._line.close()
+        self._data.close()
+        self._control.close()
+        self._exchange.close()
 
     # --- waiting ------------------------------------------------------------------------
 
