@@ -24,11 +24,16 @@ NEVER = "/nonexistent/gate"
 
 def processes_of(ex: Executor[Any], what: str) -> list[int]:
     """The processes at the ends of a group's links, by what they show of themselves."""
+    return processes_named(ex.name, what)
+
+
+def processes_named(group: str, what: str) -> list[int]:
+    """The processes of the group of that name, by what they show of themselves."""
     found: list[int] = []
     for pid, task in tree.read_all().items():
         with contextlib.suppress(OSError):
             title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-            ours = title.startswith(f"phalanx: {ex.name}") and title.strip().endswith(what)
+            ours = title.startswith(f"phalanx: {group}") and title.strip().endswith(what)
             if ours and task.state != "Z":
                 found.append(pid)
     return sorted(found)
@@ -78,6 +83,10 @@ class Relay:
 
     def delay(self, seconds: float) -> None:
         self._order("delay", seconds)
+
+    def replay(self, way: str) -> None:
+        """Pass what passed last that *way* on once more."""
+        self._order("replay", way)
 
     def close(self) -> None:
         self.process.kill()

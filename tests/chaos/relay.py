@@ -7,6 +7,7 @@ Orders come line by line on standard input, and are acknowledged by the line ``d
   a cable that is cut. Later connections pass.
 - ``heal``: pass on again; what was sent meanwhile has waited, as it would for TCP's own patience.
 - ``delay SECONDS``: let everything take that much longer, each way.
+- ``replay WAY``: of each connection, pass on once more what passed last that way.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Way:
         self.held: deque[tuple[float, memoryview]] = deque()
         self.bytes = 0
         self.left: int | None = None  # bytes until it is mute
+        self.last = b""
         self.ended = False
 
     @property
@@ -52,9 +54,13 @@ class Way:
             return False
         if self.left is not None:
             self.left -= len(data)
+        self.last = data
+        self.hold(data, delay)
+        return True
+
+    def hold(self, data: bytes, delay: float = 0.0) -> None:
         self.bytes += len(data)
         self.held.append((time.monotonic() + delay, memoryview(data)))
-        return True
 
     def write(self) -> None:
         while self.held and self.held[0][0] <= time.monotonic():
@@ -147,6 +153,8 @@ class Relay:
                 way.left = None
             elif what == "mute" and words[0] in (way.name, "both"):
                 way.left = int(words[1])
+            elif what == "replay" and words[0] == way.name:
+                way.hold(way.last)
 
 
 Relay(*sys.argv[1:]).run()

@@ -159,6 +159,22 @@ def test_a_cut_in_the_middle_of_a_large_message_leaves_nothing_of_it(
     assert (ex.call(0, "echo", LONG, args=(large,), on_death="retry", retries=3) == large).all()
 
 
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_is_heard_twice_is_done_once_and_breaks_the_link(
+    behind: Behind, tmp_path: Path, way: str
+) -> None:
+    ex, relay = behind(1)
+    notes = tmp_path / "notes"
+    assert ex.call(0, "note", LONG, args=(str(notes), "n")) is None
+
+    relay.replay(way)
+    wait_healed(ex)
+
+    assert "its link was lost" in str(ex.status().reports[0].reason)
+    assert ex.call(0, "echo", LONG, args=(1,), on_death="retry", retries=3) == 1
+    assert notes.read_text() == "n rank=0 inc=1\n"
+
+
 def test_a_long_way_costs_its_round_trips_and_no_more(behind: Behind) -> None:
     ex, relay = behind()
     relay.delay(0.1)

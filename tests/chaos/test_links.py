@@ -17,10 +17,23 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import wait_until
-from tests.chaos.links import NEVER, QUICK, processes_of, wait_healed, wait_running
+from tests.chaos.links import (
+    NEVER,
+    QUICK,
+    processes_of,
+    wait_healed,
+    wait_running,
+)
 from tests.chaos.test_drivers import Driver
 
-from phalanx import CallTimeout, Executor, Intensity, Strategy, WorkerDied, Zmq
+from phalanx import (
+    CallTimeout,
+    Executor,
+    Intensity,
+    Strategy,
+    WorkerDied,
+    Zmq,
+)
 from phalanx.runtime import tree
 
 Make = Callable[..., Executor[Any]]
@@ -70,6 +83,18 @@ def test_every_rank_behind_a_killed_gateway_is_replaced(make: Make) -> None:
         call.result(LONG)
     assert ex.collective_rpc("rank", LONG, on_death="retry", retries=9) == [0, 1]
     assert processes_of(ex, "gateway") != [first]
+
+
+def test_every_rank_behind_a_stopped_gateway_is_replaced(make: Make) -> None:
+    ex = make(transport=QUICK)
+    (first,) = processes_of(ex, "gateway")
+
+    os.kill(first, signal.SIGSTOP)
+    wait_healed(ex)
+
+    assert "the rank's side heard nothing" in str(ex.status().reports[0].reason)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert not tree.read(first)
 
 
 def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
