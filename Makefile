@@ -57,7 +57,8 @@ soak: setup
 
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
 test-zmq: setup
-	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -m 'not soak' tests/actors tests/chaos
+	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -n auto --dist worksteal -m 'not soak' \
+	  tests/actors tests/chaos
 
 lint: setup
 	$(BIN)/ruff check

@@ -86,7 +86,7 @@ class Relay:
         self.delay = 0.0
         self.selector = selectors.DefaultSelector()
         self.selector.register(self.listener, selectors.EVENT_READ)
-        self.selector.register(sys.stdin, selectors.EVENT_READ)
+        self.selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
 
     def run(self) -> None:
         print("ready", flush=True)
@@ -95,7 +95,7 @@ class Relay:
             for key, events in self.selector.select(0.005 if self.delay else 0.1):
                 if key.fileobj is self.listener:
                     self._connect()
-                elif key.fileobj is sys.stdin:
+                elif key.fileobj == sys.stdin.fileno():
                     if not (order := sys.stdin.readline().split()):
                         return
                     self._obey(*order)

@@ -52,14 +52,18 @@ class Reducing:
         self.runtime = runtime
 
     def __call__(self) -> tuple[Executor[Any], Any]:
-        options = {"start_timeout": 60.0, "runtime": self.runtime, "transport": TRANSPORT}
+        options: dict[str, Any] = {
+            "start_timeout": 60.0,
+            "runtime": self.runtime,
+            "transport": TRANSPORT,
+        }
         built: Executor[Any] = Executor(Reducer, 2, **options)
         return built, reducing
 
 
 def tree() -> tuple[Supervisor, Any]:
     """Two groups under a supervisor, which builds one anew that has given up."""
-    options = {"preload": (), "transport": TRANSPORT}
+    options: dict[str, Any] = {"preload": (), "transport": TRANSPORT}
     children = tuple(executor_child(name, Echo, 1, **options) for name in ("a", "b"))
     spec = SupervisorSpec(id="root", intensity=Intensity(100, 60.0), children=children)
     return Supervisor.start(spec), echoing

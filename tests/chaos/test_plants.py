@@ -24,6 +24,7 @@ SEEDS = (1, 2, 3, 4, 5)  # each plant is found within these
 MANY = range(1, 21)
 PATIENCE = 0.5  # seconds
 COUNTED = "intensity not counted"
+AT = {"retry of what had begun": "@running"}  # seldom by chance where calls wait for each other
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -46,7 +47,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
         build,
         duration=1.5,
         rate=4.0,
-        faults=("kill", "exit:0@running", "grandchild"),
+        faults=(f"kill{AT.get(plant, '')}", "exit:0@running", "grandchild"),
         seed=seed,
         keep_intensity=counted,
         call_timeout=1.0,
@@ -91,6 +92,8 @@ def seeds_until_found(
 def test_a_planted_fault_is_found(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    if name == "order" and TRANSPORT != "local":
+        pytest.skip("a rank elsewhere is handed one call at a time: it has none to mistake it for")
     assert seeds_until_found(runtime, monkeypatch, name, SEEDS) is not None
 
 
