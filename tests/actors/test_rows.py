@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +18,6 @@ from phalanx.supervision import Strategy, WorkerDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Make = Callable[..., Executor[Any]]
 
@@ -39,6 +39,8 @@ class Counter(Echo):
         return self.seen
 
     def wait_at(self, gate: str) -> None:
+        """Wait there, and say in a file that it does."""
+        Path(f"{gate}.{self.ctx.rank}").touch()
         wait_for(gate)
 
 
@@ -95,8 +97,8 @@ def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
     gate = tmp_path / "gate"
     first = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(50)]
-    while not all(seat.channel.board.begun for seat in ex._core.shared.plane._seats):
-        pass
+    while not all(Path(f"{gate}.{rank}").exists() for rank in range(2)):
+        time.sleep(0.001)
 
     pid = ex.ranks[1].pid
     assert pid is not None
