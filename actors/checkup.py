@@ -64,7 +64,7 @@ def check_up(
     if not silent:
         return
     check_open()
-    diagnoses = diagnose(silent, shared.view.ranks, shared.plane.running(), before, signs)
+    diagnoses = diagnose(silent, shared.view.ranks, shared.plane.seating.running(), before, signs)
     states = {rank: each.state for rank, each in diagnoses.items()}
     details = {rank: str(each) for rank, each in diagnoses.items()}
     raise Unhealthy("check_health", silent, timeout, states, details)

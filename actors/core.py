@@ -181,6 +181,7 @@ class Core:
             self.spec.world_size,
             depth=self.spec.queue_depth,
             cuts=cuts,
+            spinning=self.spec.spin,
             on_foreign=foreign,
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,

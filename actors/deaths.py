@@ -65,7 +65,7 @@ class Deaths:
         self._name = spec.name
         self._decider = spec.decider
         self._shared = shared
-        self._plane = shared.plane
+        self._seating = shared.plane.seating
         self._members = members
         self._keeper = keeper
         self._herald = herald
@@ -114,10 +114,10 @@ class Deaths:
         self._herald.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)
         if decided is None:
-            self._plane.lose({member.rank: member.incarnation}, None, self._stopped)
+            self._seating.lose({member.rank: member.incarnation}, None, self._stopped)
         else:
             self._report(member, reason, progress, state, actions, decided=decided)
-        self._plane.leave(member.rank, member.incarnation)
+        self._seating.leave(member.rank, member.incarnation)
 
     def report_spare(self, spare: Member) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""
@@ -168,7 +168,7 @@ class Deaths:
         def died(call: Call) -> BaseException:
             return WorkerDied(f"{call.name}: {message}", call.reports or (self.last,))
 
-        self._plane.lose(lost, story, died, ends=ends)
+        self._seating.lose(lost, story, died, ends=ends)
         report = self.last
         assert report is not None
         if state.served_at is None and self._shared.start_error is None:

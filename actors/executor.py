@@ -103,6 +103,11 @@ class Executor(Dispatch[W]):
             for ranks that share neither.
         checkpoint: When the state of the ranks is taken (`WorkerActor.checkpoint`) to be given to
             those that come after them (`WorkerActor.restore`); None takes none.
+        spin: Seconds for which who waits for a message looks for it before it sleeps in the kernel:
+            a caller for its answer, a rank for its next call. To be woken costs more than a small
+            message, and a processor. 0 sleeps at once. None looks for 50 microseconds, if this
+            process may use a processor for each rank and one for itself, and sleeps at once
+            otherwise. At most 1; with *transport* ``"zmq"`` 0 or None, which then sleeps.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:
@@ -150,6 +155,7 @@ class Executor(Dispatch[W]):
         leave_within: float = 10.0,
         transport: Transport = "local",
         checkpoint: CheckpointPolicy | None = None,
+        spin: float | None = None,
         runtime: Runtime | None = None,
         _place: Place | None = None,
     ) -> None:
@@ -190,6 +196,7 @@ class Executor(Dispatch[W]):
             leave_within=leave_within,
             transport=transport,
             checkpoint=checkpoint,
+            spin=spin,
         )
         # fmt: on
         methods = Methods(worker)

@@ -116,7 +116,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self._planning = Planning()
         self._ending = False
         self.shared = shared
-        self._plane = shared.plane
+        self._seating = shared.plane.seating
         self._staff = staff = Staff(
             spec, runtime, shared, tell=self._tell, state=lambda: self._state, show=self._show
         )
@@ -158,7 +158,7 @@ class ExecutorActor(pykka.ThreadingActor):
             case RankSaid():
                 self._said(notice)
             case RankSaidNothing(rank, incarnation, packets):
-                self._plane.count_foreign(rank, incarnation, packets)
+                self._seating.count_foreign(rank, incarnation, packets)
             case ProcessGone():
                 self._gone(notice)
             case StreamEnded(rank, incarnation):
@@ -255,7 +255,7 @@ class ExecutorActor(pykka.ThreadingActor):
         """Have it decided what follows from the end of *member*, and do it."""
         now = time.monotonic()
         self._keeper.blame(member, reason)
-        progress = self._plane.progress(member.rank, member.incarnation)
+        progress = self._seating.progress(member.rank, member.incarnation)
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
         directive = self._deaths.directive(member, reason)
         self._state, actions = decide_ranks(
@@ -307,7 +307,7 @@ class ExecutorActor(pykka.ThreadingActor):
                 case StopRanks():
                     self._forming.stop(action)
                 case Hold():
-                    self._plane.hold()
+                    self._seating.hold()
                 case Serve(epoch):
                     self._serve(epoch)
                 case WaitUntil(at):
@@ -338,12 +338,12 @@ class ExecutorActor(pykka.ThreadingActor):
         cause = None if shared.closing else reason
         deaths = deaths_behind(self._state, self._deaths.reports)
         farewell = Farewell(name, cause, deaths, self._forming.no_device)
-        self._plane.end(farewell.settle, farewell.refuse)
+        self._seating.end(farewell.settle, farewell.refuse)
         self._planning.finish(accepted=False)
         for member in self._members.current():
             member.asked = True
             self._stopping.kill(member)
-            self._plane.leave(member.rank, member.incarnation)
+            self._seating.leave(member.rank, member.incarnation)
             self._members.bury(member)
         self._show()
         self._herald.publish(

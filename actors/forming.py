@@ -64,7 +64,7 @@ class Forming:
     ) -> None:
         self._spec = spec
         self._shared = shared
-        self._plane = shared.plane
+        self._seating = shared.plane.seating
         self._leases = leases
         self._members = members
         self._stopping = stopping
@@ -84,7 +84,7 @@ class Forming:
 
     def start(self, action: StartRanks, *, first: bool) -> None:
         """Start ranks, or have it told when to try again; *first* where none has served yet."""
-        self._plane.resize(action.size)
+        self._seating.resize(action.size)
         try:
             leases = self._leases.ask(action, first=first)
             if leases is None:
@@ -124,7 +124,7 @@ class Forming:
             member = self._members.find(rank, incarnation)
             if member is not None:
                 order = self._members.reform(member, formation)
-                self._plane.post(rank, incarnation, order)
+                self._seating.post(rank, incarnation, order)
 
     def stop(self, action: StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device never start."""
@@ -135,7 +135,7 @@ class Forming:
                 continue
             if not action.hurry and member.seated:
                 stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
-                self._plane.post(member.rank, member.incarnation, stop)
+                self._seating.post(member.rank, member.incarnation, stop)
                 self._stopping.ask_to_stop(member, hurry=False)
             else:
                 # It is still in its start, where it hears no message, or its group is broken.
@@ -144,7 +144,7 @@ class Forming:
     def open(self, epoch: int, *, since: float) -> None:
         """Let collective calls go under *epoch*: every rank is up, which took *since* then."""
         now = time.monotonic()
-        self._plane.open(epoch)
+        self._seating.open(epoch)
         self._keeper.prune()
         self._herald.publish(
             GroupUp(

@@ -53,7 +53,7 @@ class Hearing:
     ) -> None:
         self._name = name
         self._shared = shared
-        self._plane = shared.plane
+        self._seating = shared.plane.seating
         self._find = find
         self._show = show
         self._standby = standby
@@ -80,7 +80,7 @@ class Hearing:
             case Kind.LEFT:
                 member.left = frame.epoch
             case Kind.ENDING:
-                self._plane.expect_end(member.rank, member.incarnation)
+                self._seating.expect_end(member.rank, member.incarnation)
             case Kind.NOT_REFORMED:
                 failure = RemoteFailure.read(frame)
                 if frame.epoch == member.epoch:
@@ -107,7 +107,7 @@ class Hearing:
             return None
         member.ready = True
         member.seated = True
-        self._plane.join(member.rank, member.incarnation, member.channel)
+        self._seating.join(member.rank, member.incarnation, member.channel)
         now = time.monotonic()
         self._herald.publish(WorkerReady(**member.who(), took=now - member.started_at, at=now))
         self._keeper.welcome(member)

@@ -4,14 +4,13 @@ Guarantees:
 - every accepted call is settled exactly once, whatever dies (`docs/semantics.md`);
 - all ranks get the collective calls in one order, and a call takes a slot on every rank before
   its first byte goes out;
-- a rank that wrote its answer before it died has answered: `lose` reads to the end first;
-- calls that no rank had begun when a death came are sent again, in order, at no cost;
 - nobody runs another's code while reading: answers are kept as bytes, callbacks run elsewhere.
 
 This file has the lock and says what happens in which order. The parts under that lock each have
-one thing to keep: who sits where and owes what (`seat`), the queues (`turns`), how a call leaves
-(`sending`), how answers come in (`arriving`), their call's outcome (`settling`), what a death costs
-it (`losing`), the items of streams (`taking`).
+one thing to keep: who sits where and owes what (`seat`), the coming and going of ranks and what
+that costs calls (`seating`, `losing`), the queues (`turns`), how a call leaves
+(`sending`), how answers come in (`arriving`), their call's outcome (`settling`), the
+items of streams (`taking`).
 
 Left to others: who reads (`reading`), when ranks come and go (`executor_actor`), what a call
 means (`calls`).
@@ -25,25 +24,25 @@ import time
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Arena, Payload, withdraw
-from phalanx.supervision import ExecutorClosed, RuntimeFault, SpecError
+from phalanx.runtime import Arena, Payload
+from phalanx.supervision import RuntimeFault, SpecError
 
 from .arriving import Arriving
 from .interrupts import uninterrupted
-from .losing import assess
 from .reading import Reading, Ticket
-from .seat import Progress, Running, Seat, Seats
+from .seat import Progress, Seat, Seats
+from .seating import Seating
 from .sending import Sending
 from .settling import Settling
+from .spinning import Spinning
 from .taking import Taking
-from .terms import Shape
 from .trimming import Trimming
 from .turns import Turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, Frame, Hub
+    from phalanx.runtime import Encoded, Frame, Hub
 
     from .calls import Call
     from .cuts import Cuts
@@ -56,6 +55,7 @@ class Plane:
         depth: Calls that one rank may have been sent and not answered; also how many calls may
             wait for their turn before `submit` blocks.
         cuts: What becomes of the states that ranks store with calls; None where they store none.
+        spinning: How long to look for messages before sleeping.
         on_end: Told (rank, incarnation) when a rank's stream ends; runs under no lock.
         on_foreign: Told the rank whose socket brought something that is no message, once for each
             incarnation; runs under the lock.
@@ -70,13 +70,12 @@ class Plane:
         *,
         depth: int = 64,
         cuts: Cuts | None = None,
+        spinning: Spinning = Spinning(0.0),  # noqa: B008  # frozen
         on_end: Callable[[int, int], None],
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
         self.pid = os.getpid()  # of the driver; a forked child is none
-        self._closed: Callable[[], BaseException] | None = None
-        self._reached = 0  # the last call begun by any rank, those that are gone included
         self.arena = Arena.create()
         self._lock = lock = threading.Lock()
         self._seats = seats = Seats(size)
@@ -96,7 +95,7 @@ class Plane:
         self._settling = settling = Settling(
             hub, lock, seats=seats, turns=turns, reading=reading, taking=taking, sending=sending
         )
-        self._arriving = Arriving(
+        self._arriving = arriving = Arriving(
             lock,
             seats=seats,
             reading=reading,
@@ -107,176 +106,26 @@ class Plane:
             on_end=on_end,
             on_foreign=on_foreign,
         )
+        self.seating = Seating(
+            lock,
+            seats=seats,
+            turns=turns,
+            reading=reading,
+            sending=sending,
+            settling=settling,
+            arriving=arriving,
+            cuts=cuts,
+            spinning=spinning,
+        )
         self._trimming = Trimming(hub, lock, self.arena)
-        reading.start(self._arriving.on_ready, self._on_nudge)
+        reading.start(arriving.on_ready, self._on_nudge)
 
-    # --- membership ---------------------------------------------------------------------
-
-    def resize(self, size: int) -> None:
-        """Have *size* seats; those beyond must be empty, and their calls are re-aimed or failed."""
-        with self._lock:
-            for call in self._turns.misfits(size):
-                if call.shape is Shape.SINGLE:
-                    gone: BaseException = ExecutorClosed(f"rank {call.rank} was taken away")
-                else:
-                    msg = f"{call.name}: the group has {size} ranks now; it was made for more"
-                    gone = SpecError("world_size", size, msg)
-                self._settling.settle(call, error=gone)
-            self._seats.resize(size)
-
-    def join(self, rank: int, incarnation: int, channel: Channel) -> None:
-        """Seat a new incarnation; from here on it may be sent calls of its own."""
-        with self._lock:
-            channel.board.enter(self._sending.round)
-            limit = None if self._cuts is None else self._cuts.limit
-            self._seats.take(Seat(rank, incarnation, channel, saving_limit=limit))
-            self._reading.add(channel.fileno())
-            self._sending.pump()
-
-    def open(self, epoch: int) -> None:
-        """Every seat is taken: let collective calls go, under *epoch*."""
-        with self._lock:
-            self._sending.epoch = epoch
-            self._sending.whole = True
-            self._sending.pump()
-
-    def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
-        """Count *packets* that a rank has sent beside its answers and that are no messages."""
-        with self._lock:
-            seat = self._seats.find(rank, incarnation)
-            if seat is not None:
-                self._arriving.drop_foreign(seat, packets)
-
-    def expect_end(self, rank: int, incarnation: int) -> None:
-        """Note that an incarnation is about to end, so what the others raise may be its echo."""
-        with self._lock:
-            seat = self._seats.find(rank, incarnation)
-            if seat is not None:
-                seat.ending = True
-
-    def hold(self) -> None:
-        """Keep collective calls back until `open`."""
-        with self._lock:
-            self._sending.whole = False
-
-    def progress(self, rank: int, incarnation: int) -> Progress:
-        """Read what *rank* has written, to the end, and return what it was doing."""
-        with self._lock:
-            seat = self._seats.find(rank, incarnation)
-            if seat is None:
-                return Progress()
-            self._sending.whole = False  # before its answers make room for further calls
-            self._arriving.drain(seat)
-            return seat.progress()
-
-    def running(self) -> list[Running]:
-        """Return the ranks that owe answers, once what they have written has been read.
-
-        Where there are none, `on_busy` will tell when there are again.
-        """
-        with self._lock:
-            found: list[Running] = []
-            for seat in self._seats:
-                owed = len(seat.sent)
-                if owed:
-                    self._arriving.drain(seat)
-                    found.append(seat.running(spoke=len(seat.sent) != owed))
-            self._sending.watched = bool(found)
-            return found
-
-    def lose(
-        self,
-        ranks: dict[int, int],
-        story: Callable[[tuple[CallFate, ...], int], CrashReport] | None,
-        error: Callable[[Call], BaseException],
-        *,
-        ends: bool = False,
-    ) -> None:
-        """Settle or send again what was under way on *ranks* (rank to incarnation).
-
-        What they had begun costs an attempt, or ends in *error*. They are dead, or are about to be
-        stopped. Their sockets are given back only by `leave`, since one that is being stopped may
-        still be writing.
-
-        Args:
-            ranks: Who is lost.
-            story: Given what becomes of calls, and how many more wait for their turn, returns the
-                report that is kept for each attempt; None where a stop was asked for. Called under
-                the lock, before anybody hears of the death.
-            error: Returns what a call ends in, after *story*.
-            ends: Whether the group will not serve again.
-        """
-        settling = self._settling
-        with self._lock:
-            lost = [
-                seat
-                for rank, incarnation in ranks.items()
-                if (seat := self._seats.find(rank, incarnation)) is not None
-            ]
-            self._sending.whole = False  # before their answers make room for further calls
-            if self._sending.kept:
-                self._sending.send_kept()
-            for seat in lost:
-                self._arriving.drain(seat)
-            survivors = [seat for seat in self._seats if seat not in lost]
-            if self._cuts is not None:
-                self._cuts.lose([seat.rank for seat in lost], everybody=not survivors)
-            doubted = settling.doubted()
-            if story is None:
-                for call in doubted:  # a stop that was asked for explains no exception
-                    settling.withdraw(call)
-                doubted = []
-            loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
-            report = None
-            if story is not None:
-                fates = loss.fates(self._turns, ends=ends)
-                report = story(fates, 0 if ends else len(self._turns))
-                loss.tell_spans(report, fates)
-            for call in loss.parts:
-                settling.lose_part(call, lost, error)
-            again = list(loss.untouched)
-            for call in loss.begun:
-                if report is not None:
-                    call.reports += (report,)
-                if call.retries > 0:
-                    call.retries -= 1
-                    again.append(call)
-                else:
-                    settling.settle(call, error=error(call))
-            settling.send_again(again)
-            for seat in lost:
-                self._seats.write_off(seat)
-                seat.ended = True
-                self._arriving.stop(seat)
-            self._sending.pump()
-            self._seats.tell_idle()
-
-    def leave(self, rank: int, incarnation: int) -> None:
-        """Free the seat of an incarnation that is gone, after `lose`."""
-        with self._lock:
-            seat = self._seats.find(rank, incarnation)
-            if seat is not None:
-                self._seats.leave(seat)
-                self._arriving.stop(seat)
-                seat.channel.close()
-
-    def end(
-        self, error: Callable[[Call], BaseException], closed: Callable[[], BaseException]
-    ) -> None:
-        """Settle every call that is left, and refuse new ones with *closed*."""
-        with self._lock:
-            self._closed = closed
-            left = {id(call): call for call in self._settling.calls()}
-            for call in left.values():
-                self._settling.settle(call, error=error(call))
-            self._turns.clear()
-            self._turns.admit(self._reading.wake, everyone=True)
-            self._seats.tell_idle()
+    # --- the end --------------------------------------------------------------------------
 
     def refuse(self, closed: Callable[[], BaseException]) -> None:
         """Accept no new calls; those accepted go on."""
         with self._lock:
-            self._closed = closed
+            self._turns.closed = closed
             self._turns.admit(self._reading.wake, everyone=True)
 
     def close(self) -> None:
@@ -288,13 +137,6 @@ class Plane:
             self._trimming.close()
             self.arena.close()
         self._reading.close()
-
-    def post(self, rank: int, incarnation: int, packet: bytes) -> None:
-        """Queue *packet* behind the calls that *rank* has been sent."""
-        with self._lock:
-            seat = self._seats.find(rank, incarnation)
-            if seat is not None and not seat.ended:
-                self._sending.transmit(seat, packet)
 
     # --- calls --------------------------------------------------------------------------
 
@@ -310,14 +152,14 @@ class Plane:
     def check_open(self) -> None:
         """Raise what new calls are refused with, if they are."""
         with self._lock:
-            if self._closed is not None:
-                raise self._closed()
+            if self._turns.closed is not None:
+                raise self._turns.closed()
 
     @uninterrupted
     def has_room(self) -> bool:
         """Whether `submit` would take a call without blocking."""
         with self._lock:
-            return self._closed is not None or not self._turns.is_full
+            return self._turns.closed is not None or not self._turns.is_full
 
     def submit(self, call: Call, *, waits: bool) -> None:
         """Accept *call*: send it, or let it wait for its turn.
@@ -343,7 +185,7 @@ class Plane:
     def _accept(self, call: Call, *, waits: bool) -> Ticket | None:
         """Send *call* or queue it, and return None; or return a ticket for a place in the queue."""
         with self._lock:
-            closed = self._closed
+            closed = self._turns.closed
             size = len(self._seats)
             if closed is None and call.fits(size):
                 if not waits and self._turns.is_full:
@@ -368,7 +210,7 @@ class Plane:
             ExecutorClosed: nothing is accepted any more.
         """
         with self._lock:
-            closed = self._closed
+            closed = self._turns.closed
             if closed is None:
                 if first:
                     self._turns.everyone.appendleft(call)
@@ -530,18 +372,3 @@ class Plane:
             if self._cuts is not None:
                 self._cuts.abandon(wire)
             self._settling.withdraw(call, error=RuntimeFault(msg))
-
-    def _withdraw_unbegun(self, lost: list[Seat]) -> int:
-        """Keep every rank from beginning a collective call that none has begun.
-
-        Those of *lost* that live, and are about to be stopped, begin nothing at all any more: what
-        they had not begun is sent again. Returns the last call that any has begun.
-        """
-        boards = [seat.channel.board for seat in self._seats]
-        self._sending.round += 1
-        before = max((self._reached, *(board.begun for board in boards)))
-        shut = [seat.channel.board for seat in lost]
-        withdraw(boards, self._sending.round, before, shut)
-        # One that died earlier may have begun, and answered, what is under way on others still.
-        self._reached = max((self._reached, *(board.begun for board in boards)))
-        return self._reached

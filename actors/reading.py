@@ -14,6 +14,7 @@ Source: the leader/followers pattern (Schmidt et al., POSA2).
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import threading
@@ -21,7 +22,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.runtime import ledger
+from phalanx.runtime import Spinner, ledger
 
 from .interrupts import interrupts, uninterrupted
 
@@ -61,6 +62,7 @@ class Reading:
 
     Attributes:
         watched: How much there is that somebody wants to hear of at once, without waiting for it.
+        spin: Seconds for which a caller looks for answers before it sleeps.
     """
 
     def __init__(self, hub: Hub, lock: threading.Lock, is_due: Callable[[], bool]) -> None:
@@ -79,6 +81,9 @@ class Reading:
         self._ticking = False
         self._read = 0  # how often somebody has read
         self.watched = 0
+        self.spin = 0.0
+        self._spinner = Spinner()
+        self._looking = functools.partial(self._epoll.poll, 0, _BATCH)
         self._closing: threading.Event | None = None
         self._watch = hub.watch(self._epoll.fileno(), 0, self._on_hub)
 
@@ -214,9 +219,21 @@ class Reading:
                 timeout = min(deadline - time.monotonic(), _LONGEST_POLL)
                 if timeout <= 0:
                     return
-            self._take(poll(timeout, _BATCH))
+            found = self._look(timeout) if self.spin else None
+            self._take(found or poll(timeout, _BATCH))
             if interrupts.pending:
                 return
+
+    def _look(self, longest: float | None) -> Events | None:
+        """Return what comes within a moment, without sleeping; nothing where others wait as well.
+
+        They need the interpreter, for which this here asks again and again.
+        """
+        moment = self.spin if longest is None else min(self.spin, longest)
+        return self._spinner.look(self._looking, moment, self._is_wanted)
+
+    def _is_wanted(self) -> bool:
+        return bool(self._next) or interrupts.pending
 
     def _take(self, events: Events) -> None:
         self._read += 1

@@ -42,6 +42,7 @@ from .checks import (
 )
 from .layout import Layout
 from .recipe import check_arguments, check_constructor, check_worker, factory_of, keywords_of
+from .spinning import Spinning, check_spin
 from .worker import WorkerActor
 
 if TYPE_CHECKING:
@@ -111,6 +112,7 @@ class ExecutorSpec:
     transport: Zmq | None
     checkpoint: CheckpointPolicy | None
     snapshots: Path | None
+    spin: Spinning
 
 
 def spec_of(
@@ -150,6 +152,7 @@ def spec_of(
     leave_within: float,
     transport: Transport,
     checkpoint: CheckpointPolicy | None,
+    spin: float | None,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -219,9 +222,10 @@ def spec_of(
         standby=_check_standby(standby, worker, rank_kwargs),
         survivors=_check_survivors(survivors, worker, strategy),
         leave_within=check_seconds("leave_within", leave_within, positive=True),
-        transport=_check_transport(transport, launch),
+        transport=(zmq := _check_transport(transport, launch)),
         checkpoint=checkpoint,
         snapshots=_check_snapshots(checkpoint),
+        spin=check_spin(spin, zmq),
     )
 
 

@@ -55,7 +55,7 @@ class Suspicion:
         state: Callable[[], GroupState],
     ) -> None:
         self._spec = spec
-        self._plane = shared.plane
+        self._seating = shared.plane.seating
         self._watch = shared.watch
         self._members = members
         self._stopping = stopping
@@ -123,7 +123,7 @@ class Suspicion:
             member = self._members.find(running.rank, running.incarnation)
             return member is not None and member.process is not None and member.process.is_stopped()
 
-        running = self._plane.running()
+        running = self._seating.running()
         judged = self._watch.judge(look, running, is_stopped, time.monotonic())
         suspects = [
             Suspect(rank.rank, rank.incarnation, why, partial(self._runs_on, rank), in_call=True)
@@ -147,5 +147,5 @@ class Suspicion:
             return False
         if self._state().ranks[rank.rank].state is RankState.REFORMING:
             return False  # it is to leave its process group, and has a limit for that
-        now = (each for each in self._plane.running() if each.rank == rank.rank)
+        now = (each for each in self._seating.running() if each.rank == rank.rank)
         return next((each.began for each in now), 0.0) == rank.began

@@ -30,6 +30,7 @@ class Turns:
         alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
         waiting: Submitters that wait for a place.
+        closed: Returns what new calls are refused with; None while they are accepted.
     """
 
     def __init__(self, depth: int) -> None:
@@ -38,6 +39,7 @@ class Turns:
         self.pool: deque[Call] = deque()
         self._depth = depth
         self.waiting: deque[Ticket] = deque()
+        self.closed: Callable[[], BaseException] | None = None
 
     def __len__(self) -> int:
         waiting = len(self.everyone) + len(self.pool)

@@ -31,6 +31,7 @@ class Entry:
         environment: The peer whose environment it needs; None runs in ours.
         about: One line for the reader of a table.
         may_be_stopped: Whether it survives that all its processes are stopped for a while.
+        on_demand: Whether it takes part only where it is asked for.
     """
 
     name: str
@@ -39,10 +40,14 @@ class Entry:
     variant: str = ""
     environment: str | None = None
     may_be_stopped: bool = True
+    on_demand: bool = False
 
 
 ENTRIES = (
     Entry(OURS, "phalanx", "this project: Executor.collective_rpc, default settings"),
+    Entry("phalanx-tcp", "phalanx", 'the same, transport="zmq"', "tcp", on_demand=True),
+    Entry("phalanx-ipc", "phalanx", "the same, transport=Zmq(ipc=True)", "ipc", on_demand=True),
+    Entry("phalanx-asleep", "phalanx", "the same, spin=0", "asleep", on_demand=True),
     Entry(COPY, "memcpy", "one copy of the same bytes between two warm buffers of a process"),
     Entry("pyzmq", "pyzmq", "ROUTER and DEALERs over ipc, with pickle"),
     Entry("pipe", "pipe", "one multiprocessing.Pipe for each rank"),
@@ -58,6 +63,13 @@ ENTRIES = (
     ),
     Entry("vllm", "vllm", "vLLM's MessageQueue, as its executor uses it", environment="vllm"),
     Entry(
+        "vllm-direct",
+        "vllm",
+        "the same without asynchronous scheduling: no thread behind each worker's loop",
+        "direct",
+        "vllm",
+    ),
+    Entry(
         "vllm-arena",
         "vllm",
         "the same with its shared-memory arena for tensors, off by default",
@@ -65,6 +77,8 @@ ENTRIES = (
         "vllm",
     ),
 )
+
+TRANSPORTS = ("phalanx-tcp", "phalanx-ipc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +90,18 @@ class Present:
 
 
 def choose(
-    only: Sequence[str] | None, peers: Sequence[str], environments: Environments
+    only: Sequence[str] | None,
+    peers: Sequence[str],
+    environments: Environments,
+    more: Sequence[str] = (),
 ) -> tuple[list[Present], dict[str, str]]:
     """Return who takes part, and why others do not.
 
     Args:
-        only: Who may; None lets everybody.
+        only: Who may; None lets everybody who need not be asked for.
         peers: Who of those with environments of their own: names, ``all`` or ``none``.
         environments: Where those are.
+        more: Who is asked for.
 
     Raises:
         SpecError: A name is nobody's.
@@ -94,7 +112,8 @@ def choose(
     present: list[Present] = []
     absent: dict[str, str] = {}
     for entry in ENTRIES:
-        if only is not None and entry.name not in only and entry.name != OURS:
+        wanted = not entry.on_demand if only is None else entry.name in only
+        if not wanted and entry.name not in (OURS, *more):
             continue
         if entry.name in foreign and "all" not in peers and entry.name not in peers:
             continue

@@ -12,7 +12,7 @@ from phalanx.supervision import SpecError
 from . import plot
 from .arguments import add_json, add_peer_env, check_writable, count, give, several, size, span
 from .environments import Environments
-from .roster import ENTRIES, choose
+from .roster import ENTRIES, TRANSPORTS, choose
 from .rpc import Plan, RpcRun
 from .rpc_table import text, values
 
@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-growth", dest="growth", action="store_false", default=None)
     parser.add_argument("--only", type=several(str), metavar=names, help="who takes part")
     parser.add_argument(
+        "--transports", action="store_true", help=f"{' and '.join(TRANSPORTS)} take part as well"
+    )
+    parser.add_argument(
         "--peers",
         type=several(str),
         nargs="?",
@@ -60,7 +63,12 @@ def run(arguments: argparse.Namespace) -> int:
     check_writable("json", arguments.json)
     check_writable("plot", arguments.plot)
     picture = _picture(arguments)
-    present, absent = choose(arguments.only, arguments.peers, Environments(arguments.peer_env))
+    present, absent = choose(
+        arguments.only,
+        arguments.peers,
+        Environments(arguments.peer_env),
+        TRANSPORTS if arguments.transports else (),
+    )
     run = RpcRun(present, absent, _plan(arguments))
     code = 0
     try:

@@ -55,6 +55,7 @@ from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
 from .process import Process, ProcessStatus
+from .processors import usable_processors
 from .pulse import Pulse
 from .remote_failure import RemoteFailure
 from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
@@ -66,6 +67,7 @@ from .scribe import Scribe, WorkerOutput
 from .slot import DeviceStatus
 from .snapshot_folder import SnapshotFolder, check_folder
 from .snapshots import SnapshotName, Stamp, join_snapshots, load_snapshot, store_snapshot
+from .spinning import Spinner
 from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
 from .status import exit_of_process
 from .stream import DriverStream, Observer, find_drivers
@@ -154,6 +156,7 @@ __all__ = [
     "SnapshotFolder",
     "SnapshotName",
     "SocketChannel",
+    "Spinner",
     "Stamp",
     "StrangerRefused",
     "Task",
@@ -213,6 +216,7 @@ __all__ = [
     "send",
     "size_of",
     "store_snapshot",
+    "usable_processors",
     "withdraw",
     "within",
     "worker_logger",

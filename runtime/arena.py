@@ -50,7 +50,9 @@ ARENA_IDLE = 2.0
 ARENA_LONGEST = 60.0
 """Seconds between looks at an arena of which readers keep something."""
 
-_STEP = 1 << 20  # bytes copied at once: the interpreter can serve other threads in between
+# Bytes copied at once: both sides of a piece fit into a processor's own cache, which took two
+# thirds of the time of a megabyte; and the interpreter can serve other threads in between.
+_STEP = 1 << 18
 _KEEP_SIZE_AND_PUNCH_HOLE = 1 | 2
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)

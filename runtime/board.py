@@ -38,7 +38,7 @@ _GLOBAL = 1 << 0
 _GLOBAL_EXPEDITED = 1 << 1
 _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 
-_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING = range(7)
+_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING, _SPIN = range(8)
 _LIMITS = 8  # where the limits of the latest rounds begin
 _KEPT = 256  # rounds whose limit is kept; a call older than that is void
 
@@ -93,6 +93,11 @@ class Board:
         words[_FINISHED] = call_id
         words[_SERVED] += served
 
+    @property
+    def spin(self) -> float:
+        """For how many seconds to look for the next message before sleeping."""
+        return self._words[_SPIN] and self._words[_SPIN] / 1e9
+
     def rest(self) -> None:
         """Publish that the call under way waits for its taker: its time stands still."""
         self._words[_BEGUN_AT] = 0
@@ -138,6 +143,10 @@ class Board:
         for none, and while a stream waits for its taker.
         """
         return self._words[_BEGUN_AT] / 1e9
+
+    def let_spin(self, seconds: float) -> None:
+        """Have the worker look for its next message for so long before it sleeps."""
+        self._words[_SPIN] = round(seconds * 1e9)
 
     def enter(self, round_: int) -> None:
         """Set the round of a worker that has been sent nothing yet."""

@@ -14,6 +14,7 @@ stream by `Kind.CLOSE`. Both may come before the stream has begun.
 
 from __future__ import annotations
 
+import functools
 import select
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import ExecutorClosed
 
 from .frames import Frame, Kind, receive, unbundle
+from .spinning import Spinner
 
 if TYPE_CHECKING:
     import socket
@@ -47,6 +49,8 @@ class Inbox:
         self._lender = lender
         self._readable = select.poll()
         self._readable.register(sock, select.POLLIN)
+        self._look = functools.partial(self._readable.poll, 0)
+        self._spinner = Spinner()
         self._ahead: deque[Frame | None] = deque()
         self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
         self._latest = 0  # the call taken last; what is said of earlier ones is too late
@@ -62,6 +66,11 @@ class Inbox:
         if frame is not None and frame.kind == Kind.CALL:
             self._latest = frame.call_id
         return frame
+
+    def look(self, seconds: float) -> None:
+        """Look for what comes for a moment, if that has been worth it; does not sleep meanwhile."""
+        if not self._ahead:
+            self._spinner.look(self._look, seconds)
 
     def is_quiet(self, seconds: float) -> bool:
         """Whether nothing comes for *seconds*."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _tables: dict[int, dict[type, Callable[[Any], Any]]] = {}
+_kinds: dict[str, tuple[Any, Any, Any]] = {}  # what makes tensors of a dtype, and it, by its name
 _landing: list[str] = []  # pickle calls the functions below with what was pickled, and no more
 
 
@@ -102,17 +103,21 @@ def _tensor_from(
     requires_grad: bool,
     order: tuple[int, ...] | None,
 ) -> Any:
-    import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
+    known = _kinds.get(kind)
+    if known is None:
+        import torch  # noqa: PLC0415  # a value that holds a tensor needs torch where it is read
 
-    dtype = getattr(torch, kind)
+        known = _kinds[kind] = torch.frombuffer, torch.empty, getattr(torch, kind)
+    from_buffer, empty, dtype = known
     view = memoryview(data)
     if view.nbytes == 0:
-        tensor = torch.empty(shape, dtype=dtype)
+        tensor = empty(shape, dtype=dtype)
     else:
         # Small tensors arrive inside the pickle, as read-only bytes; writing to those in place
         # would change an immutable object, so they are copied.
-        source = bytearray(view) if view.readonly else view
-        tensor = torch.frombuffer(source, dtype=torch.uint8).view(dtype).reshape(shape)
+        tensor = from_buffer(bytearray(view) if view.readonly else view, dtype=dtype)
+        if len(shape) != 1:
+            tensor = tensor.reshape(shape)
     if order is not None:
         tensor = tensor.permute([order.index(at) for at in range(len(order))])
     return tensor.requires_grad_() if requires_grad else tensor

@@ -252,7 +252,11 @@ class _Worker:
     def _serve(self) -> None:
         inbox = self._inbox
         arena = self._arena
+        board = self._board
         while True:
+            # Not while an answer is being computed: that needs the interpreter.
+            if (spin := board.spin) and not self._replies.is_behind:
+                inbox.look(spin)
             if arena.is_warm:
                 self._trim_when_idle()
             frame = inbox.take()

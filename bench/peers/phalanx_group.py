@@ -7,13 +7,18 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from phalanx import Executor, Intensity, Strategy, WorkerActor
+from phalanx import Executor, Intensity, Strategy, WorkerActor, Zmq
 
 from . import turns
 
-# What a variant of a run with deaths passes on.
+_PATIENT = 600.0  # seconds: between its turns all of a contestant is stopped
+
+# What a variant passes on.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
+    "asleep": {"spin": 0},
+    "tcp": {"transport": Zmq(lost_after=_PATIENT)},
+    "ipc": {"transport": Zmq(ipc=True, lost_after=_PATIENT)},
     "fail": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
     "retry": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
     "retry, a spare": {

@@ -1,12 +1,18 @@
 """vLLM's `MessageQueue`, used as its multi-process executor does.
 
-One queue to all workers, one from each of them back; the frames are those of
-``collective_rpc``. Nothing else of vLLM runs: no model, no scheduler.
+One queue to all workers, one from each of them back; the frames are those of ``collective_rpc``,
+(method, args, kwargs, rank) and (status, value), and a worker waits as its busy loop does. By
+default vLLM schedules asynchronously: a worker hands what a method returns to a thread of its own,
+which puts it into the queue. The variant ``direct`` has the main thread do it, as without that.
+Nothing else of vLLM runs: no model, no scheduler, no futures around the answers.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import queue as threads
+import threading
+from enum import Enum, auto
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -14,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .turns import Contestant, Echo
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 _QUEUE = "vllm.distributed.device_communicators.shm_broadcast"
@@ -22,12 +29,19 @@ _LONG = 60.0  # seconds until a worker that does not answer is a mistake
 _AHEAD = 8  # calls: the queue has ten places, and a full one makes the writer spin
 
 
+class Status(Enum):
+    """What stands before each answer."""
+
+    SUCCESS = auto()
+    FAILURE = auto()
+
+
 def queue_class() -> Any:
     """Return the class; seconds of imports, which the fork server makes once for all workers."""
     return import_module(_QUEUE).MessageQueue
 
 
-def serve(handle: Any, rank: int, pipe: Connection) -> None:
+def serve(handle: Any, rank: int, pipe: Connection, *, is_direct: bool) -> None:
     """Answer calls until told to stop."""
     queue = queue_class()
     echo = Echo()
@@ -36,11 +50,24 @@ def serve(handle: Any, rank: int, pipe: Connection) -> None:
     pipe.send(answers.export_handle())
     calls.wait_until_ready()
     answers.wait_until_ready()
+    answer = answers.enqueue if is_direct else _behind(answers.enqueue)
     while True:
         method, args, kwargs, _ = calls.dequeue(indefinite=True)
         if method == "stop":
             return
-        answers.enqueue((True, getattr(echo, method)(*args, **kwargs)))
+        answer((Status.SUCCESS, getattr(echo, method)(*args, **kwargs)))
+
+
+def _behind(enqueue: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return what has a thread call *enqueue*."""
+    waiting: threads.Queue[Any] = threads.Queue()
+
+    def run() -> None:
+        while True:
+            enqueue(waiting.get())
+
+    threading.Thread(target=run, daemon=True).start()
+    return waiting.put
 
 
 class VllmQueue(Contestant):
@@ -57,7 +84,10 @@ class VllmQueue(Contestant):
         for rank in range(ranks):
             ours, theirs = server.Pipe()
             process = server.Process(
-                target=serve, args=(self._calls.export_handle(), rank, theirs), daemon=True
+                target=serve,
+                args=(self._calls.export_handle(), rank, theirs),
+                kwargs={"is_direct": variant == "direct"},
+                daemon=True,
             )
             process.start()
             pipes.append(ours)
@@ -85,7 +115,13 @@ class VllmQueue(Contestant):
 
     def call(self, method: str, *args: Any) -> Any:
         self._calls.enqueue((method, args, {}, None))
-        return [answers.dequeue(_LONG)[1] for answers in self._answers]
+        return [self._answer(answers) for answers in self._answers]
+
+    def _answer(self, answers: Any) -> Any:
+        status, value = answers.dequeue(_LONG)
+        if status != Status.SUCCESS:
+            raise RuntimeError(value)
+        return value
 
     def pipeline(self, times: int, window: int) -> None:
         ahead = min(window, _AHEAD)
@@ -95,7 +131,7 @@ class VllmQueue(Contestant):
                 self._calls.enqueue(("nothing", (), {}, None))
                 sent += 1
             for answers in self._answers:
-                answers.dequeue(_LONG)
+                self._answer(answers)
             answered += 1
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.bench.environments import Environments
+from phalanx.bench.roster import TRANSPORTS, choose
 from phalanx.cli import main
 
 pytestmark = pytest.mark.usefixtures("leak_check")
@@ -53,6 +55,18 @@ def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(
     assert states["empty call, 8 ranks: at most 0.5 of pyzmq"] == "not measured"
     assert "| 64 KiB | memcpy " in done.stdout
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_transport_takes_part_only_where_it_is_asked_for() -> None:
+    def names(only: list[str] | None, more: tuple[str, ...] = ()) -> set[str]:
+        present, absent = choose(only, ["none"], Environments(), more)
+        assert not absent
+        return {each.entry.name for each in present}
+
+    usual = {"phalanx", "memcpy", "pyzmq", "pipe", "pykka"}
+    assert names(None) == usual
+    assert names(None, TRANSPORTS) == usual | {"phalanx-tcp", "phalanx-ipc"}
+    assert names(["pipe", "phalanx-asleep"]) == {"phalanx", "pipe", "phalanx-asleep"}
 
 
 def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:

@@ -1,0 +1,252 @@
+"""Who sits in a group: incarnations come, say how far they are, and leave; what that costs calls.
+
+Guarantees: a rank that wrote its answer before it died has answered: `lose` reads to the end first;
+calls that no rank had begun when a death came are sent again, in order, at no cost; after `end`
+no call is left without an outcome.
+
+Left to others: when ranks come and go (`executor_actor`), which of their calls a death costs what
+(`losing`), the calls themselves (`plane`). The lock is the plane's.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import withdraw
+from phalanx.supervision import ExecutorClosed, SpecError
+
+from .calls import Shape
+from .losing import assess
+from .seat import Progress, Running, Seat, Seats
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
+
+    from phalanx.runtime import CallFate, Channel, CrashReport
+
+    from .arriving import Arriving
+    from .calls import Call
+    from .cuts import Cuts
+    from .reading import Reading
+    from .sending import Sending
+    from .settling import Settling
+    from .spinning import Spinning
+    from .turns import Turns
+
+
+class Seating:
+    """The coming and going of one group's ranks."""
+
+    def __init__(
+        self,
+        lock: threading.Lock,
+        *,
+        seats: Seats,
+        turns: Turns,
+        reading: Reading,
+        sending: Sending,
+        settling: Settling,
+        arriving: Arriving,
+        cuts: Cuts | None,
+        spinning: Spinning,
+    ) -> None:
+        self._lock = lock
+        self._seats = seats
+        self._turns = turns
+        self._reading = reading
+        self._sending = sending
+        self._settling = settling
+        self._arriving = arriving
+        self._cuts = cuts
+        self._spinning = spinning
+        self._reached = 0  # the last call begun by any rank, those that are gone included
+
+    def resize(self, size: int) -> None:
+        """Have *size* seats; those beyond must be empty, and their calls are re-aimed or failed."""
+        with self._lock:
+            for call in self._turns.misfits(size):
+                if call.shape is Shape.SINGLE:
+                    gone: BaseException = ExecutorClosed(f"rank {call.rank} was taken away")
+                else:
+                    msg = f"{call.name}: the group has {size} ranks now; it was made for more"
+                    gone = SpecError("world_size", size, msg)
+                self._settling.settle(call, error=gone)
+            self._seats.resize(size)
+
+    def join(self, rank: int, incarnation: int, channel: Channel) -> None:
+        """Seat a new incarnation; from here on it may be sent calls of its own."""
+        with self._lock:
+            channel.board.enter(self._sending.round)
+            limit = None if self._cuts is None else self._cuts.limit
+            self._seats.take(Seat(rank, incarnation, channel, saving_limit=limit))
+            self._reading.add(channel.fileno())
+            self._sending.pump()
+
+    def open(self, epoch: int) -> None:
+        """Every seat is taken: let collective calls go, under *epoch*."""
+        spin = self._spinning.of(len(self._seats))
+        with self._lock:
+            self._reading.spin = spin
+            for seat in self._seats:
+                seat.channel.board.let_spin(spin)
+            self._sending.epoch = epoch
+            self._sending.whole = True
+            self._sending.pump()
+
+    def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
+        """Count *packets* that a rank has sent beside its answers and that are no messages."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None:
+                self._arriving.drop_foreign(seat, packets)
+
+    def expect_end(self, rank: int, incarnation: int) -> None:
+        """Note that an incarnation is about to end, so what the others raise may be its echo."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None:
+                seat.ending = True
+
+    def hold(self) -> None:
+        """Keep collective calls back until `open`."""
+        with self._lock:
+            self._sending.whole = False
+
+    def progress(self, rank: int, incarnation: int) -> Progress:
+        """Read what *rank* has written, to the end, and return what it was doing."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is None:
+                return Progress()
+            self._sending.whole = False  # before its answers make room for further calls
+            self._arriving.drain(seat)
+            return seat.progress()
+
+    def running(self) -> list[Running]:
+        """Return the ranks that owe answers, once what they have written has been read.
+
+        Where there are none, `on_busy` will tell when there are again.
+        """
+        with self._lock:
+            found: list[Running] = []
+            for seat in self._seats:
+                owed = len(seat.sent)
+                if owed:
+                    self._arriving.drain(seat)
+                    found.append(seat.running(spoke=len(seat.sent) != owed))
+            self._sending.watched = bool(found)
+            return found
+
+    def lose(
+        self,
+        ranks: dict[int, int],
+        story: Callable[[tuple[CallFate, ...], int], CrashReport] | None,
+        error: Callable[[Call], BaseException],
+        *,
+        ends: bool = False,
+    ) -> None:
+        """Settle or send again what was under way on *ranks* (rank to incarnation).
+
+        What they had begun costs an attempt, or ends in *error*. They are dead, or are about to be
+        stopped. Their sockets are given back only by `leave`, since one that is being stopped may
+        still be writing.
+
+        Args:
+            ranks: Who is lost.
+            story: Given what becomes of calls, and how many more wait for their turn, returns the
+                report that is kept for each attempt; None where a stop was asked for. Called under
+                the lock, before anybody hears of the death.
+            error: Returns what a call ends in, after *story*.
+            ends: Whether the group will not serve again.
+        """
+        settling = self._settling
+        with self._lock:
+            lost = [
+                seat
+                for rank, incarnation in ranks.items()
+                if (seat := self._seats.find(rank, incarnation)) is not None
+            ]
+            self._sending.whole = False  # before their answers make room for further calls
+            if self._sending.kept:
+                self._sending.send_kept()
+            for seat in lost:
+                self._arriving.drain(seat)
+            survivors = [seat for seat in self._seats if seat not in lost]
+            if self._cuts is not None:
+                self._cuts.lose([seat.rank for seat in lost], everybody=not survivors)
+            doubted = settling.doubted()
+            if story is None:
+                for call in doubted:  # a stop that was asked for explains no exception
+                    settling.withdraw(call)
+                doubted = []
+            loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
+            report = None
+            if story is not None:
+                fates = loss.fates(self._turns, ends=ends)
+                report = story(fates, 0 if ends else len(self._turns))
+                loss.tell_spans(report, fates)
+            for call in loss.parts:
+                settling.lose_part(call, lost, error)
+            again = list(loss.untouched)
+            for call in loss.begun:
+                if report is not None:
+                    call.reports += (report,)
+                if call.retries > 0:
+                    call.retries -= 1
+                    again.append(call)
+                else:
+                    settling.settle(call, error=error(call))
+            settling.send_again(again)
+            for seat in lost:
+                self._seats.write_off(seat)
+                seat.ended = True
+                self._arriving.stop(seat)
+            self._sending.pump()
+            self._seats.tell_idle()
+
+    def leave(self, rank: int, incarnation: int) -> None:
+        """Free the seat of an incarnation that is gone, after `lose`."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None:
+                self._seats.leave(seat)
+                self._arriving.stop(seat)
+                seat.channel.close()
+
+    def end(
+        self, error: Callable[[Call], BaseException], closed: Callable[[], BaseException]
+    ) -> None:
+        """Settle every call that is left, and refuse new ones with *closed*."""
+        with self._lock:
+            self._turns.closed = closed
+            left = {id(call): call for call in self._settling.calls()}
+            for call in left.values():
+                self._settling.settle(call, error=error(call))
+            self._turns.clear()
+            self._turns.admit(self._reading.wake, everyone=True)
+            self._seats.tell_idle()
+
+    def post(self, rank: int, incarnation: int, packet: bytes) -> None:
+        """Queue *packet* behind the calls that *rank* has been sent."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None and not seat.ended:
+                self._sending.transmit(seat, packet)
+
+    # --- under the lock -------------------------------------------------------------------
+
+    def _withdraw_unbegun(self, lost: list[Seat]) -> int:
+        """Keep every rank from beginning a collective call that none has begun.
+
+        Those of *lost* that live, and are about to be stopped, begin nothing at all any more: what
+        they had not begun is sent again. Returns the last call that any has begun.
+        """
+        boards = [seat.channel.board for seat in self._seats]
+        self._sending.round += 1
+        before = max((self._reached, *(board.begun for board in boards)))
+        shut = [seat.channel.board for seat in lost]
+        withdraw(boards, self._sending.round, before, shut)
+        # One that died earlier may have begun, and answered, what is under way on others still.
+        self._reached = max((self._reached, *(board.begun for board in boards)))
+        return self._reached

@@ -1,0 +1,312 @@
+"""Looking for messages before sleeping: when it happens, that it ends, and that it changes nothing.
+
+Where a test spins it does so for the longest time that is allowed, so that what it does to the
+waiting one finds it looking.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.actors.workers import Echo, wait_for
+
+from phalanx.actors import Executor
+from phalanx.actors.spinning import LONGEST, USUAL, Spinning
+from phalanx.runtime import Zmq, usable_processors
+from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, Strategy, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+
+@pytest.fixture
+def spun(make: Make) -> Make:
+    """Builds groups that look as long as they may."""
+
+    def build(world_size: int = 2, **options: Any) -> Executor[Any]:
+        options = {"transport": "local", "spin": LONGEST, **options}
+        return make(Waiter, world_size, **options)
+
+    return build
+
+
+class Waiter(Echo):
+    """Is kept from answering until a file is there."""
+
+    def wait_at(self, gate: str) -> str:
+        wait_for(gate)
+        return "passed"
+
+
+def wait_until(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def is_asleep(task: str) -> bool:
+    """Whether the kernel has the thread of that folder under ``/proc`` wait for something."""
+    return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+# --- when it happens ------------------------------------------------------------------------
+
+
+def test_where_nothing_is_said_it_needs_a_processor_for_each_rank_and_the_driver() -> None:
+    there = math.floor(usable_processors())
+
+    assert Spinning().of(there - 1) == USUAL
+    assert Spinning().of(there) == 0.0
+    assert Spinning(possible=False).of(1) == 0.0
+
+
+def test_what_was_asked_for_counts_whatever_there_is() -> None:
+    assert Spinning(0.25).of(10_000) == 0.25
+    assert Spinning(0.0).of(1) == 0.0
+
+
+def test_processors_are_no_more_than_the_affinity_allows() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+
+        assert usable_processors() <= 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "most"),
+    [
+        ("0::/pod/box", {"pod/box/cpu.max": "50000 100000"}, 0.5),
+        ("0::/pod/box", {"pod/box/cpu.max": "max 100000", "pod/cpu.max": "25000 100000"}, 0.25),
+        ("0::/", {"cpu.max": "70000 100000"}, 0.7),
+        ("0::/gone", {"cpu.max": "70000 100000"}, 0.7),
+        (
+            "4:memory:/box\n3:cpu,cpuacct:/box",
+            {
+                "cpu,cpuacct/box/cpu.cfs_quota_us": "20000",
+                "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
+            },
+            0.2,
+        ),
+    ],
+)
+def test_processors_are_no_more_than_any_quota_around_allows(
+    own: str, files: dict[str, str], most: float, tmp_path: Path
+) -> None:
+    groups = tmp_path / "groups"
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+
+    assert usable_processors(groups, tmp_path / "own") == most
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/box", {"box/cpu.max": "max 100000"}),
+        ("0::/box", {}),
+        ("0::/../outside", {}),
+        (
+            "3:cpu:/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+        ),
+    ],
+)
+def test_without_a_quota_the_affinity_counts(
+    own: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    groups = tmp_path / "groups"
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+
+    assert usable_processors(groups, tmp_path / "own") == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("spin", [-1e-9, 1.5, 50, math.nan, math.inf, True, "50us"])
+def test_what_makes_no_sense_is_refused_before_anything_starts(make: Make, spin: Any) -> None:
+    with pytest.raises(SpecError, match="spin"):
+        make(Echo, 1, spin=spin)
+
+
+def test_ranks_behind_zmq_are_not_looked_for(make: Make) -> None:
+    with pytest.raises(SpecError, match='transport="local"'):
+        make(Echo, 1, spin=0.001, transport=Zmq(ipc=True))
+
+    ex = make(Echo, 1, spin=0, transport=Zmq(ipc=True))
+
+    assert ex.collective_rpc("echo", WAIT, args=(1,)) == [1]
+
+
+# --- that it ends -----------------------------------------------------------------------------
+
+
+def test_who_has_looked_long_enough_sleeps(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1, spin=0.01)
+    ex.collective_rpc("echo", WAIT)
+    pid = ex.ranks[0].pid
+    wait_until(lambda: is_asleep(str(pid)))  # between calls
+
+    gate = tmp_path / "gate"
+    threads: list[int] = []
+    answers: list[Any] = []
+
+    def call() -> None:
+        threads.append(threading.get_native_id())
+        answers.append(ex.collective_rpc("wait_at", WAIT, (str(gate),)))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    wait_until(lambda: threads)
+    wait_until(lambda: ex.status().in_flight)
+    wait_until(lambda: is_asleep(f"self/task/{threads[0]}"))  # for its answer
+    gate.touch()
+    caller.join(WAIT)
+
+    assert answers == [["passed"]]
+
+
+# --- that it changes nothing ------------------------------------------------------------------
+
+
+def test_calls_of_every_kind_are_answered_as_ever(spun: Make) -> None:
+    ex = spun()
+
+    futures = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(100)]
+    assert ex.collective_rpc("echo", WAIT, ("a",)) == ["a", "a"]
+    assert ex.call(1, "rank", WAIT) == 1
+    assert [future.result(WAIT) for future in futures] == [[n, n] for n in range(100)]
+    large = bytes(3_000_000)
+    assert ex.collective_rpc("echo", WAIT, (large,)) == [large, large]
+    with pytest.raises(ValueError, match="boom"):
+        ex.collective_rpc("fail", WAIT)
+    ex.check_health(WAIT)
+
+
+def test_a_deadline_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    gate = tmp_path / "gate"
+
+    with pytest.raises(CallTimeout) as caught:
+        ex.collective_rpc("wait_at", 0.05, (str(gate),))
+    gate.touch()
+
+    assert sorted(caught.value.ranks) == [0, 1]
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun(strategy=Strategy.ONE_FOR_ONE)
+    pid = ex.ranks[1].pid
+    assert pid is not None
+    killer = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
+    killer.start()
+    gate = tmp_path / "gate"
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    killer.join()
+    gate.touch()
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_closing_from_another_thread_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    closer = threading.Timer(0.05, ex.kill)
+    closer.start()
+
+    with pytest.raises((ExecutorClosed, WorkerDied)):
+        ex.collective_rpc("wait_at", WAIT, (str(tmp_path / "gate"),))
+    closer.join()
+
+
+def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    gate = tmp_path / "gate"
+    main = threading.main_thread().ident
+    assert main is not None
+    striker = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
+    striker.start()
+
+    with pytest.raises(KeyboardInterrupt):
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    striker.join()
+    gate.touch()
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1)
+    gate = tmp_path / "gate"
+
+    def work() -> None:
+        count = 0
+        while count < 1_000_000:
+            count += 1
+        gate.touch()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+
+    assert ex.collective_rpc("wait_at", WAIT, (str(gate),)) == ["passed"]
+    worker.join(WAIT)
+
+
+def test_many_callers_are_all_served(spun: Make) -> None:
+    ex = spun()
+    answers: list[Any] = []
+
+    def call(number: int) -> None:
+        answers.extend(ex.collective_rpc("echo", WAIT, ((number, n),)) for n in range(50))
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(WAIT)
+
+    assert sorted(answers) == sorted([(m, n), (m, n)] for m in range(4) for n in range(50))
+
+
+def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1)
+    ex.collective_rpc("echo", WAIT)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGTERM)  # it has just been called, so it looks for the next call
+    wait_until(lambda: ex.status().restarts == 1)
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1]
+    assert ex.status().reports[-1].reason.signal == signal.SIGTERM
+
+
+def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
+    ex = spun(1)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
+    ex.collective_rpc("echo", WAIT)
+
+    assert [seat.channel.board.spin for seat in ex._core.shared.plane._seats] == [LONGEST]
