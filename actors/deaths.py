@@ -4,7 +4,7 @@ Guarantees: whoever hears of a death from a call finds its report in the status 
 says what became of every call the death cut short; no disk delays a restart.
 
 Left to others: why a rank died and what is known of it (`postmortem`), what follows for the group
-(`decide_ranks`), which calls a death costs (`plane`), files (`filing`).
+(`decide_ranks`), what becomes of calls (`seating`), files (`filing`).
 """
 
 from __future__ import annotations
