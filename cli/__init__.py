@@ -36,7 +36,13 @@ _SUBCOMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (None: those of this process); return the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(list(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="phalanx",
         description="Supervised GPU worker actors.",
@@ -54,6 +60,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CallerError as error:
         print(f"phalanx {parsed.subcommand}: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     return code

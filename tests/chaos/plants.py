@@ -72,6 +72,11 @@ def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
     executor.collective_rpc(hurried, 30.0, on_death="retry", retries=99)
 
 
+def working(executor: Executor[Any], _chance: random.Random) -> None:
+    """Make calls that may not be made again, and are nearly always under way."""
+    executor.collective_rpc(hurried, 30.0)
+
+
 # --- in the driver ------------------------------------------------------------------------
 
 
@@ -312,3 +317,10 @@ PLANTS = {
         ("twice", nothing, "at_most_once"),
     )
 }
+
+TRAFFIC = {
+    "answers by position": hurrying,
+    "answers of the dead": hurrying,
+    "retry of what had begun": working,
+}
+"""The plants that calls of every kind would show too seldom, and the calls that show them."""

@@ -11,7 +11,7 @@ import signal
 from typing import Any
 
 import pytest
-from tests.chaos.plants import PLANTS, Planted, hurrying, late_answers
+from tests.chaos.plants import PLANTS, TRAFFIC, Planted, late_answers
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
@@ -41,7 +41,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
             transport=TRANSPORT,
             intensity=Intensity(1, 60.0),
         )
-        return (built, hurrying) if plant.startswith("answers") else built
+        return (built, TRAFFIC[plant]) if plant in TRAFFIC else built
 
     return run_chaos(
         build,
