@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import withdraw
 from phalanx.supervision import ExecutorClosed, SpecError
 
-from .calls import Shape
 from .losing import assess
 from .seat import Progress, Running, Seat, Seats
+from .terms import Shape
 
 if TYPE_CHECKING:
     import threading
