@@ -159,92 +159,77 @@ def text(fates: Sequence[Fate], machine: dict[str, Any], plan: Plan) -> str:
     for scenario in SCENARIOS:
         mine = [fate for fate in fates if fate.scenario == scenario]
         if mine:
-            heads, rows = _TABLES.get(scenario.name, _calls_table)(mine)
-            parts.append(
-                f"## {scenario.title[0].upper()}{scenario.title[1:]}\n\n{table(heads, rows)}"
-            )
+            how = _TABLES.get(scenario.name, _CALLS)
+            told = table(("system", *how.columns), how.rows(mine))
+            parts.append(f"## {scenario.title[0].upper()}{scenario.title[1:]}\n\n{told}")
     return "\n\n".join(parts)
 
 
-def _calls_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    heads = (
-        *("system", "the caller knows after", "the caller gets", "works again after"),
-        *("calls that failed", "ranks that began / ended it", "left after closing"),
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a scenario is told in: its columns behind the system, and what stands in them."""
+
+    columns: tuple[str, ...]
+    row: Callable[[Fate], tuple[str, ...]]
+
+    def rows(self, fates: Sequence[Fate]) -> list[Sequence[str]]:
+        """Return a row for each system; one that has no outcome says why."""
+        spare = [""] * (len(self.columns) - 1)
+        return [
+            (fate.system.label, *(self.row(fate) if fate.outcomes else (fate.why, *spare)))
+            for fate in fates
+        ]
+
+
+def _call_row(fate: Fate) -> tuple[str, ...]:
+    began = sum(each.began for each in fate.outcomes) / len(fate.outcomes)
+    ended = sum(each.ended for each in fate.outcomes) / len(fate.outcomes)
+    return (
+        _median(each.knows for each in fate.outcomes),
+        alike(each.got for each in fate.outcomes),
+        _median((each.works for each in fate.outcomes), "never"),
+        _failed(fate.outcomes),
+        f"{began:.3g} / {ended:.3g}" if began else "",
+        fate.why or "; ".join(fate.left) or "nothing",
     )
-    rows: list[Sequence[str]] = []
-    for fate in fates:
-        if not fate.outcomes:
-            rows.append((fate.system.label, fate.why, "", "", "", "", ""))
-            continue
-        began = sum(each.began for each in fate.outcomes) / len(fate.outcomes)
-        ended = sum(each.ended for each in fate.outcomes) / len(fate.outcomes)
-        rows.append(
-            (
-                fate.system.label,
-                _median(each.knows for each in fate.outcomes),
-                alike(each.got for each in fate.outcomes),
-                _median((each.works for each in fate.outcomes), "never"),
-                _failed(fate.outcomes),
-                f"{began:.3g} / {ended:.3g}" if began else "",
-                fate.why or "; ".join(fate.left) or "nothing",
-            )
-        )
-    return heads, rows
 
 
-def _idle_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    heads = (
-        *("system", "works again after", "calls that failed", "with"),
-        "left after closing",
+def _idle_row(fate: Fate) -> tuple[str, ...]:
+    return (
+        _median((each.works for each in fate.outcomes), "never"),
+        _failed(fate.outcomes),
+        alike(error for each in fate.outcomes for error in each.errors),
+        fate.why or "; ".join(fate.left) or "nothing",
     )
-    rows: list[Sequence[str]] = []
-    for fate in fates:
-        if not fate.outcomes:
-            rows.append((fate.system.label, fate.why, "", "", ""))
-            continue
-        rows.append(
-            (
-                fate.system.label,
-                _median((each.works for each in fate.outcomes), "never"),
-                _failed(fate.outcomes),
-                alike(error for each in fate.outcomes for error in each.errors),
-                fate.why or "; ".join(fate.left) or "nothing",
-            )
-        )
-    return heads, rows
 
 
-def _loop_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    heads = ("system", "starts in 15 s", "callers meanwhile", "works when starts succeed again")
-    rows: list[Sequence[str]] = []
-    for fate in fates:
-        if not fate.outcomes:
-            rows.append((fate.system.label, fate.why, "", ""))
-            continue
-        only = fate.outcomes[0]
-        heard = alike(only.errors) or "wait"
-        again = "no" if only.works is None else "yes"
-        rows.append((fate.system.label, str(only.starts), heard, again))
-    return heads, rows
+def _loop_row(fate: Fate) -> tuple[str, ...]:
+    only = fate.outcomes[0]
+    again = "no" if only.works is None else "yes"
+    return str(only.starts), alike(only.errors) or "wait", again
 
 
-def _driver_table(fates: Sequence[Fate]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    heads = ("system", "all its processes are gone after", "of", "left behind")
-    rows: list[Sequence[str]] = []
-    for fate in fates:
-        if not fate.outcomes:
-            rows.append((fate.system.label, fate.why, "", ""))
-            continue
-        only = fate.outcomes[0]
-        gone = "not in 15 s" if only.gone is None else seconds(only.gone)
-        rows.append((fate.system.label, gone, only.got, "; ".join(only.left) or "nothing"))
-    return heads, rows
+def _driver_row(fate: Fate) -> tuple[str, ...]:
+    only = fate.outcomes[0]
+    gone = "not in 15 s" if only.gone is None else seconds(only.gone)
+    return gone, only.got, "; ".join(only.left) or "nothing"
 
 
-_TABLES: dict[str, Callable[[Sequence[Fate]], tuple[Sequence[str], list[Sequence[str]]]]] = {
-    "idle": _idle_table,
-    "crash-loop": _loop_table,
-    "driver": _driver_table,
+_CALLS = _Table(
+    (
+        *("the caller knows after", "the caller gets", "works again after", "calls that failed"),
+        *("ranks that began / ended it", "left after closing"),
+    ),
+    _call_row,
+)
+_TABLES = {
+    "idle": _Table(
+        ("works again after", "calls that failed", "with", "left after closing"), _idle_row
+    ),
+    "crash-loop": _Table(
+        ("starts in 15 s", "callers meanwhile", "works when starts succeed again"), _loop_row
+    ),
+    "driver": _Table(("all its processes are gone after", "of", "left behind"), _driver_row),
 }
 
 

@@ -174,32 +174,23 @@ class Witness:
 
     def _begin(self, letter: Letter, wire: int) -> None:
         self._turn += 1
-        self._journal.write(
-            Began(
-                at=now(),
-                group=self._post.group,
-                rank=self._post.rank,
-                incarnation=self._post.incarnation,
-                epoch=self._epoch,
-                call=letter.call,
-                wire=wire,
-                turn=self._turn,
-            )
-        )
+        self._journal.write(Began(**self._of(letter, wire), turn=self._turn))
 
     def _end(self, letter: Letter, wire: int, error: str = "") -> None:
-        self._journal.write(
-            Ended(
-                at=now(),
-                group=self._post.group,
-                rank=self._post.rank,
-                incarnation=self._post.incarnation,
-                epoch=self._epoch,
-                call=letter.call,
-                wire=wire,
-                error=error,
-            )
-        )
+        self._journal.write(Ended(**self._of(letter, wire), error=error))
+
+    def _of(self, letter: Letter, wire: int) -> dict[str, Any]:
+        """Return what all records of a call say: when, where and which."""
+        post = self._post
+        return {
+            "at": now(),
+            "group": post.group,
+            "rank": post.rank,
+            "incarnation": post.incarnation,
+            "epoch": self._epoch,
+            "call": letter.call,
+            "wire": wire,
+        }
 
     @property
     def _epoch(self) -> int:
