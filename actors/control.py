@@ -1,6 +1,9 @@
-"""The control socket of one rank: what is said beside calls, and in which order it is heard.
+"""The control socket of one rank, on which everything is said that is no call and no answer.
 
-Guarantees: both ends are the group's alone; an end of the driver's is closed in its forks.
+Guarantees: nobody else can connect to it; the driver's end is closed in its forks; what had arrived
+before it ended is read.
+
+Left to others: what is said (`hearing`, and `hosting` at the worker's end).
 """
 
 from __future__ import annotations
