@@ -57,16 +57,16 @@ def _too_many(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violatio
     others: list[RankDied] = []
     for record in records:
         match record:
-            case RankDied():
+            case RankDied(rank=int(dead)):
                 others.append(record)
-                for rank in _tied(built, record.rank, size):
+                for rank in _tied(built, dead, size):
                     causes[rank].append(record)
                 if built.survivors == "keep":  # in its start a rank hears nothing of a reform
                     # One that was started in this very restart and cannot join takes all along.
                     told_of_all = record.decision.startswith("restart ranks ")
                     for rank in set(range(size)) - (set() if told_of_all else ready):
                         causes[rank].append(record)
-                ready.discard(record.rank)
+                ready.discard(dead)
             case ChangePlanned():
                 size = record.world_size or size
                 for rank in range(size) if record.world_size else record.ranks:
@@ -104,11 +104,11 @@ def _too_few(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violation
             case ChangePlanned(world_size=int(wanted)):
                 size = wanted
                 due = {rank: owed for rank, owed in due.items() if rank < size}
-            case RankDied():
+            case RankDied(rank=int(dead)):
                 if any(word in record.decision for word in _GONE_FOR_GOOD):
                     due.clear()
                     continue
-                for rank in _tied(built, record.rank, size):
+                for rank in _tied(built, dead, size):
                     due[rank] = (record, incarnations.get(rank, 0))
             case GroupUp():
                 for rank, (died, incarnation) in sorted(due.items()):
@@ -144,7 +144,7 @@ def intensity(history: History) -> Iterator[Violation]:
             match record:
                 case GroupUp():
                     served = whole = True
-                case RankDied() if served:
+                case RankDied(rank=int()) if served:
                     # Survivors that die while they are re-formed belong to the death before.
                     if built.survivors == "keep" and not whole and _was_ready(history, record):
                         continue

@@ -98,6 +98,6 @@ def _role(label: str) -> str:
         return "logs"
     if "/store#" in label:
         return "store"
-    if "/standby#" in label:
+    if re.search(r"/standby#-?\d+$", label):  # and not what stands beside one
         return "standby"
     return "rank" if re.search(r"/\d+#\d+$", label) else "other"

@@ -222,13 +222,14 @@ class RankDied(Record):
     """That exit was not asked for.
 
     Attributes:
+        rank: None for a spare, whose death is none of the group's.
         method: The call it was in; empty for none.
         decision: What was decided about it, in the driver's words.
     """
 
     kind: ClassVar[str] = "rank_died"
     group: str
-    rank: int
+    rank: int | None
     incarnation: int
     epoch: int
     pid: int

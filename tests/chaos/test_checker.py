@@ -230,6 +230,17 @@ def test_a_planned_restart_has_its_cause() -> None:
     assert teller.broken() == set()
 
 
+def test_the_death_of_a_spare_is_none_of_the_groups() -> None:
+    teller = whole(intensity=0)
+    spare = {"group": "g", "rank": None, "incarnation": -1, "epoch": 0, "pid": 1}
+    teller.add(RankDied, **spare, reason="killed", decision="replace the spare")
+    teller.add(GroupUp, group="g", epoch=1, world_size=2)
+    teller.add(RankDied, **spare, reason="killed", decision="replace the spare")
+    teller.add(GroupEnded, group="g", epoch=1, cause="give up")
+
+    assert teller.broken() == {"intensity"}  # nothing that counts was behind its end
+
+
 def test_a_group_that_gives_up_past_its_intensity_is_right() -> None:
     teller = whole(intensity=1)
     teller.die(0, stopped=(1,))

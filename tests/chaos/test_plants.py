@@ -50,7 +50,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
         faults=(f"kill{AT.get(plant, '')}", "exit:0@running", "grandchild"),
         seed=seed,
         keep_intensity=counted,
-        call_timeout=1.0,
+        call_timeout=5.0 if plant in AT else 1.0,  # one that is sent again needs the restart's time
         recovery_limit=2.0 if plant == "restart forgotten" else 60.0,
     )
 

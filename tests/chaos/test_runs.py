@@ -228,9 +228,9 @@ def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) 
 
 def test_who_is_no_rank_is_struck_at_a_workers_moment_too() -> None:
     aims = [("kill", "zygote", "running"), ("stop", "logs", "after_reply")]
-    schedule = at_once(*aims, ("kill", "standby", "running"), seconds=0.2)
+    schedule = at_once(*aims, ("kill", "standby", "running"), seconds=0.2, gap=0.8)
 
-    result = run_chaos(targets.with_a_spare, duration=3.0, schedule=schedule, seed=8)
+    result = run_chaos(targets.with_a_spare, duration=3.5, schedule=schedule, seed=8)
 
     assert result.violations == ()
     done = result.history.every(Struck)
