@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.deeds import kill
+from tests.chaos.deeds import kill, wait_until
 from tests.chaos.savers import Bounded, Counter, Holder, KeptCounter
 from tests.chaos.test_checkpoints import LONG, Heard, die, heal, states
 from tests.chaos.test_trees import executor
@@ -125,6 +125,8 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
     assert [count for count, _, _ in states(ex)] == [1, 1]
     with pytest.raises(KeyError):
         ex.collective_rpc("add_and_raise", LONG, (KeyError("not so bad"),))
+    # The first to raise has ended the call; the other may have yet to begin it.
+    wait_until(lambda: not any(seat.sent for seat in ex._core.shared.plane._seats))
     die(ex, 0)
 
     assert [count for count, _, _ in states(ex)] == [2, 2]
