@@ -63,7 +63,7 @@ from .replies import AsyncOutput
 from .report import CrashReport
 from .report_folder import ReportFile, ReportFolder, read_report
 from .runtime import Runtime, acquire_shared, release_shared
-from .scribe import Scribe, WorkerOutput
+from .scribe import Scribe
 from .slot import DeviceStatus
 from .snapshot_folder import SnapshotFolder, check_folder
 from .snapshots import SnapshotName, Stamp, join_snapshots, load_snapshot, store_snapshot
@@ -80,6 +80,7 @@ from .tree import kill as kill_tree
 from .tree import read as read_task
 from .tree import read_all as read_tasks
 from .worker_main import Boot, Link
+from .worker_output import WorkerOutput
 
 __all__ = [
     "ARENA_IDLE",

@@ -20,7 +20,8 @@ from phalanx.runtime.scribe import Scribe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from phalanx.runtime.scribe import ScribeProcess, WorkerOutput
+    from phalanx.runtime.scribe_keeper import ScribeProcess
+    from phalanx.runtime.worker_output import WorkerOutput
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 

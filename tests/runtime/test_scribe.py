@@ -25,7 +25,7 @@ from .conftest import LONG, Console, Worker, labels_of, launch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.scribe import WorkerOutput
+    from phalanx.runtime.worker_output import WorkerOutput
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]
 

@@ -24,7 +24,7 @@ from .conftest import LONG, Console, Worker, labels_of, launch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from phalanx.runtime.scribe import WorkerOutput
+    from phalanx.runtime.worker_output import WorkerOutput
 
 
 @pytest.fixture(autouse=True)

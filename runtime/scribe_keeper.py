@@ -1,0 +1,315 @@
+"""The scribe's process as the driver keeps it: started, talked to, replaced, ended.
+
+Guarantees: whatever is added is read by this scribe and by every one that comes after it, until it
+is removed; a scribe that dies, or takes no message, is replaced, more slowly the more often that
+happens. Nothing but `tell` waits for it, and that for a bounded time. In a forked child of the
+driver there is none, and the parent's is not touched.
+
+Left to others: what is read (`worker_output`), and starting a process (handed in).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from phalanx.supervision import RuntimeFault
+
+from . import ledger
+from .events import LoggedEvent, ScribeReplaced, ScribeUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from .labels import WorkerLabels
+
+ENTRY: Final = "phalanx.runtime.scribe_main:main"
+_PATIENCE: Final = 5.0  # seconds to take a message; a scribe that does not is replaced
+_QUIET: Final = 60.0  # seconds after which earlier deaths are forgiven
+_LONGEST_WAIT: Final = 30.0  # seconds between attempts to replace it
+
+
+class ScribeProcess(Protocol):
+    """What is needed of the process; the launcher's `Process` is one."""
+
+    @property
+    def pid(self) -> int: ...  # noqa: D102 -- the names are those of Process
+
+    def send_signal(self, sig: int, /) -> bool: ...  # noqa: D102 -- as above
+    def wait(self, deadline: float, /) -> bool: ...  # noqa: D102 -- as above
+    def close(self) -> None: ...  # noqa: D102 -- as above
+
+
+class Launch(Protocol):
+    """Starts ``entry(payload, fds)`` in a process of its own, which dies with the driver.
+
+    Returns once the process exists. Calls *on_exit* once, on any thread, after it has ended.
+    """
+
+    def __call__(  # noqa: D102 -- described above
+        self,
+        *,
+        entry: str,
+        payload: bytes,
+        fds: Mapping[str, int],
+        on_exit: Callable[[ScribeProcess], None],
+    ) -> ScribeProcess: ...
+
+
+class Reading(Protocol):
+    """What a scribe reads: the ends of one incarnation, and what its lines are labelled with."""
+
+    labels: WorkerLabels
+
+    @property
+    def key(self) -> int: ...  # noqa: D102 -- unique in the life of a keeper
+
+    @property
+    def ends(self) -> tuple[int, ...]: ...  # noqa: D102 -- the tail, stdout, stderr and the log
+
+    def close(self) -> None: ...  # noqa: D102 -- lets go of them
+
+
+class ScribeKeeper:
+    """One scribe after the other. Thread-safe.
+
+    Args:
+        launch: Starts the process.
+        payload: What each of them is told at its birth.
+        fds: What each of them is given beside its control socket, by name.
+        emit: Told of replacements; may be called on any thread.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        payload: bytes,
+        fds: Mapping[str, int],
+        emit: Callable[[LoggedEvent], None],
+    ) -> None:
+        self._pid = os.getpid()
+        self._launch = launch
+        self._payload = payload
+        self._fds = dict(fds)
+        self._emit = emit
+        self._changed = threading.Condition()
+        self._readings: dict[int, Reading] = {}
+        self._link: socket.socket | None = None
+        self._process: ScribeProcess | None = None
+        self._closed = False
+        self._deaths: list[float] = []
+        self._starting = threading.Lock()  # one start at a time: a scribe may die within its own
+        self._replacer: threading.Thread | None = None
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is a forked child of the driver, where nothing of it can be used."""
+        return self._pid != os.getpid()
+
+    @property
+    def pid(self) -> int | None:
+        """The process, or None while there is none."""
+        process = self._process
+        return None if process is None else process.pid
+
+    def start(self) -> None:
+        """Start the first; whatever is raised, nothing is left of it."""
+        try:
+            with self._starting:
+                self._start()
+        except BaseException:
+            self._closed = True
+            raise
+
+    def add(self, reading: Reading) -> None:
+        """Have it read from now on."""
+        with self._changed:
+            if self._closed:
+                raise RuntimeFault(f"the scribe is closed; no output for {reading.labels.child}")
+            self._readings[reading.key] = reading
+            self._tell_open(reading)
+
+    def relabel(self, reading: Reading) -> None:
+        """Have its lines carry its labels as they are now."""
+        with self._changed:
+            labels = reading.labels.as_dict()
+            self._tell({"do": "label", "key": reading.key, "labels": labels})
+
+    def remove(self, reading: Reading) -> None:
+        """Have it read to its end, and no more of it."""
+        with self._changed:
+            if self._readings.pop(reading.key, None) is not None:
+                self._tell({"do": "forget", "key": reading.key})
+
+    def drain(self, reading: Reading, deadline: float) -> bool:
+        """Wait until what was written so far has been read; False at *deadline* (monotonic).
+
+        Goes on with the next scribe where this one dies.
+        """
+        done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        try:
+            while time.monotonic() < deadline:
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self._link is not None or self._closed,
+                        deadline - time.monotonic(),
+                    )
+                    if self._link is None:
+                        return False
+                    link = self._link
+                    watched = link.dup()  # the replacer may close the other under our poll
+                    self._tell({"do": "drain", "key": reading.key}, [done])
+                with watched:
+                    if _wait_drained(done, watched, deadline):
+                        return True
+                with self._changed:  # it died, or the deadline passed
+                    self._wait_replaced(link, deadline)
+            return False
+        finally:
+            os.close(done)
+
+    def close(self, deadline: float | None) -> bool:
+        """Have everything shown, then end the scribe; False where that was done before.
+
+        What is still read then is closed, too.
+
+        Args:
+            deadline: When it is ended by force, on the monotonic clock; None for some seconds.
+        """
+        with self._changed:
+            if self._closed:
+                return False
+            self._closed = True
+            self._changed.notify_all()
+            replacer = self._replacer
+        deadline = time.monotonic() + _PATIENCE if deadline is None else deadline
+        if replacer is not None:
+            replacer.join()  # at most one attempt to start a process, which has a deadline
+        seconds = max(0.0, min(1.0, (deadline - time.monotonic()) / 2))
+        with self._changed:
+            self._tell({"do": "close", "seconds": seconds})
+            process, self._process = self._process, None
+            readings = list(self._readings.values())
+        if process is not None:
+            if not process.wait(deadline):
+                process.send_signal(signal.SIGKILL)
+                process.wait(time.monotonic() + _PATIENCE)
+            process.close()
+        self._drop_link()
+        for reading in readings:
+            reading.close()
+        return True
+
+    def _wait_replaced(self, link: socket.socket, deadline: float) -> None:
+        self._changed.wait_for(lambda: self._link is not link, deadline - time.monotonic())
+
+    # --- one process ----------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Start a scribe and tell it of everything there is to read."""
+        mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ledger.own(mine)
+        ledger.own(its)
+        fds = {"control": its.fileno(), **self._fds}
+        try:
+            process = self._launch(
+                entry=ENTRY, payload=self._payload, fds=fds, on_exit=self._on_exit
+            )
+        except BaseException:
+            ledger.close(mine)
+            raise
+        finally:
+            ledger.close(its)
+        with self._changed:
+            self._process, self._link = process, mine
+            for reading in self._readings.values():
+                self._tell_open(reading)
+            self._changed.notify_all()
+
+    def _on_exit(self, process: ScribeProcess) -> None:
+        """Have it replaced, on a thread of its own: a start waits, and this may be the hub's."""
+        if self._closed or self.is_inherited:
+            return
+        thread = threading.Thread(
+            target=self._replace, args=(process,), name="phalanx-scribe-replacer", daemon=True
+        )
+        self._replacer = thread
+        thread.start()
+
+    def _replace(self, dead: ScribeProcess) -> None:
+        with self._starting:
+            self._replace_alone(dead)
+
+    def _replace_alone(self, dead: ScribeProcess) -> None:
+        self._drop_link()
+        with contextlib.suppress(OSError):
+            dead.close()
+        now = time.monotonic()
+        self._deaths = [*(at for at in self._deaths if now - at < _QUIET), now]
+        wait = 0.0 if len(self._deaths) < 3 else min(_LONGEST_WAIT, 0.1 * 2 ** len(self._deaths))
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._closed, wait):
+                    return
+            try:
+                self._start()
+            except Exception as error:  # noqa: BLE001 -- workers stand still without a scribe
+                wait = min(_LONGEST_WAIT, max(0.1, wait * 2))
+                self._emit(ScribeUnavailable(problem=repr(error), wait=wait, at=time.monotonic()))
+                continue
+            replaced = ScribeReplaced(
+                pid=self.pid or 0, times=len(self._deaths), at=time.monotonic()
+            )
+            self._emit(replaced)
+            return
+
+    def _drop_link(self) -> None:
+        with self._changed:
+            link, self._link = self._link, None
+            self._changed.notify_all()
+        if link is not None:
+            ledger.close(link)
+
+    def _tell_open(self, reading: Reading) -> None:
+        message = {"do": "open", "key": reading.key, "labels": reading.labels.as_dict()}
+        self._tell(message, list(reading.ends))
+
+    def _tell(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
+        """Send *message*; with the lock held. One that finds no scribe is not needed.
+
+        The scribe that comes next is told of every worker there is by then.
+        """
+        link = self._link
+        if link is None or self.is_inherited:
+            return
+        data = json.dumps(message).encode()
+        deadline = time.monotonic() + _PATIENCE
+        poll = select.poll()
+        poll.register(link, select.POLLOUT)
+        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+        while True:
+            try:
+                socket.send_fds(link, [data], fds or [], flags)
+            except BlockingIOError:
+                if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+                    continue
+                if self._process is not None:  # it hangs, and workers hang on it
+                    self._process.send_signal(signal.SIGKILL)
+            except OSError:  # it is dead, and its exit is on the way
+                pass
+            return
+
+
+def _wait_drained(done: int, link: socket.socket, deadline: float) -> bool:
+    poll = select.poll()
+    poll.register(done, select.POLLIN)
+    poll.register(link, 0)  # its end only; it never says anything
+    ready = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
+    return done in ready
