@@ -50,6 +50,7 @@ from .labels import WorkerLabels
 from .last_words import install_last_words
 from .launcher import Launcher, LaunchSpec
 from .lease import Lease, Request, Visibility, check_share
+from .link import Boot, Link
 from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
@@ -79,7 +80,6 @@ from .tree import find as find_tree
 from .tree import kill as kill_tree
 from .tree import read as read_task
 from .tree import read_all as read_tasks
-from .worker_main import Boot, Link
 from .worker_output import WorkerOutput
 
 __all__ = [

@@ -21,7 +21,7 @@ from .marks import VARIABLE
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .worker_main import Link
+    from .link import Link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

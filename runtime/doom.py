@@ -20,7 +20,7 @@ from .frames import Kind
 from .remote_failure import RemoteFailure
 
 if TYPE_CHECKING:
-    from .worker_main import Link
+    from .link import Link
 
 
 class Judge(Protocol):

@@ -1,0 +1,75 @@
+"""A worker's birth, and its way back to its driver beside the answers to calls.
+
+Guarantees: what is told is sent before `Link.tell` returns; it may be told from any thread.
+
+Left to others: the answers to calls (`replies`), and the pulse's own thread (`pulse`).
+"""
+
+from __future__ import annotations
+
+import queue
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .codec import encode
+from .frames import Frame, Kind, Payload, send
+from .pulse import Pulse, keep_pulse
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
+    from .hosted import Hosted
+
+
+@dataclass(frozen=True, slots=True)
+class Boot:
+    """What a worker is told at its birth; pickled by name.
+
+    Attributes:
+        host: Given *blob* and a `Link`, returns what to host. Importable by name.
+        blob: What the layer above sends to itself.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    host: Callable[[bytes, Link], Hosted]
+    blob: bytes
+
+
+@dataclass(slots=True)
+class Link:
+    """A worker's way back to its driver, beside the answers to calls."""
+
+    control: socket.socket
+    rank: int
+    incarnation: int
+    epoch: int
+    fds: Mapping[str, int] = field(default_factory=dict[str, int])
+    _told: queue.SimpleQueue[Frame | None] = field(
+        default_factory=queue.SimpleQueue["Frame | None"]
+    )
+
+    def keep_pulse(self) -> None:
+        """Answer the driver beside the main loop from now on; what else it says, `receive` has."""
+
+        def answer(number: int, pulse: Pulse) -> None:
+            self.tell(Kind.PULSE, pulse, number=number)
+
+        keep_pulse(self.control, answer, self._told.put)
+
+    def receive(self) -> Frame | None:
+        """Return what the driver says outside of any call, or None at the end; waits for it."""
+        return self._told.get()
+
+    def tell(self, kind: int, value: object = None, *, number: int = 0) -> None:
+        """Send *value* to the driver, outside of any call; *number* is what it answers to."""
+        payload = Payload.of(None if value is None else encode(value, "the event"))
+        try:
+            packet = payload.packet(
+                kind, epoch=self.epoch, call_id=number, incarnation=self.incarnation
+            )
+            send(self.control, packet, payload.file)
+        finally:
+            payload.close()
