@@ -26,20 +26,7 @@ from .events import (
     fields,
 )
 from .evidence import oom_sources
-from .frames import (
-    BUNDLE_LIMIT,
-    EVERY_RANK,
-    FarFrame,
-    Flag,
-    Frame,
-    Kind,
-    Payload,
-    bundle,
-    call_id_of,
-    call_packet,
-    receive,
-    send,
-)
+from .frames import FarFrame, Frame, bundle, call_id_of, receive, send
 from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
 from .gloo import end_gloo_connections
@@ -55,6 +42,7 @@ from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
+from .payload import Payload, call_packet
 from .process import Process, ProcessStatus
 from .processors import usable_processors
 from .pulse import Pulse
@@ -80,6 +68,7 @@ from .tree import find as find_tree
 from .tree import kill as kill_tree
 from .tree import read as read_task
 from .tree import read_all as read_tasks
+from .wire import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind
 from .worker_output import WorkerOutput
 
 __all__ = [

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import imprint
-from .frames import Frame, Kind, receive
+from .frames import Frame, receive
 from .marks import VARIABLE
+from .wire import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,14 +21,17 @@ from phalanx.supervision import RuntimeFault
 from .arena_exchange import WorkerExchange
 from .board import Board
 from .codec import encode
-from .frames import Flag, Frame, Kind, Payload
 from .idling import Idling
 from .line import Delivery, Lane, Line
+from .payload import Payload
 from .port import Port
 from .remote_failure import RemoteFailure
+from .wire import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from .frames import Frame
 
 _ANSWERS = (Kind.REPLY, Kind.ERROR, Kind.SKIPPED)
 _BESIDE = (Kind.MORE, Kind.CLOSE)

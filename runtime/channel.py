@@ -25,18 +25,9 @@ from typing import TYPE_CHECKING, Protocol
 from . import ledger
 from .arena_exchange import DriverExchange
 from .board import Board
-from .frames import (
-    ANCILLARY,
-    CLOSE_ON_EXEC,
-    CUT,
-    PACKET_LIMIT,
-    Frame,
-    Kind,
-    Payload,
-    send,
-    unpack,
-    unpack_extra,
-)
+from .frames import Frame, send, unpack, unpack_extra
+from .payload import Payload
+from .wire import ANCILLARY, CLOSE_ON_EXEC, CUT, PACKET_LIMIT, Kind
 
 if TYPE_CHECKING:
     from .arena import Arena

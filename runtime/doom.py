@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.supervision import Directive
 
-from .frames import Kind
 from .remote_failure import RemoteFailure
+from .wire import Kind
 
 if TYPE_CHECKING:
     from .link import Link

@@ -1,14 +1,11 @@
-"""One message on the wire between the driver and one worker.
+"""One message on the wire between the driver and one worker, as it is received.
 
 Guarantees: a frame comes in one packet of a sequenced-packet socket, so it arrives whole or not at
 all; what is not a frame of ours decodes to nothing, never to an exception. Small frames in a row
 may share a packet (`bundle`).
 
-Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation alone, so a
-call needs no incarnation and carries in its place the round it was sent in (`board`): one
-encoding serves every rank.
-
-Left to others: bodies too large for a packet (`far`).
+Left to others: the numbers (`wire`), bodies too large for a packet (`far`), and making packets
+(`payload`).
 """
 
 from __future__ import annotations
@@ -16,93 +13,34 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from dataclasses import dataclass
 from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.supervision import RuntimeFault
 
-from .far import decode_far, lay_buffers_out, lay_out, map_file, write_file
+from .far import decode_far, map_file
+from .wire import (
+    ANCILLARY,
+    CLOSE_ON_EXEC,
+    CUT,
+    HEADER,
+    IN_ARENA,
+    IN_FILE,
+    LARGE,
+    MAGIC,
+    PACKET_LIMIT,
+    Flag,
+    Kind,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .arena import Arena, Borrower, Extent
     from .arena_reader import ArenaReader
-    from .codec import Encoded
 
-MAGIC: Final = 0x5048
-HEADER = struct.Struct("<HBBIQII")
-"""magic, kind, flags, epoch, call id, incarnation, extra: 24 bytes."""
-
-INLINE_LIMIT: Final = 32 * 1024
-"""Bytes of body that travel in the packet itself."""
-
-BUNDLE_LIMIT: Final = INLINE_LIMIT
-"""Bytes of frames that travel in one packet."""
-
-PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096
-
-EVERY_RANK: Final = 0xFFFFFFFF
-
-ANCILLARY: Final = socket.CMSG_SPACE(4 * 4)
-"""Bytes of room for descriptors that ride on a packet."""
-
-# Plain integers: arithmetic on an `IntFlag` takes a microsecond.
-CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
-CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
-
-
-class Kind:
-    """What a frame says. Plain integers: to look a member of an enum up takes as long as a call."""
-
-    CALL: Final[int] = 1
-    STOP: Final[int] = 2
-    HELLO: Final[int] = 3
-    MORE: Final[int] = 4
-    CLOSE: Final[int] = 5
-    BUNDLE: Final[int] = 6
-    ASSIGN: Final[int] = 8
-    REFORM: Final[int] = 9
-    RESTORE: Final[int] = 10
-    ASK: Final[int] = 11
-    REPLY: Final[int] = 16
-    ERROR: Final[int] = 17
-    SKIPPED: Final[int] = 18
-    READY: Final[int] = 19
-    START_FAILED: Final[int] = 20
-    EVENT: Final[int] = 21
-    LAST_WORDS: Final[int] = 22
-    ITEM: Final[int] = 23
-    STANDBY: Final[int] = 24
-    LEFT: Final[int] = 25
-    NOT_REFORMED: Final[int] = 26
-    PASSED: Final[int] = 27
-    LINK_ENDED: Final[int] = 28
-    SAVED: Final[int] = 29
-    NOT_SAVED: Final[int] = 30
-    RESTORING: Final[int] = 31
-    PULSE: Final[int] = 32
-    ENDING: Final[int] = 33
-    SAVING: Final[int] = 33
-
-
-class Flag:
-    """How a frame is to be read."""
-
-    NONE: Final[int] = 0
-    FILE: Final[int] = 1  # the body lies in the memory file whose descriptor came along
-    COLLECTIVE: Final[int] = 2  # withdrawn through the board if not yet begun
-    TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
-    JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
-    MARKED: Final[int] = 8  # a call with which the worker's state is stored, before its answer
-    ARENA: Final[int] = 16  # the body lies in the sender's arena
-    LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
-    STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
-    PACED: Final[int] = 128  # the next call waits elsewhere: `Kind.PASSED` lets it come
-
-
-LARGE: Final = Flag.FILE | Flag.ARENA
+_read_head = HEADER.unpack_from
+_HEAD: Final = HEADER.size
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 
 class Frame:
@@ -181,18 +119,18 @@ class FarFrame(Frame):
     @property
     def near(self) -> bytes:
         """What of the body came in the packet; empty where nothing did."""
-        return self.body[_IN_FILE.size if self.flags & Flag.FILE else _IN_ARENA.size :]
+        return self.body[IN_FILE.size if self.flags & Flag.FILE else IN_ARENA.size :]
 
     def large(self) -> memoryview:
         """See `Frame.large`."""
         try:
             if self.flags & Flag.FILE:
-                return map_file(self.fds[0], *_IN_FILE.unpack_from(self.body))
+                return map_file(self.fds[0], *IN_FILE.unpack_from(self.body))
             lender, self.lender = self.lender, None
             if lender is None:
                 msg = "this message has been read or dropped before"
                 raise ValueError(msg)
-            return lender.open(*_IN_ARENA.unpack_from(self.body))
+            return lender.open(*IN_ARENA.unpack_from(self.body))
         finally:
             self.drop()
 
@@ -202,97 +140,11 @@ class FarFrame(Frame):
             os.close(self.fds.pop())
         lender, self.lender = self.lender, None
         if lender is not None:
-            lender.give_back(_IN_ARENA.unpack_from(self.body)[0])
+            lender.give_back(IN_ARENA.unpack_from(self.body)[0])
 
     def __del__(self) -> None:
         if self.fds or self.lender is not None:  # an answer nobody ever asked for
             self.drop()
-
-
-@dataclass(slots=True)
-class Payload:
-    """A body ready to be sent, as often and to as many as it must.
-
-    Attributes:
-        tail: What follows the header: the body, or where a large one lies.
-        file: The memory file of a large body that lies in one of its own, or None.
-        extent: The place of one that lies in an arena, or None.
-    """
-
-    flags: int
-    tail: bytes
-    file: int | None = None
-    extent: Extent | None = None
-
-    @classmethod
-    def of(cls, encoded: Encoded | None, arena: Arena | None = None) -> Payload:
-        """Return *encoded* as a payload; a large one is copied now: later changes do not show.
-
-        Raises:
-            MessageTooLarge: there is not memory enough for it; nothing was written.
-        """
-        if encoded is None:
-            return cls(Flag.NONE, b"")
-        if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
-            return cls(Flag.NONE, small)
-        beside = lay_buffers_out(encoded, INLINE_LIMIT)
-        near, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
-        extent = arena.place(size) if arena is not None else None
-        if extent is None:
-            return cls.in_file(write_file(parts, offsets, size), size, near)
-        try:
-            extent.write(parts, offsets)
-        except BaseException:
-            extent.let_go()
-            raise
-        return cls.in_arena(extent, size, near)
-
-    @classmethod
-    def in_arena(cls, extent: Extent, size: int, near: bytes = b"") -> Payload:
-        """Return the *size* bytes that have been written to *extent*, with *near* beside them."""
-        tail = _IN_ARENA.pack(extent.slot, extent.start, size) + near
-        return cls(Flag.ARENA, tail, extent=extent)
-
-    @classmethod
-    def in_file(cls, file: int, size: int, near: bytes = b"") -> Payload:
-        """Return the *size* bytes in a sealed memory file, which is closed with the payload."""
-        return cls(Flag.FILE, _IN_FILE.pack(size) + near, file)
-
-    def lend(self, borrower: Borrower) -> None:
-        """Count the message as read by *borrower*; before each time it is sent."""
-        if self.extent is not None:
-            self.extent.lend(borrower)
-
-    def packet(
-        self,
-        kind: int,
-        *,
-        epoch: int,
-        call_id: int,
-        incarnation: int = 0,
-        extra: int = EVERY_RANK,
-        flags: int = Flag.NONE,
-    ) -> bytes:
-        """Return the packet; `file` must ride on it."""
-        flags |= self.flags
-        return HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
-
-    def close(self) -> None:
-        """Let go of the memory; who has been sent it keeps it."""
-        if self.file is not None:
-            os.close(self.file)
-            self.file = None
-        if self.extent is not None:
-            self.extent.let_go()
-            self.extent = None
-
-
-def call_packet(  # noqa: PLR0917  # as they stand in the header
-    payload: Payload, flags: int, epoch: int, call_id: int, round_: int, extra: int
-) -> bytes:
-    """Return the packet of a call: what `Payload.packet` makes, more quickly."""
-    flags |= payload.flags
-    return _write_head(MAGIC, Kind.CALL, flags, epoch, call_id, round_, extra) + payload.tail
 
 
 def call_id_of(packet: bytes) -> int:
@@ -387,27 +239,16 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
         sock.sendmsg([packet], [rights], _NO_SIGNAL)
 
 
-_read_head = HEADER.unpack_from
-_write_head = HEADER.pack
-_HEAD: Final = HEADER.size
-_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
-_IN_FILE = struct.Struct("<Q")
-"""size"""
-
-_IN_ARENA = struct.Struct("<IQQ")
-"""slot, start, size"""
-
-
 def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
     """Whether *far* came with what its flags say; sees to its lender."""
     match far.flags & LARGE:
         case Flag.FILE if lost and not far.fds:
             # Its call must still be answered: to drop the frame would leave it waiting.
             far.flags |= Flag.LOST
-            return len(far.body) >= _IN_FILE.size
+            return len(far.body) >= IN_FILE.size
         case Flag.FILE:
-            return len(far.fds) == 1 and len(far.body) >= _IN_FILE.size
-        case Flag.ARENA if not far.fds and len(far.body) >= _IN_ARENA.size:
+            return len(far.fds) == 1 and len(far.body) >= IN_FILE.size
+        case Flag.ARENA if not far.fds and len(far.body) >= IN_ARENA.size:
             far.lender = lender
             return lender is not None
         case _:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from phalanx.supervision import Directive, ExitReason
 
-    from .frames import Payload
+    from .payload import Payload
     from .telemetry import ServerSpan
 
 

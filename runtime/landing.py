@@ -12,7 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 from .far import new_message_file, seal_message_file
-from .frames import Payload
+from .payload import Payload
 
 if TYPE_CHECKING:
     from .arena import Arena

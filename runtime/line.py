@@ -20,13 +20,15 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import MessageTooLarge
 
-from .frames import HEADER, LARGE, MAGIC, PACKET_LIMIT, FarFrame, Frame, Kind, Payload
+from .frames import FarFrame, Frame
 from .landing import Landing
+from .wire import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .arena import Arena
+    from .payload import Payload
 
 WINDOW = 16
 """Messages that one end may have sent and the other not yet taken."""

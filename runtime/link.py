@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .codec import encode
-from .frames import Frame, Kind, Payload, send
+from .frames import Frame, send
+from .payload import Payload
 from .pulse import Pulse, keep_pulse
+from .wire import Kind
 
 if TYPE_CHECKING:
     import socket

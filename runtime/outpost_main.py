@@ -24,12 +24,12 @@ from .arena import Arena
 from .arena_exchange import DriverExchange
 from .berth import error_packet
 from .board import Board, withdraw
-from .frames import Flag, Kind
 from .idling import Idling
 from .line import LARGEST, QUEUE, Delivery, Lane, Line, Say
 from .outpost import UNHEARD, UNREACHED
 from .port import Port
 from .waiting import IN, OUT, Waiting
+from .wire import Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,8 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .frames import Frame, Kind, receive, send, unbundle
+from .frames import Frame, receive, send, unbundle
+from .wire import Kind
 
 if TYPE_CHECKING:
     from .arena_reader import ArenaReader

@@ -18,8 +18,9 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from .frames import Frame, Kind, receive
+from .frames import Frame, receive
 from .stacks import STACKS
+from .wire import Kind
 
 if TYPE_CHECKING:
     import socket

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
 
 from .codec import encode
-from .frames import EVERY_RANK, HEADER, MAGIC, Flag, Frame, Kind, Payload, send
+from .frames import Frame, send
+from .payload import Payload
 from .remote_failure import RemoteFailure
+from .wire import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable

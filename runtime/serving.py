@@ -18,10 +18,11 @@ from phalanx.supervision import Directive, ExitKind, ExitReason
 
 from .arena import ARENA_IDLE, ARENA_LONGEST
 from .codec import encode
-from .frames import Flag, Frame, Kind, Payload
+from .payload import Payload
 from .remote_failure import RemoteFailure
 from .streams import Inbox, send_items
 from .termination import Terminated, ignore_signals
+from .wire import Flag, Kind
 
 if TYPE_CHECKING:
     import socket
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .arena_exchange import WorkerExchange
     from .board import Board
     from .doom import Doom
+    from .frames import Frame
     from .hosted import Hosted
     from .link import Link
     from .replies import ReplyLine

@@ -30,7 +30,7 @@ from .far import (
     write_all,
     write_file,
 )
-from .frames import Payload
+from .payload import Payload
 
 if TYPE_CHECKING:
     from pathlib import Path

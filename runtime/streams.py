@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import ExecutorClosed
 
-from .frames import Frame, Kind, receive, unbundle
+from .frames import Frame, receive, unbundle
 from .spinning import Spinner
+from .wire import Kind
 
 if TYPE_CHECKING:
     import socket

@@ -20,14 +20,16 @@ from phalanx.supervision import RuntimeFault
 from .arena_exchange import WorkerExchange
 from .board import Board, register_worker
 from .doom import Doom
-from .frames import Frame, Kind, Payload, receive, send
+from .frames import Frame, receive, send
 from .last_words import install_last_words
 from .link import Boot, Link
+from .payload import Payload
 from .remote_failure import RemoteFailure
 from .replies import ReplyLine
 from .serving import Serving
 from .stacks import install_stacks
 from .termination import Terminated, arm_signals, die_of
+from .wire import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

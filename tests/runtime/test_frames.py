@@ -18,21 +18,9 @@ from hypothesis import strategies as st
 from phalanx.runtime.arena import SLOTS, Arena, Borrower
 from phalanx.runtime.arena_reader import ArenaReader
 from phalanx.runtime.codec import encode
-from phalanx.runtime.frames import (
-    HEADER,
-    INLINE_LIMIT,
-    MAGIC,
-    PACKET_LIMIT,
-    Flag,
-    Frame,
-    Kind,
-    Payload,
-    bundle,
-    receive,
-    send,
-    unbundle,
-    unpack,
-)
+from phalanx.runtime.frames import Frame, bundle, receive, send, unbundle, unpack
+from phalanx.runtime.payload import Payload
+from phalanx.runtime.wire import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,12 @@ from zmq.utils import z85
 
 from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime, ledger
 from phalanx.runtime.channel import Arrival, SocketChannel
-from phalanx.runtime.frames import Flag, receive
+from phalanx.runtime.frames import receive
 from phalanx.runtime.gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
 from phalanx.runtime.line import LARGEST, Delivery, Lane, Line, Say
 from phalanx.runtime.outpost import Posting
 from phalanx.runtime.transport import Zmq
+from phalanx.runtime.wire import Flag
 from phalanx.supervision import RuntimeFault
 
 LONG = 10.0

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.arena import Arena
 from phalanx.runtime.far import seal_message_file
-from phalanx.runtime.frames import EVERY_RANK, HEADER, FarFrame, Flag, Frame, Kind, Payload
+from phalanx.runtime.frames import FarFrame, Frame
 from phalanx.runtime.line import PIECE, WINDOW, Delivery, Lane, Line, Say
+from phalanx.runtime.payload import Payload
+from phalanx.runtime.wire import EVERY_RANK, HEADER, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 

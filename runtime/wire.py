@@ -1,0 +1,95 @@
+"""What stands on the wire between the driver and one worker: header, kinds, flags and limits.
+
+Guarantees: both ends, and the bridge between machines, read the same numbers here.
+
+Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation alone, so a
+call needs no incarnation and carries in its place the round it was sent in (`board`): one
+encoding serves every rank.
+
+Left to others: reading it (`frames`) and writing it (`payload`).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Final
+
+MAGIC: Final = 0x5048
+HEADER = struct.Struct("<HBBIQII")
+"""magic, kind, flags, epoch, call id, incarnation, extra: 24 bytes."""
+
+INLINE_LIMIT: Final = 32 * 1024
+"""Bytes of body that travel in the packet itself."""
+
+BUNDLE_LIMIT: Final = INLINE_LIMIT
+"""Bytes of frames that travel in one packet."""
+
+PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096
+
+EVERY_RANK: Final = 0xFFFFFFFF
+
+ANCILLARY: Final = socket.CMSG_SPACE(4 * 4)
+"""Bytes of room for descriptors that ride on a packet."""
+
+# Plain integers: arithmetic on an `IntFlag` takes a microsecond.
+CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
+
+
+class Kind:
+    """What a frame says. Plain integers: to look a member of an enum up takes as long as a call."""
+
+    CALL: Final[int] = 1
+    STOP: Final[int] = 2
+    HELLO: Final[int] = 3
+    MORE: Final[int] = 4
+    CLOSE: Final[int] = 5
+    BUNDLE: Final[int] = 6
+    ASSIGN: Final[int] = 8
+    REFORM: Final[int] = 9
+    RESTORE: Final[int] = 10
+    ASK: Final[int] = 11
+    REPLY: Final[int] = 16
+    ERROR: Final[int] = 17
+    SKIPPED: Final[int] = 18
+    READY: Final[int] = 19
+    START_FAILED: Final[int] = 20
+    EVENT: Final[int] = 21
+    LAST_WORDS: Final[int] = 22
+    ITEM: Final[int] = 23
+    STANDBY: Final[int] = 24
+    LEFT: Final[int] = 25
+    NOT_REFORMED: Final[int] = 26
+    PASSED: Final[int] = 27
+    LINK_ENDED: Final[int] = 28
+    SAVED: Final[int] = 29
+    NOT_SAVED: Final[int] = 30
+    RESTORING: Final[int] = 31
+    PULSE: Final[int] = 32
+    ENDING: Final[int] = 33
+    SAVING: Final[int] = 33
+
+
+class Flag:
+    """How a frame is to be read."""
+
+    NONE: Final[int] = 0
+    FILE: Final[int] = 1  # the body lies in the memory file whose descriptor came along
+    COLLECTIVE: Final[int] = 2  # withdrawn through the board if not yet begun
+    TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
+    JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
+    MARKED: Final[int] = 8  # a call with which the worker's state is stored, before its answer
+    ARENA: Final[int] = 16  # the body lies in the sender's arena
+    LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
+    STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
+    PACED: Final[int] = 128  # the next call waits elsewhere: `Kind.PASSED` lets it come
+
+
+IN_FILE = struct.Struct("<Q")
+"""Where a body lies in a memory file: its size."""
+
+IN_ARENA = struct.Struct("<IQQ")
+"""Where a body lies in an arena: slot, start, size."""
+
+LARGE: Final = Flag.FILE | Flag.ARENA
