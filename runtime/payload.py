@@ -88,7 +88,7 @@ class Payload:
     ) -> bytes:
         """Return the packet; `file` must ride on it."""
         flags |= self.flags
-        return HEADER.pack(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
+        return _write_head(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
 
     def close(self) -> None:
         """Let go of the memory; who has been sent it keeps it."""
