@@ -23,20 +23,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from phalanx.supervision import SpecError
 
-from .gpus import named_gpus, select_gpu, visible
+from .gpus import named_gpus, visible
 from .inventory import find_gpus
 from .lease import Request, check_share
-from .placement import (
-    Unplaced,
-    add_cpu_slots,
-    check_kinds,
-    check_room,
-    lease_of,
-    nothing,
-    place,
-    there,
-)
-from .slot import Leaving, Quarantine, Reading, Slot
+from .placement import Unplaced, lease_of, nothing, place
+from .rack import Rack
+from .slot import Leaving, Quarantine, Reading
 from .ward import Ward
 
 if TYPE_CHECKING:
@@ -83,18 +75,12 @@ class DevicePool:
         _check_number("slack_bytes", slack_bytes, 0)
         if slots is not None:
             _check_number("slots", slots, 1)
-        self._endless = gpus is None and slots is None
         self._inventory = inventory
         self._release_timeout = release_timeout
         self._ward = Ward(inventory, slack_bytes, tolerate)
         self._lock = threading.RLock()
         self._holds = 1
-        # In the order in which they are leased; one that was named twice stands here twice.
-        self._order: list[Slot] = []
-        if gpus is None:
-            self._order = [Slot(f"cpu:{number}") for number in range(slots or 0)]
-        else:
-            self._list_gpus(gpus)
+        self._rack = Rack(gpus, slots)
         self._shown: tuple[DeviceStatus, ...] = ()
         self._show()
 
@@ -127,7 +113,7 @@ class DevicePool:
         check_share(devices_per_rank)
         if isinstance(devices, DevicePool):
             pool = devices
-            pool._check(world_size, devices_per_rank)  # noqa: SLF001  # one of us
+            pool._rack.check(world_size, devices_per_rank)  # noqa: SLF001  # one of us
             pool._hold()  # noqa: SLF001  # the same
             return pool
         if devices == "cpu":
@@ -144,8 +130,8 @@ class DevicePool:
                 pool = cls(seen, inventory, **options)
             else:
                 pool = cls(named_gpus(devices, seen), inventory, **options)
-            pool._place(seen)
-            pool._check(world_size, devices_per_rank)
+            pool._rack.place(seen)
+            pool._rack.check(world_size, devices_per_rank)
         except BaseException:
             if own:
                 inventory.close()
@@ -157,12 +143,12 @@ class DevicePool:
     @property
     def size(self) -> int | None:
         """How many whole leases there can be at once; None for any number."""
-        return None if self._endless else len(self._order)
+        return self._rack.size
 
     @property
     def has_gpus(self) -> bool:
         """Whether there is anything to look after: CPU slots have no faults."""
-        return any(slot.gpu is not None for slot in self._order)
+        return any(slot.gpu is not None for slot in self._rack.slots())
 
     def acquire(
         self,
@@ -197,12 +183,11 @@ class DevicePool:
         check_share(share)
         with self._changing():
             self._look()
-            if self._endless:
-                add_cpu_slots(self._order, len(requests), share)
-            placed = place(self._order, requests, share)
+            self._rack.make_room(len(requests), share)
+            placed = place(self._rack.order, requests, share)
             if isinstance(placed, Unplaced):
-                raise nothing(self._slots(), placed, share)
-            seen = self._slots() if visibility == "all" else None
+                raise nothing(self._rack.slots(), placed, share)
+            seen = self._rack.slots() if visibility == "all" else None
             leases: list[Lease] = []
             for request, slots in zip(requests, placed, strict=True):
                 for slot in slots:
@@ -229,12 +214,12 @@ class DevicePool:
         if deadline is None:
             deadline = time.monotonic() + self._release_timeout
         with self._changing():
-            for slot in self._slots():
+            for slot in self._rack.slots():
                 if lease in slot.leases:
                     slot.leases.remove(lease)
                     if pid != os.getpid():
                         slot.leaving.append(Leaving(lease, pid, deadline))
-            self._ward.watch_releases(self._slots())
+            self._ward.watch_releases(self._rack.slots())
 
     def settle(self, leases: Iterable[Lease], deadline: float) -> bool:
         """Wait until what *leases* held is released; return whether it was.
@@ -247,8 +232,8 @@ class DevicePool:
         names = {name for lease in mine for name in lease.names}
         while True:
             with self._changing():
-                self._ward.watch_releases(self._slots())
-                slots = [slot for slot in self._slots() if slot.name in names]
+                self._ward.watch_releases(self._rack.slots())
+                slots = [slot for slot in self._rack.slots() if slot.name in names]
                 waits = any(one.lease in mine for slot in slots for one in slot.leaving)
                 kept = [slot.quarantine for slot in slots if slot.quarantine is not None]
             if not waits:
@@ -278,7 +263,7 @@ class DevicePool:
             self._look()
             return {
                 lease: f"device {slot.name}: {slot.quarantine.reason}"
-                for slot in self._slots()
+                for slot in self._rack.slots()
                 if slot.quarantine is not None and slot.quarantine.fatal
                 for lease in slot.leases
             }
@@ -294,7 +279,7 @@ class DevicePool:
             SpecError: the pool has no such device.
         """
         with self._changing():
-            slot = self._find(device)
+            slot = self._rack.find(device)
             slot.quarantine = None
             self._ward.put_aside(slot, Quarantine("user", reason, time.monotonic()))
 
@@ -305,7 +290,7 @@ class DevicePool:
             SpecError: the pool has no such device.
         """
         with self._changing():
-            self._ward.accept(self._find(device))
+            self._ward.accept(self._rack.find(device))
 
     def subscribe(
         self,
@@ -355,25 +340,6 @@ class DevicePool:
         with self._lock:
             self._holds += 1
 
-    def _list_gpus(self, gpus: Sequence[Gpu]) -> None:
-        known: dict[str, Slot] = {}
-        for number, gpu in enumerate(gpus):
-            slot = known.get(gpu.uuid)
-            if slot is None:
-                slot = known[gpu.uuid] = Slot(gpu.uuid, gpu, place=f"cuda:{number}")
-            else:
-                slot.capacity += 1
-            self._order.append(slot)
-
-    def _place(self, there: Sequence[Gpu]) -> None:
-        """Note what CUDA in this process would call each device."""
-        for slot in self._order:
-            if slot.gpu is not None:
-                slot.place = f"cuda:{there.index(slot.gpu)}"
-
-    def _slots(self) -> list[Slot]:
-        return list(dict.fromkeys(self._order))
-
     @contextlib.contextmanager
     def _changing(self) -> Generator[None]:
         """Hold the lock; what has come of it is shown and told afterwards, outside of it."""
@@ -393,30 +359,12 @@ class DevicePool:
                     listener(event)
 
     def _show(self) -> None:
-        self._shown = tuple(slot.status() for slot in self._slots())
+        self._shown = tuple(slot.status() for slot in self._rack.slots())
 
     def _look(self) -> None:
-        slots = self._slots()
+        slots = self._rack.slots()
         self._ward.watch_releases(slots)
         self._ward.examine(slots)
-
-    def _find(self, device: int | str) -> Slot:
-        slots = self._slots()
-        for slot in slots:
-            if slot.name == device:
-                return slot
-        gpus = [slot.gpu for slot in slots if slot.gpu is not None]
-        gpu = None if isinstance(device, bool) else select_gpu(gpus, str(device))
-        for slot in slots:
-            if gpu is not None and slot.gpu == gpu:
-                return slot
-        raise SpecError("device", device, f"not in this pool, which has {there(self._order)}")
-
-    def _check(self, world_size: int, share: float) -> None:
-        """Raise where *world_size* leases of *share* could never be had together."""
-        check_kinds(self._order, share)
-        if not self._endless:
-            check_room(self._order, world_size, share)
 
 
 def _check_number(field: str, value: object, least: float) -> None:

@@ -464,7 +464,7 @@ def test_on_a_shared_device_a_dead_process_must_have_left_the_list() -> None:
     assert refused.value.soon
     assert pool.settle([first], soon())
     assert pool.acquire(0, share=0.5)
-    assert second in {*pool._slots()[0].leases}
+    assert second in {*pool._rack.slots()[0].leases}
 
 
 def test_on_a_shared_device_the_rest_is_found_when_the_last_one_leaves() -> None:
