@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from .orders import InjectedError
     from .page import render_page
     from .plan import Chaos
-    from .records import Record, record_of
+    from .record import Record
+    from .records import record_of
     from .result import ChaosResult, FaultSummary
     from .run_record import load_plan, load_run
     from .runner import run_chaos
@@ -67,7 +68,8 @@ _HOMES = {
     "orders": ("InjectedError",),
     "page": ("render_page",),
     "plan": ("Chaos",),
-    "records": ("Record", "record_of"),
+    "record": ("Record",),
+    "records": ("record_of",),
     "result": ("ChaosResult", "FaultSummary"),
     "run_record": ("load_plan", "load_run"),
     "runner": ("run_chaos",),

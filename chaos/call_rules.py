@@ -10,14 +10,16 @@ from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from .records import Began, GroupEnded, Issued, NotStarted, RankExited
+from .call_records import Issued
+from .group_records import GroupEnded, NotStarted, RankExited
 from .violation import found
+from .worker_records import Began
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .call_records import Sent
     from .history import CallHistory, History
-    from .records import Sent
     from .violation import Violation
 
 _EARLY = 0.05  # seconds by which a deadline may differ from the one that was written down

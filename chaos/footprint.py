@@ -23,7 +23,7 @@ from phalanx.runtime import find_gpus, read_tasks
 from .belongings import SHM
 from .journal import now
 from .parts import trees_of
-from .records import Left
+from .referee_records import Left
 
 _PATIENCE = 10.0  # seconds for what is on its way out already
 _LOOK_AGAIN = 0.05

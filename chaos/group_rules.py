@@ -9,29 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from .records import (
-    Began,
+from .group_records import (
     ChangePlanned,
-    Complained,
-    Examined,
     GroupEnded,
     GroupUp,
-    Left,
     NotStarted,
     RankDied,
     RankExited,
     RankReady,
     RankStarted,
-    Struck,
-    Woke,
 )
+from .referee_records import Complained, Examined, Left, Struck
 from .violation import found
+from .worker_records import Began, Woke
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .group_records import GroupBuilt
     from .history import History
-    from .records import GroupBuilt, Record
+    from .record import Record
     from .violation import Violation
 
 _EDGE = 0.25  # seconds by which the time of a death in a report may differ from the one counted

@@ -12,18 +12,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .records import (
-    Began,
-    Ended,
-    GroupBuilt,
-    Issued,
-    LifeBegan,
-    LifeEnded,
-    Record,
-    Sent,
-    Settled,
-    Taken,
-)
+from .call_records import Issued, Sent, Settled, Taken
+from .group_records import GroupBuilt
+from .record import Record
+from .referee_records import LifeBegan, LifeEnded
+from .worker_records import Began, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,12 +16,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .history import History
-from .records import LifeBegan, record_of
+from .records import record_of
+from .referee_records import LifeBegan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .records import Record
+    from .record import Record
 
 SUFFIX = ".jsonl"
 

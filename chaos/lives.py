@@ -32,7 +32,7 @@ from .faults import SIGNALS
 from .footprint import Footprint
 from .journal import Journal, now, read_history
 from .parts import trees_of
-from .records import LifeEnded, Missed, Struck
+from .referee_records import LifeEnded, Missed, Struck
 from .session import Progress, Session
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-from . import records as r
+from . import call_records, group_records
 from .envelope import Letter, Order, Reply
 from .journal import now
 from .witness import Post, is_claimed
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from phalanx.actors import Call, ExecutorSpec, Shared
 
     from .journal import Journal
+    from .record import Record
 
 _FIRST_CALL = 1_000_000_000  # calls of a further life begin at a multiple of this
 
@@ -113,7 +114,7 @@ class Recorder:
             group = Watched(self, name, spec, shared)
             self.groups.append(group)
         self.journal.write(
-            r.GroupBuilt(
+            group_records.GroupBuilt(
                 at=now(),
                 group=name,
                 world_size=spec.world_size,
@@ -180,14 +181,14 @@ class Watched:
 
     def planned(self, ranks: frozenset[int], size: int | None) -> None:
         """Write down that a restart or a resize was asked for."""
-        change = r.ChangePlanned(
+        change = group_records.ChangePlanned(
             at=now(), group=self.name, ranks=tuple(sorted(ranks)), world_size=size
         )
         self._write(change)
 
     def not_started(self, ranks: tuple[tuple[int, int], ...], reason: str) -> None:
         """Write down that *ranks* got no process."""
-        self._write(r.NotStarted(at=now(), group=self.name, ranks=ranks, reason=reason))
+        self._write(group_records.NotStarted(at=now(), group=self.name, ranks=ranks, reason=reason))
 
     def restarting(self, ranks: tuple[tuple[int, int], ...]) -> None:
         """Pass the point, unless this is the first start."""
@@ -217,7 +218,7 @@ class WatchedCall:
         """Write down that it was made."""
         at, deadline = now(), call.terms.deadline
         self._write(
-            r.Issued(
+            call_records.Issued(
                 at=at,
                 group=self._group.name,
                 call=self.method.call,
@@ -235,7 +236,7 @@ class WatchedCall:
         """Write down to whom it goes, and pass the point."""
         self._sent = ranks
         self._write(
-            r.Sent(
+            call_records.Sent(
                 at=now(),
                 group=self._group.name,
                 call=self.method.call,
@@ -269,7 +270,7 @@ class WatchedCall:
         if not isinstance(value, Reply):
             return value
         self._write(
-            r.Taken(
+            call_records.Taken(
                 at=now(),
                 group=self._group.name,
                 call=self.method.call,
@@ -285,7 +286,7 @@ class WatchedCall:
 
     def _settle(self, outcome: str, error: str = "") -> None:
         self._write(
-            r.Settled(
+            call_records.Settled(
                 at=now(),
                 group=self._group.name,
                 call=self.method.call,
@@ -328,21 +329,21 @@ def _who(group: str, event: Any) -> dict[str, Any]:
     }
 
 
-def _started(group: str, event: WorkerStarted) -> r.Record:
-    return r.RankStarted(**_who(group, event))
+def _started(group: str, event: WorkerStarted) -> Record:
+    return group_records.RankStarted(**_who(group, event))
 
 
-def _ready(group: str, event: WorkerReady) -> r.Record:
-    return r.RankReady(**_who(group, event))
+def _ready(group: str, event: WorkerReady) -> Record:
+    return group_records.RankReady(**_who(group, event))
 
 
-def _exited(group: str, event: WorkerExited) -> r.Record:
-    return r.RankExited(**_who(group, event), reason=_short(event.reason))
+def _exited(group: str, event: WorkerExited) -> Record:
+    return group_records.RankExited(**_who(group, event), reason=_short(event.reason))
 
 
-def _crashed(group: str, event: WorkerCrashed) -> r.Record:
+def _crashed(group: str, event: WorkerCrashed) -> Record:
     report = event.report
-    return r.RankDied(
+    return group_records.RankDied(
         **_who(group, report),
         reason=_short(report.reason),
         method="" if report.call is None else report.call.method,
@@ -350,23 +351,25 @@ def _crashed(group: str, event: WorkerCrashed) -> r.Record:
     )
 
 
-def _up(group: str, event: GroupUp) -> r.Record:
-    return r.GroupUp(at=now(), group=group, epoch=event.epoch, world_size=event.world_size)
+def _up(group: str, event: GroupUp) -> Record:
+    return group_records.GroupUp(
+        at=now(), group=group, epoch=event.epoch, world_size=event.world_size
+    )
 
 
-def _down(group: str, event: GroupDown) -> r.Record:
-    return r.GroupDown(at=now(), group=group, epoch=event.epoch, cause=event.cause)
+def _down(group: str, event: GroupDown) -> Record:
+    return group_records.GroupDown(at=now(), group=group, epoch=event.epoch, cause=event.cause)
 
 
-def _ended(group: str, event: GroupEnded) -> r.Record:
-    return r.GroupEnded(at=now(), group=group, epoch=event.epoch, cause=event.cause)
+def _ended(group: str, event: GroupEnded) -> Record:
+    return group_records.GroupEnded(at=now(), group=group, epoch=event.epoch, cause=event.cause)
 
 
 def _short(reason: ExitReason) -> str:
     return str(reason).splitlines()[0][:200]
 
 
-_TELLINGS: dict[type, Callable[[str, Any], r.Record]] = {
+_TELLINGS: dict[type, Callable[[str, Any], Record]] = {
     WorkerStarted: _started,
     WorkerReady: _ready,
     WorkerExited: _exited,

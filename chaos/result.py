@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from .call_records import Settled
 from .checker import check
-from .records import Began, Ended, GroupEnded, Missed, RankDied, RankExited, Settled, Struck
+from .group_records import GroupEnded, RankDied, RankExited
+from .referee_records import Missed, Struck
 from .violation import INVARIANTS
+from .worker_records import Began, Ended
 
 if TYPE_CHECKING:
     from pathlib import Path

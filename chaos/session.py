@@ -27,7 +27,7 @@ from .footprint import Footprint
 from .journal import Journal, now
 from .parts import trees_of
 from .recorder import Recorder
-from .records import Examined, LifeBegan, LifeEnded
+from .referee_records import Examined, LifeBegan, LifeEnded
 from .striker import Striker
 from .traffic import Callers, Mismatch, complain, make_calls
 

@@ -26,7 +26,7 @@ from .journal import now
 from .orders import carry_out
 from .parts import Part, parts_of
 from .pending import HELPERS, Pending, order_of, whose_of
-from .records import Missed, Struck
+from .referee_records import Missed, Struck
 
 if TYPE_CHECKING:
     from collections.abc import Callable

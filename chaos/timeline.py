@@ -13,24 +13,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from .records import (
-    Began,
-    Ended,
-    GroupDown,
-    GroupEnded,
-    GroupUp,
-    RankExited,
-    RankReady,
-    RankStarted,
-    Settled,
-    Struck,
-)
+from .call_records import Settled
+from .group_records import GroupDown, GroupEnded, GroupUp, RankExited, RankReady, RankStarted
+from .referee_records import Struck
+from .worker_records import Began, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .history import History
-    from .records import Record
+    from .record import Record
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from phalanx.supervision import ExecutorClosed, PhalanxError, RemoteError
 
 from .journal import now
 from .orders import InjectedError, UnpicklableError
-from .records import Complained
+from .referee_records import Complained
 
 if TYPE_CHECKING:
     import random

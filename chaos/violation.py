@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .records import Record
+    from .record import Record
 
 INVARIANTS = {
     "one_outcome": "every call has exactly one outcome",

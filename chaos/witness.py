@@ -23,7 +23,8 @@ from .envelope import Letter, Order, Reply
 from .faults import FAULTS
 from .journal import Journal, now
 from .orders import INSTEAD, carry_out, carry_out_on
-from .records import Began, Ended, Struck, Woke
+from .referee_records import Struck
+from .worker_records import Began, Ended, Woke
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -16,7 +16,7 @@ from tests.chaos.test_checker import Teller
 from tests.chaos.test_page import told
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
-from phalanx.chaos.records import Complained, Struck
+from phalanx.chaos.referee_records import Complained, Struck
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)

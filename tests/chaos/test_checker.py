@@ -20,31 +20,21 @@ from phalanx.chaos import (
     read_history,
     record_of,
 )
-from phalanx.chaos.records import (
-    Began,
+from phalanx.chaos.call_records import Issued, Sent, Settled, Taken
+from phalanx.chaos.group_records import (
     ChangePlanned,
-    Complained,
-    Ended,
-    Examined,
     GroupBuilt,
     GroupDown,
     GroupEnded,
     GroupUp,
-    Issued,
-    Left,
-    LifeBegan,
-    LifeEnded,
     NotStarted,
     RankDied,
     RankExited,
     RankReady,
     RankStarted,
-    Sent,
-    Settled,
-    Struck,
-    Taken,
-    Woke,
 )
+from phalanx.chaos.referee_records import Complained, Examined, Left, LifeBegan, LifeEnded, Struck
+from phalanx.chaos.worker_records import Began, Ended, Woke
 
 
 class Teller:

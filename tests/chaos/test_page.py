@@ -9,7 +9,7 @@ from typing import Any
 from tests.chaos.test_checker import Teller
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
-from phalanx.chaos.records import Complained, Struck
+from phalanx.chaos.referee_records import Complained, Struck
 
 VOID = {"meta", "line", "polygon"}
 

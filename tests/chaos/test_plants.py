@@ -16,7 +16,7 @@ from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
 from phalanx.chaos import ChaosResult, footprint, run_chaos
-from phalanx.chaos.records import Left
+from phalanx.chaos.referee_records import Left
 from phalanx.runtime import Runtime
 from phalanx.supervision import Intensity
 

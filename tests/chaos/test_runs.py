@@ -28,7 +28,9 @@ from phalanx.chaos import (
     run_chaos,
 )
 from phalanx.chaos.full_disk import FullDisk
-from phalanx.chaos.records import Ended, LifeEnded, Missed, RankDied, Struck
+from phalanx.chaos.group_records import RankDied
+from phalanx.chaos.referee_records import LifeEnded, Missed, Struck
+from phalanx.chaos.worker_records import Ended
 from phalanx.cli import main
 from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.testing import FakeGpus
