@@ -1,0 +1,110 @@
+"""Which ranks a call goes to, and what each of them is given."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.actors import Executor
+from phalanx.supervision import (
+    SpecError,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_scatter_gives_each_rank_its_own_arguments(make: Make) -> None:
+    ex = make(world_size=3)
+
+    assert ex.scatter("echo", [("a",), ("b",), ("c",)]) == ["a", "b", "c"]
+
+
+def test_scatter_does_not_guess_from_a_lists_length(make: Make) -> None:
+    ex = make(world_size=2)
+
+    assert ex.collective_rpc("echo", args=([1, 2],)) == [[1, 2], [1, 2]]
+    with pytest.raises(SpecError, match="per_rank"):
+        ex.scatter("echo", [(1,)])
+
+
+def test_one_rank_is_called_alone(make: Make) -> None:
+    ex = make(world_size=3)
+
+    assert ex.call(1, "rank") == 1
+    assert ex.collective_rpc("add") == [1, 1, 1]
+    assert ex.call(2, "add", args=(5,)) == 6
+
+
+def test_idle_ranks_share_a_work_queue(make: Make) -> None:
+    ex = make(world_size=2)
+
+    who = [ex.submit(lambda w, i: (i, w.ctx.rank), args=(i,)) for i in range(40)]
+    answers = [future.result(30) for future in who]
+
+    assert [i for i, _ in answers] == list(range(40))
+    assert {rank for _, rank in answers} == {0, 1}
+
+
+def test_a_gather_keeps_the_answers_of_the_ranks_that_did_not_fail(make: Make) -> None:
+    outcomes = make(world_size=3).gather("fail", args=(1,))
+
+    assert [o.ok for o in outcomes] == [True, False, True]
+    assert [o.value for o in outcomes] == [0, None, 2]
+    assert isinstance(outcomes[1].error, ValueError)
+
+
+def test_tell_runs_in_order_and_waits_for_nothing(make: Make) -> None:
+    ex = make()
+
+    ex.tell("add", args=(3,))
+    ex.tell("fail")
+    ex.tell("add", args=(4,), rank=1)
+
+    assert ex.collective_rpc("add", 30, (0,)) == [3, 7]
+
+
+def test_step_methods_are_methods_of_the_executor(make: Make) -> None:
+    ex = make(world_size=None, tensor=2, pipeline=2)
+
+    assert ex.forward(7) == (2, 7)
+    assert ex.forward(7, non_block=True).result(30) == (2, 7)
+    assert ex.steps.forward(8) == (2, 8)
+    assert ex.everyone() == [0, 1, 2, 3]
+    assert ex.drivers() == [0, 2]
+    with pytest.raises(AttributeError):
+        ex.rank()
+
+
+def test_an_async_output_lets_the_main_loop_go_on_and_keeps_the_order(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1, async_output=True)
+    gate = tmp_path / "gate"
+    order: list[str] = []
+    told = threading.Event()
+
+    late = ex.collective_rpc("late", args=("late", str(gate)), non_block=True)
+    counted = ex.collective_rpc("add", non_block=True)
+    late.add_done_callback(lambda _: order.append("late"))
+    counted.add_done_callback(lambda _: order.append("counted"))
+    counted.add_done_callback(lambda _: told.set())
+    ex.collective_rpc(lambda w, g: open(g, "w").close(), args=(str(gate),), non_block=True)
+
+    assert late.result(30) == ["late"]
+    assert counted.result(30) == [1]
+    assert ex.collective_rpc("add", 30) == [2]
+    assert told.wait(30)  # callbacks run on a thread of their own
+    assert order == ["late", "counted"]
+    assert ex.max_concurrent_batches == 2
+
+
+def test_an_async_output_that_raises_is_that_calls_error_alone(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(KeyError):
+        ex.collective_rpc("late", args=(KeyError("late"),))
+    assert ex.collective_rpc("rank") == [0]

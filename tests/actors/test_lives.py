@@ -1,0 +1,365 @@
+"""A group is started, changed and stopped; nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy
+
+from phalanx.actors import Executor, Layout, StopPolicy
+from phalanx.runtime import Runtime
+from phalanx.supervision import (
+    CallTimeout,
+    ExecutorClosed,
+    Intensity,
+    RemoteError,
+    SpecError,
+    StartFailed,
+    UnknownMethod,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:
+    ex = make(layout=Layout(tensor=2, pipeline=2, extra={"ep": 2}), world_size=None)
+
+    who = ex.collective_rpc("who")
+
+    assert [w["coordinates"] for w in who] == [
+        {"tp": 0, "pp": 0, "ep": 0},
+        {"tp": 1, "pp": 0, "ep": 1},
+        {"tp": 0, "pp": 1, "ep": 0},
+        {"tp": 1, "pp": 1, "ep": 1},
+    ]
+    assert ex.layout.output_rank == 2
+    assert ex.layout.driver_ranks == (0, 2)
+    assert ex.max_concurrent_batches == 2
+
+
+def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
+    ex = make(
+        args=("hi",),
+        kwargs={"shared": 1},
+        rank_kwargs=[{"mine": "a"}, {"mine": "b"}],
+        env={"PHALANX_TEST": "all"},
+        rank_env=[{}, {"PHALANX_TEST": "one"}],
+    )
+
+    assert [w["extra"] for w in ex.collective_rpc("who")] == [
+        {"shared": 1, "mine": "a"},
+        {"shared": 1, "mine": "b"},
+    ]
+    names = ("PHALANX_TEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    first, second = ex.collective_rpc("env", args=names)
+    assert (first["PHALANX_TEST"], second["PHALANX_TEST"]) == ("all", "one")
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+    assert (second["LOCAL_RANK"], second["WORLD_SIZE"]) == ("1", "2")
+    assert first["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_thread_counts_are_one_unless_the_user_set_them(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert make(world_size=1).call(0, "env", args=("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "1"}
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert make(world_size=1).call(0, "env", args=("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "3"}
+
+
+@pytest.mark.parametrize("launch", ["zygote", "exec"])
+def test_both_ways_to_start_give_the_same_worker(make: Make, launch: str) -> None:
+    ex = make(world_size=2, launch=launch)
+
+    assert ex.collective_rpc("rank") == [0, 1]
+    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [1, 1]
+
+
+def test_the_workers_own_exception_comes_out_of_a_failed_start(make: Make) -> None:
+    with pytest.raises(ValueError, match="bad weights") as caught:
+        make(StartFails, 3, kwargs={"how": "raise", "rank": 1})
+
+    notes = "\n".join(caught.value.__notes__)
+    assert "rank 1" in notes
+    assert "workers.py" in notes
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("unpicklable", "Unpicklable: bad weights"),
+        ("exit", "rank 2 .*exited during its start"),
+        ("sysexit", "rank 2 .*exit code 7"),
+        ("kill", "rank 2 .*SIGKILL"),
+    ],
+)
+def test_a_failed_start_says_which_rank_and_how(make: Make, how: str, says: str) -> None:
+    with pytest.raises((StartFailed, RemoteError), match=says):
+        make(StartFails, 3, kwargs={"how": how, "rank": 2})
+
+
+def test_a_start_that_hangs_is_ended_by_its_deadline(make: Make) -> None:
+    with pytest.raises(StartFailed, match=r"rank 0 .*start_timeout=1"):
+        make(StartFails, 2, kwargs={"how": "hang"}, start_timeout=1.0)
+
+
+def test_ranks_meet_in_a_process_group(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(Reducer, 2, preload=("torch",), runtime=torch_runtime)
+
+    assert ex.collective_rpc("total", 60, (10.0,)) == [30.0, 30.0]
+
+
+def test_close_runs_on_stop_and_is_idempotent(make: Make, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    ex = make(Tidy, 2, args=(str(notes),))
+
+    ex.close()
+    ex.close()
+
+    assert sorted(notes.read_text().splitlines()) == [
+        "stopped shutdown rank=0 inc=1",
+        "stopped shutdown rank=1 inc=1",
+    ]
+    with pytest.raises(ExecutorClosed):
+        ex.collective_rpc("rank")
+    with pytest.raises(ExecutorClosed):
+        ex.restart()
+    assert ex.status().state == "ended"
+
+
+def test_close_from_two_threads_at_once(make: Make) -> None:
+    ex = make(world_size=2)
+
+    threads = [threading.Thread(target=ex.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(info.pid is None for info in ex.ranks)
+
+
+def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), "in time"), non_block=True)
+
+    closer = threading.Thread(target=ex.close)
+    closer.start()
+    gate.touch()
+    closer.join(30)
+
+    assert future.result(0) == ["in time"]
+
+
+def test_a_worker_that_ignores_everything_is_killed_and_its_call_told(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Stubborn, 1, stop=StopPolicy(ask=0.1, terminate=0.1))
+    gate = tmp_path / "held"
+    future = ex.collective_rpc("hold", args=(str(gate),), non_block=True)
+    deadline = time.monotonic() + 30
+    while not gate.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+    ex.close()
+
+    with pytest.raises(ExecutorClosed):
+        future.result(0)
+
+
+def test_a_name_that_is_used_again_closes_the_one_before(make: Make) -> None:
+    first = make(world_size=1, name="notebook")
+
+    second = make(world_size=1, name="notebook")
+
+    assert first.status().state == "ended"
+    assert second.collective_rpc("rank") == [0]
+
+
+def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -> None:
+    ex = Executor(Echo, 1, preload=(), runtime=runtime)
+    core = ex._core
+
+    del ex
+
+    assert core.shared.gone.wait(30)
+
+
+def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
+    ex = make(world_size=2)
+    seen: list[Any] = []
+    both = threading.Event()
+
+    def listen(event: Any) -> None:
+        seen.append(event)
+        if len(seen) == 2:
+            both.set()
+
+    unsubscribe = ex.events(listen)
+    ex.collective_rpc("emit", args=({"loss": 1.5},))
+
+    assert both.wait(30)
+    assert {(e.rank, e.value["loss"]) for e in seen} == {(0, 1.5), (1, 1.5)}
+    unsubscribe()
+
+
+def test_health_is_an_answer_from_every_main_loop(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=2)
+    gate = tmp_path / "gate"
+    ex.check_health(30)
+
+    busy = ex.call(1, "gated", args=(str(gate),), non_block=True)
+    with pytest.raises(CallTimeout) as caught:
+        ex.check_health(0.2)
+    gate.touch()
+
+    assert caught.value.ranks == (1,)
+    assert busy.result(30) is None
+
+
+def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
+    ex = make(world_size=1, launch="inline", kwargs={"greeting": "yo"})
+    seen: list[Any] = []
+    ex.events(seen.append)
+
+    assert ex.collective_rpc("who")[0]["pid"] == os.getpid()
+    assert ex.collective_rpc("echo", args=(1,), non_block=True).result() == [1]
+    assert ex.gather("fail")[0].ok is False
+    assert ex.forward(3) == (0, 3)
+    assert ex.submit("echo", args=("p",)).result() == "p"
+    ex.collective_rpc("emit", args=("event",))
+    assert [event.value for event in seen] == ["event"]
+    ex.check_health()
+    with pytest.raises(ValueError, match="boom"):
+        ex.collective_rpc("fail")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("nope")
+    ex.close()
+    with pytest.raises(ExecutorClosed):
+        ex.collective_rpc("rank")
+
+
+def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, intensity=Intensity(0, 60.0))
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), "kept"), non_block=True)
+    thread = threading.Thread(target=ex.restart, args=(1,))
+    thread.start()
+    gate.touch()
+    thread.join(30)
+
+    assert future.result(0) == ["kept", "kept"]
+    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [2, 2]
+    assert ex.status().restarts == 0
+    assert ex.status().planned == 1
+
+
+def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),))
+
+    with pytest.raises(TimeoutError, match=r"under way, not done after 0\.3 s"):
+        ex.restart(timeout=0.3)
+    gate.touch()
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == [2]
+    assert ex.status().restarts == 0
+
+
+def test_resize_forms_the_group_anew(make: Make) -> None:
+    ex = make(world_size=2)
+
+    ex.resize(3)
+    assert [w["world_size"] for w in ex.collective_rpc("who")] == [3, 3, 3]
+    ex.resize(1)
+
+    assert ex.collective_rpc("rank") == [0]
+    assert ex.world_size == 1
+    with pytest.raises(SpecError):
+        ex.resize(0)
+
+
+def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), 1), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.1)
+    gate.touch()
+    ex.drain(30)
+
+    assert future.done()
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
+    with Executor(Reducer, 1, launch="inline") as ex:
+        assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
+
+
+def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
+    ex = make(world_size=None, tensor=2, pipeline=2, name="shown")
+
+    titles = [Path(f"/proc/{info.pid}/cmdline").read_text().rstrip("\0") for info in ex.ranks]
+
+    assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0 #1")
+    assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1 #1")
+
+
+def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
+    made: list[Any] = []
+
+    def build() -> None:
+        try:
+            made.append(Executor(Echo, 1, preload=(), runtime=runtime, name="twin"))
+        except ExecutorClosed as error:
+            made.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    built: list[Executor[Any]] = [one for one in made if not isinstance(one, Exception)]
+    alive = [one for one in built if one.status().state == "serving"]
+    assert len(made) == 2
+    assert len(alive) == 1
+    assert alive[0].collective_rpc("rank", 30) == [0]
+    for one in built:
+        one.close()
+
+
+def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+    first = threading.Thread(target=ex.drain)
+    first.start()
+    while not ex._core.shared.plane.holds:
+        time.sleep(0.001)
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+
+    assert ex._core.shared.plane.holds == 1
+    gate.touch()
+    first.join(30)
+    assert busy.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]

@@ -1,0 +1,302 @@
+"""What goes wrong in a call is its error alone; what cannot be right is refused beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.actors.workers import Echo, StartFails
+
+from phalanx.actors import Executor, WorkerActor
+from phalanx.supervision import (
+    BadArguments,
+    NotPicklable,
+    RemoteError,
+    SpecError,
+    UnknownMethod,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_a_workers_exception_keeps_its_type_and_says_where_it_comes_from(make: Make) -> None:
+    ex = make()
+
+    with pytest.raises(ValueError, match="boom") as caught:
+        ex.collective_rpc("fail", args=(1,))
+
+    notes = "\n".join(caught.value.__notes__)
+    assert "rank 1" in notes
+    assert "in fail (call" in notes
+    assert "workers.py" in notes
+    assert ex.collective_rpc("rank") == [0, 1]
+
+
+def test_an_exception_on_a_rank_whose_reply_is_not_wanted_fails_the_call(make: Make) -> None:
+    with pytest.raises(ValueError, match="boom"):
+        make().collective_rpc("fail", args=(1,), unique_reply_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("fail_unpicklable", "Unpicklable"), ("fail_unbuildable", "NeedsTwo")]
+)
+def test_an_exception_that_cannot_travel_has_a_faithful_stand_in(
+    make: Make, method: str, name: str
+) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(RemoteError) as caught:
+        ex.collective_rpc(method)
+
+    assert caught.value.type_name.endswith(name)
+    assert "Traceback" in caught.value.traceback
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_a_reply_that_cannot_be_pickled_is_that_calls_error(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(NotPicklable, match="the reply"):
+        ex.collective_rpc("reply_unpicklable")
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_unknown_method_is_refused_before_anything_is_sent(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(UnknownMethod, match=r"Echo has no method 'nope'; it has .*echo"):
+        ex.collective_rpc("nope")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("on_start")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("__init__")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1, 2, 3, 4), {}), (("g",), {"wrong": 1}), (("g",), {"gate": 1})],
+)
+def test_wrong_arguments_are_refused_and_the_worker_goes_on(
+    make: Make, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(BadArguments, match="gated"):
+        ex.collective_rpc("gated", args=args, kwargs=kwargs)
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_argument_that_cannot_be_pickled_is_named(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(NotPicklable, match="the arguments of echo"):
+        ex.collective_rpc("echo", args=(threading.Lock(),))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"unique_reply_rank": 2}, "unique_reply_rank"),
+        ({"unique_reply_rank": -1}, "unique_reply_rank"),
+        ({"on_death": "pray"}, "on_death"),
+        ({"retries": -1}, "retries"),
+        ({"on_timeout": "pray"}, "on_timeout"),
+    ],
+)
+def test_terms_that_make_no_sense_name_the_field(
+    make: Make, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(world_size=2).collective_rpc("rank", **options)
+
+    assert caught.value.field == field
+
+
+class NotAWorker:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("worker", "options", "field"),
+    [
+        (NotAWorker, {}, "worker"),
+        ("Echo", {}, "worker"),
+        (WorkerActor, {}, "worker"),
+        (Echo, {"world_size": 0}, "world_size"),
+        (Echo, {"world_size": -1}, "world_size"),
+        (Echo, {"world_size": 2.0}, "world_size"),
+        (Echo, {"world_size": True}, "world_size"),
+        (Echo, {"world_size": 5, "tensor": 2, "pipeline": 2}, "world_size"),
+        (Echo, {"world_size": 2, "tensor": 0}, "tensor"),
+        (Echo, {"rank_kwargs": [{}]}, "rank_kwargs"),
+        (Echo, {"rank_env": [{}]}, "rank_env"),
+        (Echo, {"env": {"A": 1}}, "env['A']"),
+        (Echo, {"env": {"A=": "1"}}, "env"),
+        (Echo, {"start_timeout": 0}, "start_timeout"),
+        (Echo, {"queue_depth": 0}, "queue_depth"),
+        (Echo, {"launch": "magic"}, "launch"),
+        (Echo, {"launch": "inline"}, "world_size"),
+        (Echo, {"strategy": "one_for_all?"}, "strategy"),
+        (Echo, {"preload": "torch"}, "preload"),
+        (Echo, {"name": ""}, "name"),
+        (Echo, {"devices": ["a"]}, "devices"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_names_field_and_value(
+    make: Make, worker: Any, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(worker, **options)
+
+    assert caught.value.field == field
+
+
+def test_a_world_size_that_is_not_the_product_prints_the_arithmetic() -> None:
+    with pytest.raises(ValueError, match=r"tensor 2 x pipeline 2 x prefill_context 1 = 4"):
+        Executor(Echo, 5, tensor=2, pipeline=2)
+
+
+def test_a_class_or_argument_that_cannot_be_pickled_is_named(make: Make) -> None:
+    with pytest.raises(NotPicklable, match=r"kwargs\['lock'\]"):
+        make(kwargs={"lock": threading.Lock()})
+    with pytest.raises(NotPicklable, match=r"rank_kwargs\[1\]"):
+        make(rank_kwargs=[{}, {"lock": threading.Lock()}])
+
+
+class Frozen(Exception):
+    """Refuses further attributes, notes included."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Odd(Echo):
+    def cancelled(self) -> None:
+        raise asyncio.CancelledError
+
+    def interrupted(self) -> None:
+        raise KeyboardInterrupt
+
+    def frozen(self) -> None:
+        raise Frozen("as it is")
+
+    async def later(self) -> None:
+        """Cannot be called: nothing would run it."""
+
+    def many(self, count: int) -> list[bytearray]:
+        return [bytearray(20_000) for _ in range(count)]
+
+
+@pytest.mark.parametrize("method", ["cancelled", "interrupted"])
+def test_what_is_no_exception_is_that_calls_error_and_a_stand_in(make: Make, method: str) -> None:
+    ex = make(Odd, 1)
+
+    with pytest.raises(RemoteError):
+        ex.collective_rpc(method)
+    assert ex.ranks[0].incarnation == 1
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_exception_that_refuses_notes_arrives_as_it_is(make: Make) -> None:
+    with pytest.raises(Frozen, match="as it is"):
+        make(Odd, 1).collective_rpc("frozen")
+
+
+def test_an_async_method_is_refused_in_the_driver(make: Make) -> None:
+    with pytest.raises(UnknownMethod, match="async"):
+        make(Odd, 1).collective_rpc("later")
+
+
+def test_thousands_of_large_buffers_travel_in_one_message(make: Make) -> None:
+    ex = make(Odd, 1)
+
+    assert len(ex.call(0, "many", args=(3000,))) == 3000
+    assert ex.call(0, lambda _, x: len(x), args=([bytearray(20_000) for _ in range(3000)],)) == 3000
+
+
+def test_answers_nobody_asked_for_yet_hold_no_descriptors(make: Make) -> None:
+    ex = make(Odd, 2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    futures = [ex.submit("echo", args=(bytearray(40_000),)) for _ in range(60)]
+    concurrent.futures.wait(futures, timeout=30)
+
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 30
+    assert all(len(future.result(30)) == 40_000 for future in futures)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e7, 1e10])
+def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    ex = make(world_size=1)
+
+    assert ex.collective_rpc("rank", timeout) == [0]
+    assert ex.collective_rpc("rank", timeout, non_block=True).result(timeout) == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout": "5"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"args": "abc"}, "args"),
+        ({"args": 5}, "args"),
+        ({"kwargs": [1]}, "kwargs"),
+        ({"aggregate": 5}, "aggregate"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_name_the_field(
+    make: Make, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(world_size=1).collective_rpc("rank", **options)
+
+    assert caught.value.field == field
+
+
+def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
+    with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
+        Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, preload=())
+    with pytest.raises(SpecError, match=r"rank_kwargs\[0\]"):
+        Executor(Echo, 1, rank_kwargs=[{5: 1}], preload=())  # type: ignore[dict-item]
+    with pytest.raises(SpecError, match="report_dir"):
+        Executor(Echo, 1, report_dir="/dev/null/x", preload=())
+
+
+def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2)
+    gate = tmp_path / "gate"
+    held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    thread = threading.Thread(target=ex.resize, args=(3,))
+    thread.start()
+    scattered: Any = None
+    while scattered is None or not ex._core.shared.plane.holds:
+        scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
+        time.sleep(0.001)
+    gate.touch()
+    thread.join(30)
+
+    assert held.result(30) == [None, None]
+    try:
+        assert scattered.result(30) == ["a", "b"]  # it was sent before the resize began
+    except SpecError as error:
+        assert error.field == "world_size"
+    assert ex.collective_rpc("rank", 30) == [0, 1, 2]
+
+
+def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(NotPicklable):
+        ex.scatter("echo", [(bytearray(1_000_000),), (threading.Lock(),)])
+
+    assert not any(extent.kept for extent in ex._core.shared.plane.arena._used)
