@@ -1,0 +1,100 @@
+"""Children and listeners whose every move a test makes, and trees of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pykka
+
+from phalanx.supervision import (
+    KILLED,
+    ChildSpec,
+    ChildStarted,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Notice,
+    SupervisorSpec,
+)
+
+LIMIT = 10.0
+CRASH = ExitReason(ExitKind.CRASH)
+
+
+class Notices:
+    """What a tree said, to be waited for."""
+
+    def __init__(self) -> None:
+        self.seen: list[Notice] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, notice: Notice) -> None:
+        with self._changed:
+            self.seen.append(notice)
+            self._changed.notify_all()
+
+    def wait(self, wanted: Callable[[Notice], bool], count: int = 1) -> Notice:
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._found(wanted) >= count, LIMIT), self.seen
+        return [notice for notice in self.seen if wanted(notice)][count - 1]
+
+    def _found(self, wanted: Callable[[Notice], bool]) -> int:
+        return sum(map(wanted, self.seen))
+
+    def wait_started(self, path: str, incarnation: int) -> None:
+        self.wait(
+            lambda n: isinstance(n, ChildStarted) and (n.path, n.incarnation) == (path, incarnation)
+        )
+
+
+class Echo(pykka.ThreadingActor):
+    """Answers what it is sent; raises what is an exception."""
+
+    def on_receive(self, message: Any) -> Any:
+        if isinstance(message, BaseException):
+            raise message
+        return message
+
+
+class Puppet:
+    """A child whose every move the test makes."""
+
+    def __init__(self) -> None:
+        self.contexts: SimpleQueue[Any] = SimpleQueue()
+        self.told: SimpleQueue[str] = SimpleQueue()
+        self.answers = True  # ends when it is asked to
+
+    def __call__(self, ctx: Any) -> Any:
+        self.ctx = ctx
+        self.contexts.put(ctx)
+        return self
+
+    def terminate(self, reason: ExitReason) -> None:
+        self.told.put("terminate")
+        if self.answers:
+            self.ctx.exited(ExitReason(ExitKind.SHUTDOWN))
+
+    def kill(self) -> None:
+        self.told.put("kill")
+        self.ctx.exited(KILLED)
+
+
+def wait_stop(stop: threading.Event) -> None:
+    stop.wait()
+
+
+def tree(*children: ChildSpec | SupervisorSpec, **options: Any) -> SupervisorSpec:
+    return SupervisorSpec("top", children=children, intensity=Intensity(5, 60.0), **options)
+
+
+def in_sub_process(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        check=False, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
