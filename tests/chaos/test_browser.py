@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.test_checker import Teller
+from tests.chaos.teller import Teller
 from tests.chaos.test_page import told
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from tests.chaos.test_checker import Teller
+from tests.chaos.teller import Teller
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
 from phalanx.chaos.referee_records import Complained, Struck
