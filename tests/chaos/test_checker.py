@@ -16,7 +16,9 @@ from phalanx.chaos import (
 from phalanx.chaos.group_records import (
     ChangePlanned,
     GroupEnded,
+    GroupUp,
     NotStarted,
+    RankDied,
     RankExited,
 )
 from phalanx.chaos.referee_records import Examined, LifeEnded, Struck
