@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engines: dict[str, subprocess.Popen[str]] = {}
         about: dict[str, dict[str, Any]] = {}
         for side in SIDES:  # one after the other, each with the machine to itself
-            engines[side] = _start(side, model)
+            engines[side] = _start(side, model, options.tokens)
             about[side] = _ask(engines[side], "about")
         for turn in range(options.turns + 1):
             for side in SIDES if turn % 2 else reversed(SIDES):
@@ -98,7 +98,7 @@ def _side(options: argparse.Namespace) -> int:
 
         arguments |= supervised()
     engine = LocalEngine(Path(options.model), arguments, in_process=False)
-    load = make_load(100, structured=False)
+    load = make_load(options.tokens, structured=False)
     for line in sys.stdin:
         match line.strip():
             case "about":
@@ -151,9 +151,9 @@ def _ticks() -> int:
     return total
 
 
-def _start(side: str, model: str) -> subprocess.Popen[str]:
+def _start(side: str, model: str, tokens: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, __file__, "--side", side, "--model", model],
+        [sys.executable, __file__, "--side", side, "--model", model, "--tokens", str(tokens)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -208,6 +208,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=12, help="of each engine, but one to warm up")
+    parser.add_argument("--tokens", type=int, default=100, help="the longest answer")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
