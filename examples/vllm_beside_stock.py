@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.side:
         return _side(options)
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_model(Path(folder) / "toy"))
+        model = str(make_model(Path(folder) / "toy", options.layers))
         said = {side: list[dict[str, Any]]() for side in SIDES}
         engines: dict[str, subprocess.Popen[str]] = {}
         about: dict[str, dict[str, Any]] = {}
@@ -209,6 +209,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=12, help="of each engine, but one to warm up")
     parser.add_argument("--tokens", type=int, default=100, help="the longest answer")
+    parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--model", help=argparse.SUPPRESS)
     return parser.parse_args(argv)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class LocalEngine:
                 for output in self._engine.step():
                     self._take(answers[output.request_id], output, attack)
         except Exception as error:  # noqa: BLE001  # the engine is gone: so are its requests
+            traceback.print_exc()
             for answer in answers.values():
                 if not answer.finish:
                     answer.error = f"{type(error).__name__}: {error}"
