@@ -68,7 +68,7 @@ def _rounds(options: argparse.Namespace, engine: LocalEngine | ServedEngine) -> 
             print(rounds[-1], flush=True)
         if any(answer.error for answer in answers):
             break  # the engine has ended
-    varied = min(len(set(answer.tokens)) for answer in right if len(answer.tokens) >= 20)
+    varied = min((len(set(each.tokens)) for each in right if len(each.tokens) >= 20), default=0)
     return {
         "ok": all(each["lost"] == each["different"] == 0 for each in rounds) and varied > 5,
         "requests": len(load),
