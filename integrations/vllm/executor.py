@@ -85,6 +85,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._prepared = 0
         self._believed = 0
         self._step_epoch = 0
+        self._first_half: Any = None
         layout = Layout(
             tensor=parallel.tensor_parallel_size,
             pipeline=parallel.pipeline_parallel_size,
@@ -129,6 +130,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if not self._believed:
             self._believed = self._heal()
         self._step_epoch = self._believed
+        self._first_half = None
         return self._step("execute_model", scheduler_output, non_block=non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
@@ -147,10 +149,12 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if epoch != self._believed:  # its first half is lost already
             value = lost_step(epoch)
             return StepFuture(lambda: value, lambda: True) if non_block else value
-        future = self._send(method, epoch, argument)
+        # The engine core looks at the first half of a step only where it has no second one.
+        before, future = self._first_half, self._send(method, epoch, argument)
+        self._first_half = future
         if non_block:
-            return StepFuture(partial(self._output, future, epoch), future.done)
-        return self._output(future, epoch)
+            return StepFuture(partial(self._output, before, future, epoch), future.done)
+        return self._output(before, future, epoch)
 
     def _send(self, method: str, epoch: int, *args: Any) -> Any:
         try:
@@ -160,8 +164,10 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         except ExecutorClosed as error:
             raise self._story() from error
 
-    def _output(self, future: Any, epoch: int) -> Any:
+    def _output(self, before: Any, future: Any, epoch: int) -> Any:
         try:
+            if before is not None:
+                before.result()
             return future.result()
         except (WorkerDied, StaleEpoch) as error:
             _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
