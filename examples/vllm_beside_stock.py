@@ -60,11 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_model(Path(folder) / "toy", options.layers))
         said = {side: list[dict[str, Any]]() for side in SIDES}
-        engines: dict[str, subprocess.Popen[str]] = {}
-        about: dict[str, dict[str, Any]] = {}
-        for side in SIDES:  # one after the other, each with the machine to itself
-            engines[side] = _start(side, model, options.tokens)
-            about[side] = _ask(engines[side], "about")
+        # At the same time, so that both find the machine the same.
+        engines = {side: _start(side, model, options.tokens) for side in SIDES}
+        about = {side: _ask(engines[side], "about") for side in SIDES}
         for turn in range(options.turns + 1):
             for side in SIDES if turn % 2 else reversed(SIDES):
                 time.sleep(_SETTLE)

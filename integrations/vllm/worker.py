@@ -88,6 +88,7 @@ class EngineWorker(WorkerActor):
         wrapper.init_device()
         met = time.monotonic()
         wrapper.load_model()
+        _make_room_for_stages(wrapper.worker)
         import_module("vllm.distributed.parallel_state").get_world_group().barrier()
         remove_names(self._mark, ctx.epoch)  # every rank has opened what they share
         platform = import_module("vllm.platforms").current_platform
@@ -239,6 +240,20 @@ def _bind(cpus: Sequence[int]) -> None:
         return
     os.sched_setaffinity(0, cpus)
     import_module("torch").set_num_threads(len(cpus))
+
+
+def _make_room_for_stages(worker: Any) -> None:
+    """Make what a later stage receives into, where vLLM does not.
+
+    It does so when it profiles a model, which it passes over on a CPU without compilation.
+    """
+    state: Any = import_module("vllm.distributed.parallel_state")
+    runner = worker.model_runner
+    if state.get_pp_group().is_first_rank or getattr(runner, "intermediate_tensors", 0) is not None:
+        return
+    runner.intermediate_tensors = runner.get_model().make_empty_intermediate_tensors(
+        batch_size=runner.max_num_tokens, dtype=runner.dtype, device=runner.device
+    )
 
 
 def _reseed(config: Any, epoch: int) -> None:
