@@ -106,7 +106,9 @@ class ServedEngine:
         part: dict[str, Any] = event["choices"][0]
         tokens: list[int] = part.get("token_ids") or []
         answer.tokens.extend(tokens)
-        answer.scores.extend((part.get("logprobs") or {}).get("token_logprobs") or [])
+        chances: dict[str, Any] = part.get("logprobs") or {}
+        scores: list[float] = chances.get("token_logprobs") or []
+        answer.scores.extend(scores)
         if tokens:
             attack.arrived(len(tokens))
         if part.get("finish_reason"):
