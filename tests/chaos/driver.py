@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from tests.actors.workers import wait_for
 from tests.transport import TRANSPORT
 
 from phalanx import (
@@ -60,6 +61,8 @@ class Main(WorkerActor):
 
     def hold(self, gate: str = "", seconds: float = 600.0) -> str:
         deadline = time.monotonic() + seconds
+        if gate:
+            Path(f"{gate}.{self.ctx.rank}").touch()  # begun
         while time.monotonic() < deadline:
             if gate and Path(gate).exists():
                 return "released"
@@ -190,6 +193,7 @@ def forks_in_a_call(gate: str) -> None:
             os._exit(0)
         victim = ex.ranks[1].pid
         assert victim is not None
+        wait_for(f"{gate}.1")  # a call that it has not begun would be sent again
         os.kill(victim, signal.SIGKILL)
         died = type(future.exception(20)).__name__
         again = ex.collective_rpc("hold", 20, (gate,), non_block=True)

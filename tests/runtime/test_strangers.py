@@ -109,15 +109,17 @@ def serves(berth: Berth, rank: Rank, number: int) -> None:
 def test_connections_that_never_say_enough_keep_nobody_out(
     driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
 ) -> None:
-    driver = driver_of(Zmq(heartbeat=0.2, lost_after=1.0))
+    driver = driver_of(Zmq(heartbeat=0.2, lost_after=3.0))
     first = driver.berth()
     mine = rank_of(first.posting)
     mine.greets()
     assert isinstance(first.next(), Frame)
     with contextlib.ExitStack() as held:
-        idlers = [held.enter_context(knock(first.posting)) for _ in range(MANY)]
-        for number, idler in enumerate(idlers):
-            idler.sendall(GREETING[: number % len(GREETING)])
+        idlers: list[socket.socket] = []
+        for number in range(MANY):
+            idlers.append(held.enter_context(knock(first.posting)))
+            idlers[-1].sendall(GREETING[: number % len(GREETING)])
+            mine.line.beat(0.0)  # a silent rank would be taken for lost
 
         second = driver.berth()
         other = rank_of(second.posting)
