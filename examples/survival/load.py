@@ -65,8 +65,9 @@ def make_load(longest: int = 60, *, structured: bool = True) -> list[Ask]:
 def _ask(number: int, longest: int, *, structured: bool) -> Ask:
     length = 4 + 5 * number
     prompt = [(37 * number + place * place + 11 * place) % 256 for place in range(length)]
+    most = max(4, longest - number)
     options: dict[str, Any] = {
-        "max_tokens": longest - number,
+        "max_tokens": most,
         "temperature": 0.0 if number % 2 else 0.9,
         "seed": 1000 + number,
         "ignore_eos": number % 4 != 3,
@@ -82,7 +83,7 @@ def _ask(number: int, longest: int, *, structured: bool) -> Ask:
             options["presence_penalty"] = 0.9
             options["top_p"] = 0.9
         case 3:
-            options["min_tokens"] = longest // 2
+            options["min_tokens"] = most // 2
             options["stop_token_ids"] = list(range(0, 256, 5))
         case 4:
             options["top_k"] = 20
