@@ -235,8 +235,8 @@ def _bind(cpus: Sequence[int]) -> None:
     """Run on *cpus*, with a thread on each.
 
     A single one is not insisted on: the driver, where it happened to be on that one, would have to
-    leave it to the rank that it has just woken, which then waits for those that it has not. Measured
-    on two processors, it cost more than half of the tokens per second.
+    leave it to the rank that it has just woken, which then waits for those that it has not. On two
+    processors that cost more than half of the tokens per second.
 
     What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
     """
