@@ -234,14 +234,15 @@ def _device_of(ctx: WorkerContext) -> int:
 def _bind(cpus: Sequence[int]) -> None:
     """Run on *cpus*, with a thread on each.
 
-    A single one is not insisted on: the driver, where it happened to be on that one, would have to
-    leave it to the rank that it has just woken, which then waits for those that it has not. On two
-    processors that cost more than half of the tokens per second.
-
     What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
+
+    Ranks spin while they wait for each other, so one that wakes must not drive out the driver that is
+    about to wake the next: as a batch process it does not. For the same reason a rank is not tied to
+    a single processor. On two processors, being tied cost more than half of the tokens per second.
     """
     if not cpus:
         return
+    os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     if len(cpus) > 1:
         os.sched_setaffinity(0, cpus)
     import_module("torch").set_num_threads(len(cpus))
