@@ -237,8 +237,8 @@ def _bind(cpus: Sequence[int]) -> None:
     What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
 
     Ranks spin while they wait for each other, so one that wakes must not drive out the driver that
-    is about to wake the next: as a batch process it does not. For the same reason a rank is not tied
-    to a single processor: on two, that cost more than half of the tokens per second.
+    is about to wake the next: as a batch process it does not. For the same reason none is tied to a
+    single processor: on two, that cost more than half of the tokens per second.
     """
     if not cpus:
         return
