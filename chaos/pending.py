@@ -48,7 +48,9 @@ def order_of(strike: Strike, rank: int, whom: Part | None = None) -> Order:
     """Return what *rank* is told to do: *strike*, to itself or to *whom*."""
     return Order(
         strike=strike.number,
-        key=f"{strike.number}-{rank}",
+        # What strikes one is one order, whichever calls it goes with: a rank may still be about
+        # to carry it out, after its answer, when another is given it.
+        key=f"{strike.number}-{rank}" if strike.target == "group" else f"{strike.number}",
         fault=strike.fault,
         target=strike.target,
         rank=rank,
