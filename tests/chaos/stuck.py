@@ -64,6 +64,7 @@ class Stuck(Echo):
 
     def _stop(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(600.0)  # it is made to go on for its stacks, and must not answer then
 
     def stop_until(self, gate: str) -> str:
         """Be stopped by a child that lets us go on when *gate* is there."""

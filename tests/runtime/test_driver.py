@@ -61,12 +61,18 @@ class Program:
         return tree.find(tree.Quarry(f"{self.name}/".encode()))[0]
 
 
+def _name(pid: int) -> str:
+    try:
+        return f"{pid} {Path(f'/proc/{pid}/cmdline').read_text()!r}"
+    except OSError:
+        return f"{pid}, gone by now"
+
+
 def await_nothing(program: Program, *, but: frozenset[int] = frozenset()) -> None:
     """Wait until nothing of *program*'s tree lives, as long as the contract allows."""
     deadline = time.monotonic() + AT_MOST
     while left := set(program.alive()) - but:
-        names = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left if is_alive(pid)}
-        assert time.monotonic() < deadline, f"still alive: {names}"
+        assert time.monotonic() < deadline, f"still alive: {[_name(pid) for pid in left]}"
         time.sleep(0.01)
 
 
