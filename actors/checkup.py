@@ -43,11 +43,11 @@ def check_up(
     Raises:
         Unhealthy: see `Executor.check_health`.
     """
+    shared.callbacks.check_may_wait("check_health")
     ranks = shared.view.ranks
     deadline = time.monotonic() + check_seconds("timeout", timeout)
     ping = [((), dict[str, Any]())]
     future = call(Shape.GATHER, _ping, ping, timeout=timeout, on_death="fail", non_block=True)
-    shared.callbacks.check_may_wait("check_health")
     before: dict[int, Vitals] = {}
     signs: dict[int, Sign] = {}
     asking = min(PATIENCE, timeout / 2)

@@ -20,6 +20,7 @@ from .worker import WorkerActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from concurrent.futures import Future
 
     from .futures import CallFuture
     from .inline_group import InlineGroup
@@ -261,7 +262,12 @@ class Dispatch(Generic[W]):
             tell=True,
         )
         name = method if isinstance(method, str) else getattr(method, "__name__", "a callable")
-        future.add_done_callback(functools.partial(self._group.told, name))
+        future.add_done_callback(functools.partial(self._log_failure, name))
+
+    def _log_failure(self, method: str, future: Future[Any]) -> None:
+        """Log what a call of *method* ended in, that nobody waits for, if that is an error."""
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._group.log.error("phalanx.tell_failed", method=method, error=repr(error))
 
     def stream(
         self,

@@ -42,6 +42,7 @@ class InlineGroup:
 
     def __init__(self, spec: ExecutorSpec, methods: Methods) -> None:
         self._name = spec.name
+        self.log = structlog.get_logger(group=spec.name)
         self._methods = methods
         self._numbers = itertools.count()
         self._listeners: dict[int, Callable[[Any], None]] = {}
@@ -96,14 +97,6 @@ class InlineGroup:
                 value = [value]
             future.set_result(value)
         return future if non_block else future.result()
-
-    def told(self, method: str, future: Future[Any]) -> None:
-        """Log what a call of *method* has ended in, that nobody waits for, if that is an error."""
-        error = future.exception()
-        if error is not None:
-            structlog.get_logger().error(
-                "phalanx.tell_failed", group=self._name, method=method, error=repr(error)
-            )
 
     # --- looking ------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from .status import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Future
 
     from phalanx.supervision import ExitReason
 
@@ -44,17 +43,12 @@ class RankGroup:
         self._caller = Caller(core, methods)
         self.call = self._caller.call
 
-    def told(self, method: str, future: Future[Any]) -> None:
-        """Log what a call of *method* has ended in, that nobody waits for, if that is an error."""
-        if future.cancelled():
-            return
-        error = future.exception()
-        if error is not None:
-            self.core.runtime.scribe.log.error(
-                "phalanx.tell_failed", group=self.core.spec.name, method=method, error=repr(error)
-            )
-
     # --- looking ------------------------------------------------------------------------
+
+    @property
+    def log(self) -> Any:
+        """The logger for what has become of its calls."""
+        return self.core.runtime.scribe.log.bind(group=self.core.spec.name)
 
     @property
     def has_room(self) -> bool:

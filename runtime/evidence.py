@@ -48,7 +48,7 @@ class OomEvidence:
 
     def sample(self) -> OomSample:
         """Return the counts as they are now; of the control group that we are in now."""
-        for folder in group_folders():
+        for folder in group_folders("memory"):
             for name in ("memory.events", "memory.oom_control"):
                 count = _count(folder / name)
                 if count is not None:

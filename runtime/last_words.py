@@ -78,16 +78,3 @@ def read_last_words(fd: int) -> str:
     size = os.fstat(fd).st_size
     data = os.pread(fd, _MAX_READ, max(0, size - _MAX_READ))
     return data.decode("utf-8", "backslashreplace")
-
-
-def in_one_line(words: str) -> str:
-    """Return what killed the process in one line, such as ``ValueError: no such shard``.
-
-    That is faulthandler's headline where there is one, else the last line of the last traceback.
-    """
-    lines = [line for line in words.splitlines() if line.strip()]
-    for line in lines:
-        if line.startswith("Fatal Python error: "):
-            return line
-    unindented = [line for line in lines if not line[0].isspace()]
-    return unindented[-1] if unindented else ""

@@ -70,7 +70,7 @@ def _machine() -> list[int]:
 def _control_group() -> list[int]:
     """Return what each control group around this process leaves us."""
     rooms: list[int] = []
-    for folder in group_folders():
+    for folder in group_folders("memory"):
         for group in enclosing(folder):
             rooms += _room(group, "memory.max", "memory.current", "")
             rooms += _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")

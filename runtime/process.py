@@ -52,11 +52,6 @@ class ProcessStatus:
     at: float = 0.0
     usage: resource.struct_rusage | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether code or signal is known."""
-        return self.code is not None or self.signal is not None
-
 
 class Process:
     """A started process. Made by `Launcher` only.

@@ -7,13 +7,15 @@ container included. It is a look at one moment: both can be changed at any time.
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+from .control_group import MOUNTED, OWN, enclosing, group_folders
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def usable_processors(groups: Path = _GROUPS, own: Path = _OWN) -> float:
+def usable_processors(groups: Path = MOUNTED, own: Path = OWN) -> float:
     """Return how many; with a quota that may be a part of one.
 
     Args:
@@ -26,23 +28,12 @@ def usable_processors(groups: Path = _GROUPS, own: Path = _OWN) -> float:
 def _quotas(groups: Path, own: Path) -> list[float]:
     """Return what each enclosing control group allows, of either version."""
     found: list[float] = [float("inf")]
-    for line in _words(own):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            root = groups
-        elif "cpu" in controllers.split(","):
-            root = groups / controllers
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        while True:
-            # One word is "max", or -1, where there is no quota.
-            found += _share(_words(folder / "cpu.max", " "))
+    for own_folder in group_folders("cpu", groups, own):
+        for folder in enclosing(own_folder, groups):
+            # "max", or -1, where there is no quota.
+            found += _share(_words(folder / "cpu.max"))
             quota, period = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
-            found += _share([*_words(quota), *_words(period)])
-            if folder == root or root not in folder.parents:
-                break
-            folder = folder.parent
+            found += _share(_words(quota) + _words(period))
     return found
 
 
@@ -53,9 +44,8 @@ def _share(words: list[str]) -> list[float]:
     return []
 
 
-def _words(path: Path, between: str | None = None) -> list[str]:
+def _words(path: Path) -> list[str]:
     try:
-        text = path.read_text().strip()
+        return path.read_text().split()
     except OSError:
         return []
-    return text.split(between) if between else text.splitlines()

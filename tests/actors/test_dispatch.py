@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
+from structlog.testing import capture_logs
+from tests.chaos.deeds import wait_until
 
 from phalanx.actors import Executor
-from phalanx.supervision import (
-    SpecError,
-)
+from phalanx.runtime import Runtime
+from phalanx.supervision import SpecError
 
 Make = Callable[..., Executor[Any]]
 
@@ -65,6 +67,27 @@ def test_tell_runs_in_order_and_waits_for_nothing(make: Make) -> None:
     ex.tell("add", args=(4,), rank=1)
 
     assert ex.collective_rpc("add", 30, (0,)) == [3, 7]
+
+
+@pytest.mark.parametrize("launch", ["zygote", "inline"])
+def test_what_a_tell_fails_with_is_logged(
+    make: Make, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, launch: str
+) -> None:
+    with capture_logs() as logged:
+        # The runtime's own logger is not of the user's configuration; here it is.
+        monkeypatch.setattr(runtime.scribe, "_log", structlog.get_logger())
+        ex = make(world_size=1, name="told", launch=launch)
+
+        ex.tell("fail", (0,))
+        ex.tell("echo", ("quiet",))
+        assert ex.collective_rpc("echo", 30, (1,)) == [1]
+
+        ex.tell("fail", (0, "last"))
+        wait_until(lambda: any("last" in each.get("error", "") for each in logged))
+
+    event, _ = [each for each in logged if each["event"] == "phalanx.tell_failed"]
+    assert (event["group"], event["method"], event["log_level"]) == ("told", "fail", "error")
+    assert "boom" in event["error"]
 
 
 def test_step_methods_are_methods_of_the_executor(make: Make) -> None:

@@ -10,12 +10,12 @@ import math
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.actors.workers import Echo, wait_for
+from tests.chaos.deeds import LONG, kill, wait_until
 
 from phalanx.actors import Executor
 from phalanx.actors.spinning import LONGEST, USUAL, Spinning
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Make = Callable[..., Executor[Any]]
 
-WAIT = 30.0
+WAIT = 30.0  # seconds; no test takes them unless something is broken
 
 
 @pytest.fixture
@@ -42,18 +42,24 @@ def spun(make: Make) -> Make:
 
 
 class Waiter(Echo):
-    """Is kept from answering until a file is there."""
+    """Is kept from answering until a file is there; another file tells that it has begun."""
 
     def wait_at(self, gate: str) -> str:
+        Path(f"{gate}.{self.rank()}").touch()
         wait_for(gate)
         return "passed"
 
 
-def wait_until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+def once_begun(gate: Path, do: Callable[[], object], ranks: int = 2) -> threading.Thread:
+    """Start a thread that does it as soon as that many ranks wait at the *gate*."""
+
+    def strike() -> None:
+        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(ranks)))
+        do()
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    return thread
 
 
 def is_asleep(task: str) -> bool:
@@ -174,8 +180,8 @@ def test_who_has_looked_long_enough_sleeps(spun: Make, tmp_path: Path) -> None:
 
     caller = threading.Thread(target=call)
     caller.start()
-    wait_until(lambda: threads)
-    wait_until(lambda: ex.status().in_flight)
+    wait_until(lambda: bool(threads))
+    wait_until(lambda: ex.status().in_flight > 0)
     wait_until(lambda: is_asleep(f"self/task/{threads[0]}"))  # for its answer
     gate.touch()
     caller.join(WAIT)
@@ -214,15 +220,12 @@ def test_a_deadline_ends_the_looking(spun: Make, tmp_path: Path) -> None:
 
 def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     ex = spun(strategy=Strategy.ONE_FOR_ONE)
-    pid = ex.ranks[1].pid
-    assert pid is not None
-    killer = threading.Timer(0.05, os.kill, (pid, signal.SIGKILL))
-    killer.start()
     gate = tmp_path / "gate"
+    killer = once_begun(gate, lambda: kill(ex, 1))
 
     with pytest.raises(WorkerDied):
         ex.collective_rpc("wait_at", WAIT, (str(gate),))
-    killer.join()
+    killer.join(LONG)
     gate.touch()
 
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
@@ -230,12 +233,12 @@ def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
 
 def test_closing_from_another_thread_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     ex = spun()
-    closer = threading.Timer(0.05, ex.kill)
-    closer.start()
+    gate = tmp_path / "gate"
+    closer = once_begun(gate, ex.kill)
 
     with pytest.raises((ExecutorClosed, WorkerDied)):
-        ex.collective_rpc("wait_at", WAIT, (str(tmp_path / "gate"),))
-    closer.join()
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    closer.join(LONG)
 
 
 def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
@@ -243,12 +246,11 @@ def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     main = threading.main_thread().ident
     assert main is not None
-    striker = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
-    striker.start()
+    striker = once_begun(gate, lambda: signal.pthread_kill(main, signal.SIGINT))
 
     with pytest.raises(KeyboardInterrupt):
         ex.collective_rpc("wait_at", WAIT, (str(gate),))
-    striker.join()
+    striker.join(LONG)
     gate.touch()
 
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
@@ -302,10 +304,8 @@ def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make, tmp_path: Path) 
 
 def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
     ex = spun(1)
-    pid = ex.ranks[0].pid
-    assert pid is not None
 
-    os.kill(pid, signal.SIGKILL)
+    kill(ex)
     wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
     ex.collective_rpc("echo", WAIT)
 

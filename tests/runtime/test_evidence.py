@@ -69,7 +69,7 @@ def count_in(path: Path, kills: int) -> None:
 @pytest.fixture
 def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The count of a control group, in a place where no kernel log can be had."""
-    monkeypatch.setattr(evidence, "group_folders", lambda: iter((tmp_path,)))
+    monkeypatch.setattr(evidence, "group_folders", lambda _: iter((tmp_path,)))
     monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "absent")
     monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
     count_in(tmp_path / "memory.events", 5)
@@ -104,7 +104,7 @@ def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> N
 def test_the_count_of_the_machine_alone_is_no_evidence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "group_folders", lambda: iter(()))
+    monkeypatch.setattr(evidence, "group_folders", lambda _: iter(()))
     monkeypatch.setattr(evidence, "_MACHINE", tmp_path / "vmstat")
     monkeypatch.setattr(kernel_log, "_LOG", str(tmp_path / "absent"))
     (tmp_path / "vmstat").write_text("pgfault 7\noom_kill 1\n")

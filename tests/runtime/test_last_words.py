@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.last_words import create_last_words, in_one_line, read_last_words
+from phalanx.runtime.last_words import create_last_words, read_last_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_a_fatal_signal_leaves_the_stacks(
     words = read_last_words(faults)
 
     assert status == -number
-    assert in_one_line(words) == f"Fatal Python error: {headline}"
+    assert words.startswith(f"Fatal Python error: {headline}\n")
     assert "in inner" in words
 
 
@@ -66,11 +66,11 @@ def test_an_exception_nobody_caught_is_kept_and_shown_as_ever(faults: int) -> No
 
     assert status == 1
     assert words.startswith("Traceback (most recent call last):")
-    assert in_one_line(words) == "ValueError: no such shard"
+    assert words.endswith("\nValueError: no such shard\n")
     assert "ValueError: no such shard" in stderr
 
 
-def test_the_last_of_several_threads_that_died_is_the_headline(faults: int) -> None:
+def test_the_last_of_several_threads_that_died_has_the_last_word(faults: int) -> None:
     die(
         faults,
         """
@@ -85,7 +85,7 @@ for number in range(3):
     words = read_last_words(faults)
 
     assert [f"RuntimeError: thread {number}" in words for number in range(3)] == [True] * 3
-    assert in_one_line(words) == "RuntimeError: thread 2"
+    assert words.endswith("\nRuntimeError: thread 2\n")
 
 
 def test_an_exception_before_a_fatal_signal_is_kept_beside_it(faults: int) -> None:
@@ -93,8 +93,7 @@ def test_an_exception_before_a_fatal_signal_is_kept_beside_it(faults: int) -> No
 
     words = read_last_words(faults)
 
-    assert "KeyError: 'first'" in words
-    assert in_one_line(words) == "Fatal Python error: Aborted"
+    assert words.index("KeyError: 'first'") < words.index("Fatal Python error: Aborted\n")
 
 
 def test_a_process_that_was_killed_or_left_says_nothing(faults: int) -> None:
@@ -103,11 +102,10 @@ def test_a_process_that_was_killed_or_left_says_nothing(faults: int) -> None:
     die(faults, "import threading, sys; threading.Thread(target=sys.exit).start()")
 
     assert read_last_words(faults) == ""
-    assert in_one_line("") == ""
 
 
 def test_words_without_end_are_cut(faults: int) -> None:
     die(faults, "for _ in range(4000): words.record(ValueError('x' * 1000))")
 
     assert os.fstat(faults).st_size < 2 << 20
-    assert in_one_line(read_last_words(faults)) == "ValueError: " + "x" * 1000
+    assert read_last_words(faults).endswith("\nValueError: " + "x" * 1000 + "\n")
