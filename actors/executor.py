@@ -107,7 +107,9 @@ class Executor(Dispatch[W]):
             a caller for its answer, a rank for its next call. To be woken costs more than a small
             message, and a processor. 0 sleeps at once. None looks for 50 microseconds, if this
             process may use a processor for each rank and one for itself, and sleeps at once
-            otherwise. At most 1; with *transport* ``"zmq"`` 0 or None, which then sleeps.
+            otherwise. Where there are more ranks than processors they sleep whatever is said, and
+            the caller looks alone. At most 1; with *transport* ``"zmq"`` 0 or None, which then
+            sleeps.
         runtime: The shared parts to use; None takes this process's own.
 
     Raises:

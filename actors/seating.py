@@ -85,11 +85,11 @@ class Seating:
 
     def open(self, epoch: int) -> None:
         """Every seat is taken: let collective calls go, under *epoch*."""
-        spin = self._spinning.of(len(self._seats))
+        looks = self._spinning.of(len(self._seats))
         with self._lock:
-            self._reading.spin = spin
+            self._reading.spin = looks.caller
             for seat in self._seats:
-                seat.channel.board.let_spin(spin)
+                seat.channel.board.let_spin(looks.ranks)
             self._sending.epoch = epoch
             self._sending.whole = True
             self._sending.pump()

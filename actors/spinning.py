@@ -2,11 +2,12 @@
 
 To be woken takes longer than a small message itself where the processor has gone idle meanwhile,
 or another process has it. Who looks again and again is spared that, at the price of the processor:
-so it pays only where there is one for each process of the group and one for the driver, and only
-for a moment.
+so by default it happens only where there is one for each process of the group and one for the
+driver, and only for a moment.
 
-Guarantees: it is bounded, so at rest nobody looks; what is not wished for, or would take the
-processor from who is waited for, does not happen.
+Guarantees: it is bounded, so at rest nobody looks; what is not wished for does not happen. Ranks
+that outnumber the processors never look, as they would take them from each other: a caller that
+looks gives way to them.
 
 Left to others: looking (`reading`, `runtime.streams`).
 """
@@ -31,6 +32,14 @@ LONGEST = 1.0
 
 
 @dataclass(frozen=True, slots=True)
+class Looks:
+    """Seconds for which each side looks; 0.0 sleeps at once."""
+
+    caller: float
+    ranks: float
+
+
+@dataclass(frozen=True, slots=True)
 class Spinning:
     """What an executor was built with.
 
@@ -42,11 +51,13 @@ class Spinning:
     seconds: float | None = None
     possible: bool = True
 
-    def of(self, ranks: int) -> float:
-        """Return the seconds for a group of so many *ranks*; 0.0 sleeps at once."""
-        if self.seconds is not None:
-            return self.seconds
-        return USUAL if self.possible and usable_processors() >= ranks + 1 else 0.0
+    def of(self, ranks: int) -> Looks:
+        """Return what it comes to in a group of so many *ranks*."""
+        processors = usable_processors()
+        if self.seconds is None:
+            usual = USUAL if self.possible and processors >= ranks + 1 else 0.0
+            return Looks(usual, usual)
+        return Looks(self.seconds, self.seconds if ranks <= max(1, processors) else 0.0)
 
 
 def check_spin(spin: object, transport: Zmq | None) -> Spinning:

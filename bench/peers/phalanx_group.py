@@ -17,6 +17,7 @@ _PATIENT = 600.0  # seconds: between its turns all of a contestant is stopped
 _VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
     "asleep": {"spin": 0},
+    "spin": {"spin": 50e-6},
     "tcp": {"transport": Zmq(lost_after=_PATIENT)},
     "ipc": {"transport": Zmq(ipc=True, lost_after=_PATIENT)},
     "fail": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},

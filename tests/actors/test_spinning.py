@@ -18,7 +18,7 @@ from tests.actors.workers import Echo, wait_for
 from tests.chaos.deeds import LONG, kill, wait_until
 
 from phalanx.actors import Executor
-from phalanx.actors.spinning import LONGEST, USUAL, Spinning
+from phalanx.actors.spinning import LONGEST, USUAL, Looks, Spinning
 from phalanx.runtime import Zmq, usable_processors
 from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, Strategy, WorkerDied
 
@@ -73,14 +73,27 @@ def is_asleep(task: str) -> bool:
 def test_where_nothing_is_said_it_needs_a_processor_for_each_rank_and_the_driver() -> None:
     there = math.floor(usable_processors())
 
-    assert Spinning().of(there - 1) == USUAL
-    assert Spinning().of(there) == 0.0
-    assert Spinning(possible=False).of(1) == 0.0
+    assert Spinning().of(there - 1) == Looks(USUAL, USUAL)
+    assert Spinning().of(there) == Looks(0.0, 0.0)
+    assert Spinning(possible=False).of(1) == Looks(0.0, 0.0)
 
 
-def test_what_was_asked_for_counts_whatever_there_is() -> None:
-    assert Spinning(0.25).of(10_000) == 0.25
-    assert Spinning(0.0).of(1) == 0.0
+def test_what_was_asked_for_counts_but_for_ranks_that_outnumber_the_processors() -> None:
+    there = max(1, math.floor(usable_processors()))
+
+    assert Spinning(0.25).of(there) == Looks(0.25, 0.25)
+    assert Spinning(0.25).of(there + 1) == Looks(0.25, 0.0)
+    assert Spinning(0.0).of(1) == Looks(0.0, 0.0)
+
+
+def test_a_caller_looks_alone_where_ranks_outnumber_the_processors(make: Make) -> None:
+    ex = make(world_size=math.floor(usable_processors()) + 1, spin=LONGEST, transport="local")
+    plane = ex._core.shared.plane
+
+    ex.collective_rpc("echo", WAIT)
+
+    assert plane._reading.spin == LONGEST
+    assert {seat.channel.board.spin for seat in plane._seats} == {0.0}
 
 
 def test_processors_are_no_more_than_the_affinity_allows() -> None:
