@@ -55,8 +55,12 @@ class CallSpan:
         self._trace = trace
         self._lock = threading.Lock()
         self._ended = False
+        # What is set meanwhile, the wall clock, makes no call longer, or end before it began.
+        self._clock_at_zero = time.time_ns() - time.monotonic_ns()
         self._settled_at: int | None = None
-        self._span = tracer.start_span(name, kind=api.SpanKind.CLIENT, attributes=about)
+        self._span = tracer.start_span(
+            name, kind=api.SpanKind.CLIENT, attributes=about, start_time=self._now()
+        )
         self.carrier = carried(api.set_span_in_context(self._span))
 
     def sent_as(self, seq: int) -> None:
@@ -73,7 +77,7 @@ class CallSpan:
 
     def settled(self, _call: Call) -> None:
         """The call has its outcome. Under the plane's lock: quick."""
-        self._settled_at = time.time_ns()
+        self._settled_at = self._now()
 
     def end(self, call: Call) -> None:
         """End it with the outcome of *call*, which is done; once."""
@@ -97,7 +101,10 @@ class CallSpan:
         self._span.set_attributes(dict(about))
         if problem:
             self._span.set_status(self._api.StatusCode.ERROR, problem)
-        self._span.end(self._settled_at)
+        self._span.end(self._now() if self._settled_at is None else self._settled_at)
+
+    def _now(self) -> int:
+        return self._clock_at_zero + time.monotonic_ns()
 
 
 class GroupTrace:

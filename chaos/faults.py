@@ -16,7 +16,7 @@ from phalanx.actors import POINTS
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
 """What is sent for the faults that are signals."""
@@ -29,6 +29,9 @@ TARGETS = ("random", *PARTS)
 
 WORKERS_POINTS = ("running", "after_reply")
 """The moments that only workers see."""
+
+DRIVERS_POINTS = tuple(point for point in POINTS if point not in WORKERS_POINTS)
+"""The moments that the driver sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +178,10 @@ FAULTS: Mapping[str, Fault] = _every(
     ),
     Fault(
         name="clock",
-        about="a jump of the driver's clock: it is paused, and goes on seconds later",
-        how="driver",
-        parts=("driver",),
+        about="a wall clock that jumps an hour ahead, then an hour behind, and is right again",
+        how="inside",
+        parts=("group", "driver"),
+        points=WORKERS_POINTS,
         seconds=3.0,
         recovery=4.0,
     ),
@@ -232,7 +236,7 @@ class Aim:
         if self.target is not None:
             check_target(fault, self.target)
         if self.point is not None:
-            check_point(fault, self.point)
+            check_point(fault, self.point, self.target)
 
     @classmethod
     def of(cls, text: str) -> Aim:
@@ -240,6 +244,24 @@ class Aim:
         head, at, point = text.partition("@")
         fault, colon, target = head.partition(":")
         return cls(fault.strip(), target.strip() if colon else None, point.strip() if at else None)
+
+    def targets_among(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """Return those of *targets* that it can be done to, or its own.
+
+        Raises:
+            SpecError: there is none.
+        """
+        if self.target is not None:
+            return (self.target,)
+        fault, point = FAULTS[self.fault], self.point
+        can = [each for each in targets if each not in PARTS or each in fault.parts]
+        can = [each for each in can if point is None or point in points_of(fault, each)]
+        if not can:
+            if not targets:
+                raise SpecError("targets", targets, f"name at least one of {', '.join(TARGETS)}")
+            check_target(fault, targets[0])
+            check_point(fault, point or "", targets[0])
+        return tuple(can)
 
     def __str__(self) -> str:
         target = "" if self.target is None else f":{self.target}"
@@ -259,14 +281,23 @@ def check_target(fault: Fault, target: str) -> None:
     if target in PARTS and target not in fault.parts:
         can = ", ".join(("random", "a rank", *fault.parts))
         raise SpecError("target", target, f"{fault.name} ({fault.about}) can be done to {can}")
-    if fault.parts == ("driver",) and target != "driver":
-        raise SpecError("target", target, f"{fault.name} ({fault.about}) is done to the driver")
 
 
-def check_point(fault: Fault, point: str) -> None:
-    """Raise unless *fault* can be aimed at *point*."""
+def points_of(fault: Fault, target: str | None = None) -> tuple[str, ...]:
+    """Return the moments that *fault* can be aimed at, where it is done to *target*.
+
+    What is done within a process waits for a moment which that process sees.
+    """
+    if target == "driver" and fault.how == "inside":
+        return DRIVERS_POINTS
+    return fault.points
+
+
+def check_point(fault: Fault, point: str, target: str | None = None) -> None:
+    """Raise unless *fault* can be aimed at *point*, where it is done to *target*."""
     if point not in POINTS:
         raise SpecError("point", point, f"no such point; there is {', '.join(POINTS)}")
-    if point not in fault.points:
-        can = ", ".join(fault.points) or "no point: it comes when it comes"
+    points = points_of(fault, target)
+    if point not in points:
+        can = ", ".join(points) or "no point: it comes when it comes"
         raise SpecError("point", point, f"{fault.name} ({fault.about}) can be aimed at {can}")

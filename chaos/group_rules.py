@@ -153,7 +153,7 @@ def intensity(history: History) -> Iterator[Violation]:
                 case NotStarted(ranks=ranks) if served:
                     # With its strategy it depends which of them count: all at the most.
                     maybe += [record] * len(ranks)
-                case RankStarted() if over is not None and record.at > over[-1].at + _EDGE:
+                case RankStarted() if over is not None and _is_after(record, over[-1]):
                     yield found(
                         "intensity",
                         f"{group} went on after {len(over)} deaths in {built.period:g} s, where "
@@ -172,6 +172,13 @@ def intensity(history: History) -> Iterator[Violation]:
                         )
                 case _:
                     pass
+
+
+def _is_after(started: RankStarted, death: Record) -> bool:
+    """Whether *started* was decided on after *death*, rather than just before it was heard of."""
+    assert isinstance(death, RankDied)
+    anew = started.rank == death.rank and started.incarnation > death.incarnation
+    return anew or started.at > death.at + _EDGE
 
 
 def _within(deaths: Sequence[Record], now: float, period: float) -> tuple[Record, ...]:

@@ -171,9 +171,8 @@ class _Referee:
         belongings: Belongings,
     ) -> tuple[float, bool]:
         """Strike *driver* as planned until it ends; return when, and whether that was our doing."""
-        due = [s for s in self._plan.strikes if s.target == "driver" and s.at >= offset]
-        # At a moment of its own the driver, or a worker, does it.
-        due = [strike for strike in due if not strike.point and strike.number not in self._done]
+        due = [s for s in self._plan.strikes if s.is_from_outside and s.at >= offset]
+        due = [strike for strike in due if strike.number not in self._done]
         began: float | None = None
         killed = asked = False
         limit = time.monotonic() + _START
@@ -223,7 +222,7 @@ class _Referee:
         with contextlib.suppress(ProcessLookupError):
             if lethal:
                 os.kill(driver.pid, _SIGNALS[strike.fault])
-            else:  # a pause is a jump of its clock
+            else:
                 os.kill(driver.pid, signal.SIGSTOP)
                 self._interrupt.wait(strike.seconds)
                 os.kill(driver.pid, signal.SIGCONT)

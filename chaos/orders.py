@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .faults import SIGNALS
 from .parts import Part
+from .wall_clock import Jump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -108,6 +109,10 @@ def _grandchild(_seconds: float) -> int:
     return child.pid
 
 
+def _jump(seconds: float) -> None:
+    Jump(seconds).start()
+
+
 def _close_descriptors(_seconds: float) -> None:
     """Close every descriptor but the standard ones, as a careless library does."""
     os.closerange(3, min(os.sysconf("SC_OPEN_MAX"), _MOST_DESCRIPTORS))
@@ -175,6 +180,7 @@ _DEEDS: Mapping[str, Callable[[float], int | None]] = {
     "hang": _hang,
     "gil": _hold_gil,
     "slow": time.sleep,
+    "clock": _jump,
     "grandchild": _grandchild,
     "descriptors": _close_descriptors,
     "start_raise": _raise,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from .envelope import Order
-from .faults import WORKERS_POINTS
+from .faults import FAULTS, WORKERS_POINTS
 
 if TYPE_CHECKING:
     from .parts import Part
@@ -31,6 +31,12 @@ class Pending:
     group: Watched
     ranks: tuple[int, ...]
     out: set[str] = field(default_factory=set[str])  # the keys of orders under way
+
+
+def is_by_worker(strike: Strike) -> bool:
+    """Whether a worker carries *strike* out: to itself, or at a moment that only workers see."""
+    within = FAULTS[strike.fault].how == "inside" and strike.target != "driver"
+    return within or strike.point in WORKERS_POINTS
 
 
 def whose_of(pending: Pending, shape: str, rank: int | None) -> tuple[int, ...]:

@@ -16,7 +16,15 @@ from phalanx.actors import POINTS
 from phalanx.runtime import find_gpus
 from phalanx.supervision import SpecError
 
-from .faults import FAULTS, TARGETS, Aim, check_point, is_rank
+from .faults import (
+    FAULTS,
+    TARGETS,
+    Aim,
+    Fault,
+    check_point,
+    is_rank,
+    points_of,
+)
 from .schedule import Schedule
 
 if TYPE_CHECKING:
@@ -82,7 +90,9 @@ class Chaos:
                 "faults", self.faults, f"name at least one; there is {', '.join(FAULTS)}"
             )
         self._check_targets()
-        self._check_points(aims)
+        self._check_points(
+            [(FAULTS[aim.fault], whom) for aim in aims for whom in aim.targets_among(self.targets)]
+        )
         if self.record is not None:
             _settle(self, "record", _check_folder(self.record))
         schedule = self.schedule
@@ -128,13 +138,13 @@ class Chaos:
                 remedy = f"no such target; there is {there}, or a rank's number"
                 raise SpecError("targets", target, remedy)
 
-    def _check_points(self, aims: Sequence[Aim]) -> None:
+    def _check_points(self, pairs: Sequence[tuple[Fault, str]]) -> None:
         for point in self.points:
             if point not in POINTS:
                 there = ", ".join(POINTS)
                 raise SpecError("points", point, f"no such point; there is {there}")
-            if not any(point in FAULTS[aim.fault].points for aim in aims):
-                check_point(FAULTS[aims[0].fault], point)
+            if pairs and not any(point in points_of(*pair) for pair in pairs):
+                check_point(pairs[0][0], point, pairs[0][1])
 
     def _check_duration(self, faults: set[str]) -> None:
         for name in sorted(faults):

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import SpecError
 
-from .faults import FAULTS, TARGETS, Aim, check_point, check_target, is_rank
+from .faults import (
+    FAULTS,
+    Aim,
+    check_point,
+    check_target,
+    is_rank,
+    points_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,12 +64,18 @@ class Strike:
             raise SpecError("target", given, "give a name, or a rank's number")
         check_target(fault, self.target)
         if self.point:
-            check_point(fault, self.point)
+            check_point(fault, self.point, self.target)
         for field in ("at", "draw", "seconds"):
             value = getattr(self, field)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
                 raise SpecError(field, value, "give a number >= 0")
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether whoever has started the driver does it, rather than the driver or a worker."""
+        aimed_at_nothing = self.target == "driver" and not self.point
+        return aimed_at_nothing and FAULTS[self.fault].how == "signal"
 
     def rank(self, world_size: int) -> int:
         """Return the rank it is for, in a group of *world_size*, which may have no such rank."""
@@ -105,8 +118,12 @@ class Schedule:
             aims: What is drawn from, one as likely as another.
             targets: For aims without a target.
             points: For aims without a point: each of these, or none, where the fault has it.
+
+        Raises:
+            SpecError: there is an aim that can be done to none of *targets*.
         """
         chance = random.Random(seed)  # noqa: S311  # drawn to be drawn again
+        whom = {aim: aim.targets_among(targets) for aim in aims}
         strikes: list[Strike] = []
         at = chance.expovariate(rate)
         if at >= duration:
@@ -114,8 +131,8 @@ class Schedule:
         while at < duration:
             aim = chance.choice(aims)
             fault = FAULTS[aim.fault]
-            target = aim.target or chance.choice(_possible(aim.fault, targets))
-            moments = ["", *(point for point in points if point in fault.points)]
+            target = aim.target or chance.choice(whom[aim])
+            moments = ["", *(point for point in points if point in points_of(fault, target))]
             point = chance.choice(moments) if aim.point is None else aim.point
             length = fault.seconds * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
             strikes.append(
@@ -145,6 +162,8 @@ class Schedule:
     def from_json(cls, text: str) -> Schedule:
         """Return the schedule that `to_json` made *text* of, or that somebody wrote by hand.
 
+        What lasts, lasts for the fault's usual time where no ``seconds`` are given.
+
         Raises:
             SpecError: it is none, or names what there is not.
         """
@@ -159,18 +178,11 @@ class Schedule:
             fields: dict[str, Any] = {"number": index + 1}
             try:
                 fields.update(entry)
+                fault = FAULTS.get(fields.get("fault", ""))
+                fields.setdefault("seconds", 0.0 if fault is None else fault.seconds)
                 strikes.append(Strike(**fields))
             except (TypeError, ValueError) as error:
                 if isinstance(error, SpecError):
                     raise
                 raise SpecError(f"schedule[{index}]", entry, f"not a strike: {error}") from error
         return cls(tuple(strikes))
-
-
-def _possible(fault: str, targets: Sequence[str]) -> Sequence[str]:
-    """Return those of *targets* that *fault* can be done to; where there is none, its own."""
-    parts = FAULTS[fault].parts
-    if parts == ("driver",):
-        return ("driver",)
-    can = [target for target in targets if target in parts or target not in TARGETS[1:]]
-    return can or ("random",)

@@ -171,7 +171,7 @@ class Session:
                 if self.interrupt.is_set():
                     break
                 self._struck += 1
-                if strike.target != "driver" or strike.point:  # else it comes from outside
+                if not strike.is_from_outside:
                     self._striker.strike(strike)
             self._wait_until(began, plan.duration)
         finally:

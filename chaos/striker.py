@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import DevicePool, read_task
 from phalanx.supervision import Phase
 
-from .faults import FAULTS, SIGNALS, WORKERS_POINTS, is_rank
+from .faults import FAULTS, SIGNALS, is_rank
 from .full_disk import FullDisk
 from .journal import now
 from .orders import carry_out
 from .parts import Part, parts_of
-from .pending import HELPERS, Pending, order_of, whose_of
+from .pending import HELPERS, Pending, is_by_worker, order_of, whose_of
 from .referee_records import Missed, Struck
+from .wall_clock import Jump
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +62,7 @@ class Striker:
         self._starts: list[Pending] = []
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
         self._over = False
+        self._jumps: list[Jump] = []
         self._spoilt: dict[int, tuple[Callable[[], None], threading.Timer]] = {}
 
     # --- the schedule -------------------------------------------------------------------
@@ -89,7 +91,7 @@ class Striker:
             with self._lock:
                 self._starts.append(Pending(strike, group, ranks))
             self._provoke(strike, group, rank)
-        elif fault.how == "inside" or strike.point in WORKERS_POINTS:
+        elif is_by_worker(strike):
             with self._lock:
                 self._pending.append(Pending(strike, group, ranks))
         elif strike.point:
@@ -116,6 +118,8 @@ class Striker:
             self._go_on(pid)
         for number in list(self._spoilt):
             self._heal(number)
+        for jump in self._jumps:
+            jump.end()
 
     def finish(self) -> None:
         """Let go what is stopped, and tell what was missed."""
@@ -221,12 +225,16 @@ class Striker:
         part.send(signal.SIGKILL)
 
     def _signal(self, strike: Strike, group: Watched, ranks: tuple[int, ...]) -> None:
-        number = SIGNALS[strike.fault]
         if strike.target == "driver":
             lethal = FAULTS[strike.fault].lethal
             self.told(strike, group, pid=os.getpid(), lethal=lethal)
-            carry_out(strike.fault, strike.seconds)
+            if strike.fault == "clock":
+                self._jumps.append(Jump(strike.seconds))
+                self._jumps[-1].start()
+            else:
+                carry_out(strike.fault, strike.seconds)
             return
+        number = SIGNALS[strike.fault]
         if strike.target in HELPERS:
             part = self._part(strike, group)
             if part is None:

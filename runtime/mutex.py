@@ -28,6 +28,7 @@ _PROCESS_SHARED = 1
 _ROBUST = 1
 _ERROR_CHECK = 2
 _SLICE = 0.1  # seconds in C before Python may run a signal handler
+_AGAIN = 0.001  # seconds between attempts where none can be limited by the right clock
 
 _libc = ctypes.CDLL(None)
 _on_monotonic = hasattr(_libc, "pthread_mutex_clocklock")  # glibc has it since 2.30
@@ -89,14 +90,18 @@ def _lock(at: ctypes.c_void_p, wait: float) -> int:
     result: int = _libc.pthread_mutex_trylock(at)
     if result != errno.EBUSY or wait <= 0:
         return errno.ETIMEDOUT if result == errno.EBUSY else result
-    clock = time.CLOCK_MONOTONIC if _on_monotonic else time.CLOCK_REALTIME
+    clock = time.CLOCK_MONOTONIC
     until = time.clock_gettime_ns(clock) + int(wait * 1e9)
-    end = ctypes.byref(_Time(until // 10**9, until % 10**9))
     if _on_monotonic:
-        result = _libc.pthread_mutex_clocklock(at, clock, end)
-    else:
-        result = _libc.pthread_mutex_timedlock(at, end)
-    return result
+        end = ctypes.byref(_Time(until // 10**9, until % 10**9))
+        return int(_libc.pthread_mutex_clocklock(at, clock, end))
+    # What there is else waits by the wall clock: for hours, were that set back. So it waits not.
+    past = ctypes.byref(_Time(0, 0))
+    while True:
+        result = _libc.pthread_mutex_timedlock(at, past)
+        if result != errno.ETIMEDOUT or time.clock_gettime_ns(clock) >= until:
+            return result
+        time.sleep(_AGAIN)
 
 
 def _check(code: int) -> None:

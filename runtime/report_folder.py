@@ -1,10 +1,10 @@
 """The folder that crash reports are kept in, as files.
 
 Guarantees: a file is there whole or not at all, for its owner alone, and is named so that names
-sort by time; at most *keep* reports are left, the newest; nothing that is no report of ours is
-ever removed. Whoever writes is busy with a death already: a disk that is full or not writable is
-told in an event and never raised. Reading passes over what is torn, foreign or unreadable, and
-says so.
+sort by time, also where the wall clock is set back meanwhile; at most *keep* reports are left, the
+newest; nothing that is no report of ours is ever removed. Whoever writes is busy with a death
+already: a disk that is full or not writable is told in an event and never raised. Reading passes
+over what is torn, foreign or unreadable, and says so.
 
 Left to others: what a report says (`report`), and when one is written.
 """
@@ -12,6 +12,7 @@ Left to others: what a report says (`report`), and when one is written.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import re
 import tempfile
@@ -34,6 +35,8 @@ _TORN: Final = ".phalanx-report-"  # while it is being written
 _ABANDONED: Final = 3600.0  # seconds after which nobody is writing it any more
 _LONGEST: Final = 64 << 20  # bytes; ours have less than one MiB
 _NAME: Final = 80  # characters of a group's name in that of a file
+_STAMP: Final = "%Y-%m-%dT%H_%M_%S.%f"  # what a name begins with
+_DIGITS: Final = 26  # characters of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,13 +142,24 @@ class ReportFolder:
                 file.write(report.to_json())
                 file.flush()
                 os.fsync(file.fileno())  # a full disk speaks up here at the latest
-            path = self.path / _name_of(report)
+            path = self.path / self._name_of(report)
             Path(temporary).replace(path)
         except BaseException:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
             raise
         return path
+
+    def _name_of(self, report: CrashReport) -> str:
+        at = report.at
+        newest = max((e.name for e in os.scandir(self.path) if _OURS.fullmatch(e.name)), default="")
+        if newest > _plain(dt.datetime.now(dt.UTC).isoformat()):
+            # The clock was set back. Named by it, this one would be taken for the oldest.
+            with contextlib.suppress(ValueError):
+                last = dt.datetime.strptime(newest[:_DIGITS], _STAMP).replace(tzinfo=dt.UTC)
+                at = (last + dt.timedelta(microseconds=1)).isoformat(timespec="microseconds")
+        who = f"{report.group[:_NAME]}-{report.rank}-{report.incarnation}-{report.pid}"
+        return f"{_plain(at)}-{_plain(who)}.json"
 
     def _prune(self) -> None:
         """Remove the oldest reports past the limit, and what a killed writer left half done."""
@@ -182,11 +196,6 @@ def read_report(path: Path) -> ReportFile:
         return ReportFile(path, None, f"cannot be read: {error}")
     except ValueError as error:
         return ReportFile(path, None, str(error))
-
-
-def _name_of(report: CrashReport) -> str:
-    who = f"{report.group[:_NAME]}-{report.rank}-{report.incarnation}-{report.pid}"
-    return f"{_plain(report.at)}-{_plain(who)}.json"
 
 
 def _plain(text: str) -> str:

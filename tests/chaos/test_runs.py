@@ -27,6 +27,7 @@ from phalanx.chaos import (
     load_run,
     run_chaos,
 )
+from phalanx.chaos.faults import points_of
 from phalanx.chaos.full_disk import FullDisk
 from phalanx.chaos.group_records import RankDied
 from phalanx.chaos.referee_records import LifeEnded, Missed, Struck
@@ -322,7 +323,7 @@ def test_a_run_can_be_ended_early(runtime: Runtime) -> None:
 
 
 def drawn(seed: int) -> Schedule:
-    aims = [Aim("kill"), Aim("hang"), Aim("clock"), Aim("stop", "zygote"), Aim("exit")]
+    aims = [Aim("kill"), Aim("hang"), Aim("clock", "driver"), Aim("stop", "zygote"), Aim("exit")]
     return Schedule.draw(
         seed, duration=100.0, rate=1.0, aims=aims, targets=("random", "group"), points=POINTS
     )
@@ -337,7 +338,7 @@ def test_the_same_seed_gives_the_same_schedule() -> None:
 def test_a_drawn_schedule_holds_only_what_can_be_done() -> None:
     for strike in drawn(9):
         fault = FAULTS[strike.fault]
-        assert not strike.point or strike.point in fault.points
+        assert not strike.point or strike.point in points_of(fault, strike.target)
         assert strike.target == "random" or strike.target in fault.parts
     assert 50 < len(drawn(9)) < 150
 
@@ -370,7 +371,12 @@ def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
         ("point", {"faults": ("large",), "points": ("running",)}),
         ("target", {"faults": ("kill:moon",)}),
         ("target", {"faults": ("hang:zygote",)}),
-        ("target", {"faults": ("clock:0",)}),
+        ("target", {"faults": ("clock:zygote",)}),
+        ("target", {"faults": ("hang",), "targets": ("zygote", "store")}),
+        ("targets", {"targets": ()}),
+        ("point", {"faults": ("clock:driver@running",)}),
+        ("point", {"faults": ("clock:0@before_send",)}),
+        ("point", {"faults": ("clock",), "targets": ("driver",), "points": ("running",)}),
         ("targets", {"targets": ("moon",)}),
         ("rate", {"rate": 0}),
         ("rate", {"rate": -1.0}),
@@ -460,6 +466,8 @@ def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
     schedule = Schedule.from_json('[{"at": 1, "fault": "kill", "target": 1}]')
 
     assert [strike.target for strike in schedule] == ["1"]
+    (stop,) = Schedule.from_json('[{"at": 1, "fault": "stop"}]')
+    assert stop.seconds == FAULTS["stop"].seconds
     with pytest.raises(SpecError, match="a name, or a rank's number"):
         Schedule.from_json('[{"at": 1, "fault": "kill", "target": null}]')
 

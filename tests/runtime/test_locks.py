@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime import LockTable, SharedLock, ledger
+from phalanx.runtime import LockTable, SharedLock, ledger, mutex
 from phalanx.runtime.locks import MOST_LOCKS
 from phalanx.supervision import (
     LockNotHeld,
@@ -138,6 +138,17 @@ def test_a_timeout_names_the_lock_the_holder_and_the_seconds(table: LockTable) -
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     assert lock.holder() is not None
     kill(pid)
+
+
+def test_an_older_c_library_waits_by_the_monotonic_clock_too(
+    table: LockTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mutex, "_on_monotonic", False)
+
+    test_a_timeout_names_the_lock_the_holder_and_the_seconds(table)
+    test_a_waiter_gets_it_when_its_holder_is_killed(table)
+    test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(table)
+    test_threads_of_one_process_exclude_each_other(table)
 
 
 def test_threads_of_one_process_exclude_each_other(table: LockTable) -> None:
