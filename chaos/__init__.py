@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .runner import run_chaos
     from .schedule import Schedule, Strike
     from .session import Progress
-    from .shrinker import Shrunk, shrink_run
+    from .shrinker import Replays, Shrunk, shrink_run
     from .target import Target, find_examples
     from .violation import INVARIANTS, Violation
 
@@ -44,6 +44,7 @@ __all__ = [
     "Journal",
     "Progress",
     "Record",
+    "Replays",
     "Schedule",
     "Shrunk",
     "Strike",
@@ -75,7 +76,7 @@ _HOMES = {
     "runner": ("run_chaos",),
     "schedule": ("Schedule", "Strike"),
     "session": ("Progress",),
-    "shrinker": ("Shrunk", "shrink_run"),
+    "shrinker": ("Replays", "Shrunk", "shrink_run"),
     "target": ("Target", "find_examples"),
     "violation": ("INVARIANTS", "Violation"),
 }

@@ -1,14 +1,16 @@
 """`shrink_run`: a smaller schedule that breaks the same rules as an earlier run did.
 
-Guarantees: what it returns has failed, here and now; it ends within its number of runs, and soon
-after its time is up, with the smallest schedule so far; the record of the run that failed with it
-is kept, and holds the schedule in a form that can be run again.
+Guarantees: what it returns has failed, here and now; how often it does so when it is run again is
+told, and a schedule that failed once and then no more is not taken; it ends within its number of
+runs, and soon after its time is up, with the smallest schedule so far; the record of the run that
+failed with it is kept, and holds the schedule in a form that can be run again.
 
 Left to others: which schedules to try (`shrinking`).
 """
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import threading
@@ -28,13 +30,30 @@ from .target import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .plan import Chaos
     from .result import ChaosResult
     from .schedule import Schedule
 
 SCHEDULE = "schedule.json"
+_REPLAYS = 3  # runs that tell whether a schedule fails each time
+_SURE = 0.05  # the share of candidates which fail, and are found not to, that is put up with
 _AFTER = 2.0  # seconds of traffic after the last fault is over
 _WITHOUT = 5.0  # seconds of traffic where there is no fault
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    """How often one schedule was run again, and how often it failed."""
+
+    failed: int = 0
+    made: int = 0
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether it failed in some of its runs and not in others."""
+        return 0 < self.failed < self.made
+
+    def __str__(self) -> str:
+        return f"{self.failed} of {self.made}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +65,25 @@ class Shrunk:
         result: The run with the smallest schedule that failed; None where no run failed any more.
         runs: How many runs were made.
         complete: Whether all candidates were tried; otherwise runs or time were used up first.
+        whole: What came of running the schedule of the run again.
+        smallest: What came of running the one that was found again; none made where runs or time
+            were used up.
+        refuted: How many smaller ones failed in the search, and then in none of their replays; they
+            are not taken.
     """
 
     before: int
     result: ChaosResult | None
     runs: int
     complete: bool
+    whole: Replays = Replays()
+    smallest: Replays = Replays()
+    refuted: int = 0
+
+    @property
+    def is_flaky(self) -> bool:
+        """Whether what fails does not fail each time, so that one run which holds means nothing."""
+        return self.whole.is_flaky or self.smallest.is_flaky or self.refuted > 0
 
     @property
     def schedule(self) -> Schedule | None:
@@ -79,7 +111,7 @@ def shrink_run(
             in it; None takes the name of *run* with ``-shrunk`` behind it.
         runs: How many runs are made at most.
         repeat: How often a candidate is run, until it fails: a fault that depends on timing does
-            not show each time.
+            not show each time. More often where the whole schedule fails only now and then.
         seconds: How long it takes at most, but for the run that is under way then.
         on_progress: Told before each run how many were made, and how many strikes are left.
         interrupt: When it is set, it ends with the run that is under way.
@@ -118,7 +150,15 @@ def shrink_run(
             shutil.move(best.record, kept)
             best = load_run(kept)
             (kept / SCHEDULE).write_text(best.plan.strikes.to_json())
-    return Shrunk(before=len(failed.plan.strikes), result=best, runs=search.made, complete=complete)
+    return Shrunk(
+        before=len(failed.plan.strikes),
+        result=best,
+        runs=search.made,
+        complete=complete,
+        whole=search.whole,
+        smallest=search.smallest,
+        refuted=search.refuted,
+    )
 
 
 class _UsedUp(Exception):
@@ -140,8 +180,11 @@ class _Search:
         on_progress: Callable[[int, int], None] | None,
         interrupt: threading.Event,
     ) -> None:
-        self.best: ChaosResult | None = None
         self.made = 0
+        self.refuted = 0
+        self.whole = self.smallest = Replays()
+        self._found: list[ChaosResult] = []  # runs that failed, each with a smaller schedule
+        self._kept_back = 0  # runs that the search leaves for what comes after it
         self._plan = failed.plan
         self._broken = {violation.invariant for violation in failed.violations}
         self._target = target
@@ -153,23 +196,57 @@ class _Search:
         self._interrupt = interrupt
         self._length: Callable[[Schedule], float] = self._needed
 
+    @property
+    def best(self) -> ChaosResult | None:
+        """The run with the smallest schedule that failed."""
+        return self._found[-1] if self._found else None
+
     def run(self) -> bool:
         """Search; return whether it was to the end."""
         try:
             whole = self._plan.strikes
-            if not self._fails(whole):
-                self._length = lambda _: self._plan.duration
-                if self._length(whole) == self._needed(whole) or not self._fails(whole):
+            self.whole = self._replay(whole)
+            if not self.whole.failed:
+                needed, full = self._needed(whole), self._plan.duration
+                self._length = lambda _: full  # pyright: ignore[reportUnknownLambdaType]
+                if needed < full:
+                    self.whole = self._replay(whole)
+                if not self.whole.failed:
                     return True
-            questions = smaller(whole)
-            try:
-                candidate = next(questions)
-                while True:
-                    candidate = questions.send(self._fails(candidate))
-            except StopIteration:
-                return True
+            self._repeat = max(self._repeat, _runs_for(self.whole))
+            complete = self._search(whole)
+            self._confirm()
         except _UsedUp:
             return False
+        return complete
+
+    def _search(self, whole: Schedule) -> bool:
+        """Try smaller and smaller ones; return whether all were."""
+        questions = smaller(whole)
+        enough = max(_REPLAYS, self._repeat)
+        self._kept_back = min(enough, max(0, self._runs - self.made - enough))
+        try:
+            candidate = next(questions)
+            while True:
+                candidate = questions.send(self._fails(candidate))
+        except StopIteration:
+            return True
+        except _UsedUp:
+            return False
+        finally:
+            self._kept_back = 0
+
+    def _confirm(self) -> None:
+        """Have the smallest be one that fails again, which by chance it may not."""
+        while len(self._found) > 1:
+            found = self._found[-1]
+            self.smallest = Replays()
+            self.smallest = self._replay(found.plan.strikes, keep=False)
+            if self.smallest.failed:
+                return
+            self._drop(found)
+            self.refuted += 1
+        self.smallest = self.whole
 
     def _needed(self, schedule: Schedule) -> float:
         """Return how long a run with *schedule* takes at least to show anything."""
@@ -183,11 +260,23 @@ class _Search:
 
     def _fails(self, schedule: Schedule) -> bool:
         """Whether *schedule* breaks a rule that the run had broken, in one of several runs."""
-        plan = replace(self._plan, schedule=schedule, duration=self._length(schedule))
-        return any(self._fails_once(plan) for _ in range(self._repeat))
+        return any(self._fails_once(schedule) for _ in range(self._repeat))
 
-    def _fails_once(self, plan: Chaos) -> bool:
-        if self.made >= self._runs or time.monotonic() >= self._until:
+    def _replay(self, schedule: Schedule, *, keep: bool = True) -> Replays:
+        """Return how often *schedule* fails; *keep* the record of a run of it that does."""
+        failed = made = 0
+        try:
+            while made < max(_REPLAYS, self._repeat):
+                failed += self._fails_once(schedule, keep=keep)
+                made += 1
+        except _UsedUp:
+            if not made:
+                raise
+        return Replays(failed, made)
+
+    def _fails_once(self, schedule: Schedule, *, keep: bool = True) -> bool:
+        plan = replace(self._plan, schedule=schedule, duration=self._length(schedule))
+        if self.made >= self._runs - self._kept_back or time.monotonic() >= self._until:
             raise _UsedUp
         if self._interrupt.is_set():
             raise _UsedUp
@@ -200,7 +289,22 @@ class _Search:
         if self._broken.isdisjoint(violation.invariant for violation in result.violations):
             shutil.rmtree(record, ignore_errors=True)
             return False
-        if self.best is not None and self.best.record is not None:
-            shutil.rmtree(self.best.record, ignore_errors=True)
-        self.best = result
+        if not keep:
+            shutil.rmtree(record, ignore_errors=True)
+            return True
+        if self._found and self._found[-1].plan.strikes == schedule:
+            self._drop(self._found[-1])
+        self._found.append(result)
         return True
+
+    def _drop(self, result: ChaosResult) -> None:
+        self._found.remove(result)
+        if result.record is not None:
+            shutil.rmtree(result.record, ignore_errors=True)
+
+
+def _runs_for(replays: Replays) -> int:
+    """Return how often what fails as often as *replays* is run before it counts as holding."""
+    if not replays.is_flaky:
+        return 1
+    return math.ceil(math.log(_SURE) / math.log(1 - replays.failed / replays.made))

@@ -21,7 +21,7 @@ from .chaos import check_report, ctrl_c, output_to
 if TYPE_CHECKING:
     import argparse
 
-    from phalanx.chaos import ChaosResult
+    from phalanx.chaos import ChaosResult, Shrunk
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,13 +53,27 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.report.write_text(render_page(shrunk.result), encoding="utf-8")
     ended = "" if shrunk.complete else " (its runs or its time were used up)"
     left = len(shrunk.result.plan.strikes)
-    print(f"{shrunk.before} faults shrunk to {left} in {shrunk.runs} runs{ended}\n")
+    print(f"{shrunk.before} faults shrunk to {left} in {shrunk.runs} runs{ended}")
+    print(_how_often(shrunk))
     for strike in shrunk.result.plan.strikes:
         point = f" @{strike.point}" if strike.point else ""
         lasts = f" for {strike.seconds:g} s" if strike.seconds else ""
         print(f"  at {strike.at:g} s  {strike.fault} {strike.target}{point}{lasts}")
     print(f"\n{shrunk.result.violations[0].render()}\n\nagain with\n  {_again(shrunk.result)}")
     return 130 if stop.is_set() else 0
+
+
+def _how_often(shrunk: Shrunk) -> str:
+    """Return how far it can be relied on to fail again."""
+    whole = f"all {shrunk.before} had failed in {shrunk.whole} replays"
+    if not shrunk.smallest.made:
+        return f"not replayed; {whole}\n"
+    told = f"it failed in {shrunk.smallest} replays; {whole}\n"
+    if not shrunk.is_flaky:
+        return told
+    if shrunk.refuted:
+        told += f"smaller, failed once and then no more, so not taken: {shrunk.refuted}\n"
+    return f"flaky: {told}one run that holds shows nothing: make several, or raise --repeat\n"
 
 
 def _again(result: ChaosResult) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+from pathlib import Path
 from typing import Any
 
 from tests.actors.workers import Echo, Reducer
@@ -99,6 +101,19 @@ def counting(executor: Executor[Any], _chance: random.Random) -> None:
 def forgetful() -> tuple[Executor[Any], Any]:
     counting.__dict__.pop("latest", None)
     return Executor(Forgetful, 1, preload=(), transport=TRANSPORT), counting
+
+
+def moody() -> tuple[Executor[Any], Any]:
+    """The same, but for every third that is built: that one is not looked at."""
+    with Path(os.environ["MOODS"]).open("a") as file:
+        file.write(".")
+        built = file.tell()
+    executor, traffic = forgetful()
+    return executor, traffic if built % 3 else adding
+
+
+def adding(executor: Executor[Any], _chance: random.Random) -> None:
+    executor.call(0, "add", 30.0)
 
 
 VALUE = 3

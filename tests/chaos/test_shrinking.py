@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.actors.workers import Echo
 from tests.chaos.plants import PLANTS, Planted
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
-from phalanx.chaos import Schedule, Strike, load_run, run_chaos, shrink_run
+from phalanx.chaos import (
+    Chaos,
+    ChaosResult,
+    Journal,
+    Schedule,
+    Strike,
+    Target,
+    load_run,
+    run_chaos,
+    shrink_run,
+    shrinker,
+)
+from phalanx.chaos.run_record import save_plan
 from phalanx.chaos.shrinking import smaller
+from phalanx.chaos.traffic import complain
 from phalanx.runtime import Runtime
 from phalanx.supervision import SpecError
+
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -87,6 +109,74 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
     assert not (tmp_path / "none").exists()
     with pytest.raises(SpecError, match="is there already"):
         shrink_run(tmp_path / "run", target=build)
+
+
+def phalanx(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx.cli", *map(str, words)],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("target", ["forgetful", pytest.param("moody", marks=pytest.mark.soak)])
+def test_a_failing_run_is_shrunk_and_run_again_from_the_command_line(
+    tmp_path: Path, target: str
+) -> None:
+    run, moods = tmp_path / "run", {"MOODS": str(tmp_path / "moods")}
+    faults = ["slow", "raise", "kill", "slow"]
+    listed = [{"at": 0.1 * i, "fault": fault} for i, fault in enumerate(faults, 1)]
+    (tmp_path / "list.json").write_text(json.dumps(listed))
+    words = ("--duration", 1.5, "--schedule", tmp_path / "list.json", "--callers", 1, "--out", run)
+    failed = phalanx("chaos", f"tests.chaos.targets:{target}", *words, **moods)
+    assert failed.returncode == 1, failed.stderr
+
+    shrunk = phalanx("chaos", "shrink", run, "--repeat", 1, **moods)
+
+    assert shrunk.returncode == 0, shrunk.stderr
+    assert "4 faults shrunk to 1 in " in shrunk.stdout
+    assert [strike.fault for strike in load_run(tmp_path / "run-shrunk").plan.strikes] == ["kill"]
+    assert ("flaky: it failed in " in shrunk.stdout) is (target == "moody")
+    assert ("had failed in 3 of 3 replays" in shrunk.stdout) is (target == "forgetful")
+    if target == "forgetful":
+        command = shlex.split(shrunk.stdout.splitlines()[-1])
+        again = phalanx(*command[1:], "--out", tmp_path / "again")
+        assert again.returncode == 1, again.stderr
+        assert "VIOLATED: right_answers" in again.stdout
+
+
+def test_what_failed_by_chance_is_not_taken_for_the_smallest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The whole fails each time; a smaller one did once, and does so no more."""
+    whole = schedule(4)
+    plan = Chaos(duration=30.0, schedule=whole, seed=1)
+    asked: list[int] = []
+
+    def run(target: Target, plan: Chaos, **_: Any) -> ChaosResult:
+        asked.append(len(plan.strikes))
+        fails = len(plan.strikes) == 4 or (len(plan.strikes) == 2 and asked.count(2) == 1)
+        assert plan.record is not None
+        plan.record.mkdir()
+        save_plan(plan.record, "it", plan)
+        journal = Journal(plan.record, "driver-1")
+        if fails:
+            complain(journal, AssertionError("wrong"))
+        journal.close()
+        return load_run(plan.record)
+
+    run(Target.of(Echo), replace(plan, record=tmp_path / "run"))
+    monkeypatch.setattr(shrinker, "run_chaos", run)
+    shrunk = shrink_run(tmp_path / "run", target=Echo)
+
+    assert shrunk.schedule == whole
+    assert shrunk.refuted == 1
+    assert shrunk.is_flaky
+    assert (shrunk.whole.failed, shrunk.whole.made) == (3, 3)
 
 
 def test_what_cannot_be_shrunk_is_refused(tmp_path: Path) -> None:
