@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from .call_records import Settled
 from .checker import check
-from .group_records import GroupEnded, RankDied, RankExited
+from .group_records import GroupEnded, RankDied
 from .referee_records import Missed, Struck
 from .violation import INVARIANTS
 from .worker_records import Began, Ended
@@ -116,24 +116,27 @@ class ChaosResult:
             return None
         who = (struck.group, struck.rank)
         ends = self._ends.get(who, [])
-        exit_at = self._exits.get((*who, struck.incarnation))
-        died = exit_at is not None and struck.at <= exit_at
-        for at, incarnation in ends[bisect_right(ends, (struck.at, 0)) :]:
-            if incarnation > struck.incarnation or not died:
+        for at, incarnation, began in ends[bisect_right(ends, (struck.at, 0, 0.0)) :]:
+            # Who lives on has got over it with the next call: the one it was in may have no answer.
+            lives_on = not struck.lethal and began >= struck.at
+            if incarnation > struck.incarnation or lives_on:
                 return at - struck.at
         return None
 
     @cached_property
-    def _ends(self) -> dict[tuple[str, int], list[tuple[float, int]]]:
-        ends: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+    def _ends(self) -> dict[tuple[str, int], list[tuple[float, int, float]]]:
+        """When each rank ran a call to its end, in which incarnation, and when it had begun it."""
+        begun = {
+            (each.group, each.rank, each.incarnation, each.wire, each.call): each.at
+            for each in self.history.every(Began)
+        }
+        ends: dict[tuple[str, int], list[tuple[float, int, float]]] = defaultdict(list)
         for ended in self.history.every(Ended):
             if not ended.error:
-                ends[ended.group, ended.rank].append((ended.at, ended.incarnation))
+                rank = ended.group, ended.rank
+                key = *rank, ended.incarnation, ended.wire, ended.call
+                ends[rank].append((ended.at, ended.incarnation, begun.get(key, 0.0)))
         return ends
-
-    @cached_property
-    def _exits(self) -> dict[tuple[str, int, int], float]:
-        return {(e.group, e.rank, e.incarnation): e.at for e in self.history.every(RankExited)}
 
     # --- telling ------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from tests.chaos.teller import Teller
+from tests.chaos.teller import Teller, whole
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
 from phalanx.chaos.referee_records import Complained, Struck
@@ -130,3 +130,27 @@ def test_a_run_of_nothing_is_a_page_too() -> None:
     result = ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), History.of([]))
 
     assert "0 calls" in " ".join(Reader(render_page(result)).text)
+
+
+def test_who_lived_on_was_well_with_the_next_call_and_who_died_with_its_successors() -> None:
+    teller = whole(1)
+    call = teller.issue()
+    wire = teller.send(call)
+    teller.begin(call, wire, 0)
+    who = {"target": "0", "rank": 0, "group": "g", "incarnation": 1}
+    slowed = teller.add(Struck, strike=1, fault="slow", **who)
+    teller.end(call, wire, 0)
+    teller.settle(call)
+    teller.serve()
+    well = teller.records[-3].at
+    killed = teller.add(Struck, strike=2, fault="kill", lethal=True, **who)
+    teller.die(0)
+    teller.start(0)
+    teller.serve()
+    well_again = teller.records[-3].at
+    teller.close()
+
+    result = ChaosResult("it", Chaos(duration=30, seed=7), teller.history())
+
+    took = {each.fault: each.recoveries for each in result.faults}
+    assert took == {"slow": (well - slowed.at,), "kill": (well_again - killed.at,)}

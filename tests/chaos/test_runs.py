@@ -17,9 +17,11 @@ from tests.chaos import targets
 from phalanx.actors import POINTS, Executor, installed
 from phalanx.chaos import (
     FAULTS,
+    TARGETS,
     Aim,
     Chaos,
     ChaosResult,
+    Fault,
     Progress,
     Schedule,
     Strike,
@@ -401,6 +403,19 @@ def test_what_makes_no_sense_is_refused_by_name(field: str, fields: dict[str, An
         Chaos(**fields)
 
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("target", ["0", *TARGETS])
+@pytest.mark.parametrize("fault", [each for each in FAULTS.values() if not each.needs])
+def test_a_fault_can_be_done_to_a_target_or_is_refused_by_name(fault: Fault, target: str) -> None:
+    if target in ("0", "random", *fault.parts):
+        plan = Chaos(faults=(f"{fault.name}:{target}",), targets=(target,))
+        assert {(each.fault, each.target) for each in plan.strikes} == {(fault.name, target)}
+        return
+    for fields in ({"faults": (f"{fault.name}:{target}",)}, {"targets": (target,)}):
+        with pytest.raises(SpecError, match="can be done to random, a rank") as caught:
+            Chaos(**{"faults": (fault.name,), **fields})  # type: ignore[arg-type]
+        assert (caught.value.field, caught.value.value) == ("target", target)
 
 
 @pytest.mark.skipif(bool(find_gpus().gpus()), reason="there is a GPU here")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from phalanx.chaos import FAULTS, load_run
+from phalanx.chaos.referee_records import Missed
 
 ROOT = Path(__file__).parents[2]
 LONG = 120  # seconds
@@ -45,3 +49,27 @@ def test_faults_of_every_kind_at_every_moment_lose_nothing(
 ) -> None:
     words = (target, "--duration", str(LONG), "--rate", "0.5", "--faults", EVERYTHING)
     chaos(tmp_path / "run", *words, "--at", MOMENTS, "--seed", str(seed))
+
+
+@pytest.mark.parametrize("target", ["0", "group", "standby", "zygote", "logs", "driver"])
+def test_every_fault_that_a_target_can_have_is_done_to_it(tmp_path: Path, target: str) -> None:
+    faults = [
+        each
+        for each in FAULTS.values()
+        if (target == "0" or target in each.parts)
+        and not each.needs
+        and each.name not in ("disk", "device")  # of a small disk, and of a fake inventory
+    ]
+    faults.sort(key=lambda each: each.lethal)  # what ends the driver ends what it was to do
+    gap = 4.0 if target == "driver" else 1.5
+    strikes = [
+        {"at": 0.5 + gap * i, "fault": each.name, "target": target, "seconds": min(each.seconds, 2)}
+        for i, each in enumerate(faults)
+    ]
+    (tmp_path / "list.json").write_text(json.dumps(strikes))
+    words = ("--schedule", str(tmp_path / "list.json"), "--call-timeout", "2")
+    duration = str(gap * len(faults) + 3)
+
+    chaos(tmp_path / "run", "tests.chaos.targets:with_a_spare", *words, "--duration", duration)
+
+    assert load_run(tmp_path / "run").history.every(Missed) == ()
