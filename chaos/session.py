@@ -148,6 +148,11 @@ class Session:
             if is_rank(strike.target) and int(strike.target) >= size:
                 remedy = f"there is no such rank: {self.target.name} has {size}, from 0 on"
                 raise SpecError("target", strike.target, remedy)
+            if strike.target == "standby" and not any(
+                g.spec.standby for g in self._recorder.groups
+            ):
+                remedy = f"{self.target.name} keeps no spares: build it with standby=1 or more"
+                raise SpecError("target", strike.target, remedy)
 
     def _serve(self) -> None:
         subject = self._subject

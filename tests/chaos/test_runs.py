@@ -453,6 +453,7 @@ def test_a_factory_that_returns_nonsense_is_told(tmp_path: Path) -> None:
         (("tests.chaos.targets:inline",), 2, 'not launch="inline"'),
         (("tests.chaos.targets:leaves",), 2, "ended the program (3) in place of returning"),
         (("tests.chaos.targets:build", "--targets", "2"), 2, "there is no such rank: "),
+        (("tests.chaos.targets:build", "--faults", "kill:standby"), 2, "keeps no spares: "),
         (("tests.chaos.targets:returns_nonsense", "--faults", "kill:driver"), 2, "returned a int"),
         (("tests.chaos.targets:build", "--out", "/proc/run"), 2, "record='/proc/run': cannot be"),
         (("tests.chaos.targets:build", "--report", "/proc/page"), 2, "report='/proc/page': "),
