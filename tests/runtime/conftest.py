@@ -1,4 +1,7 @@
-"""Scribes and workers for the tests of output: plain child processes, nothing of the launcher."""
+"""Scribes and workers for the tests of output: plain child processes, nothing of the launcher.
+
+And, for the tests of the launcher, what starts processes with it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from tests.runtime.processes import Starter
 
 from phalanx.runtime.labels import WorkerLabels
 from phalanx.runtime.scribe import Scribe
@@ -20,6 +24,7 @@ from phalanx.runtime.scribe import Scribe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from phalanx.runtime.launcher import Launcher
     from phalanx.runtime.scribe_keeper import ScribeProcess
     from phalanx.runtime.worker_output import WorkerOutput
 
@@ -184,3 +189,10 @@ def worker(scribe: Scribe) -> Iterator[Callable[[str], tuple[Worker, WorkerOutpu
             one.kill()
         one.wait()  # also where it had ended by itself: its stdin is still open here
         output.close()
+
+
+@pytest.fixture
+def starter(launcher: Launcher) -> Iterator[Starter]:
+    starter = Starter(launcher)
+    yield starter
+    starter.line.close()

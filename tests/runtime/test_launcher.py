@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -11,27 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
+from tests.runtime.processes import LONG, Starter, eventually, soon
 
-from phalanx.runtime import subreaper, tree
+from phalanx.runtime import tree
 from phalanx.runtime.launch_spec import LaunchSpec
 from phalanx.runtime.launcher import Launcher
-from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
+from phalanx.supervision import SpecError, WouldDeadlock
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
-
     from phalanx.runtime.hub import Hub
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
-
-
-@pytest.fixture
-def starter(launcher: Launcher) -> Iterator[Starter]:
-    starter = Starter(launcher)
-    yield starter
-    starter.line.close()
 
 
 def zygote_pid(launcher: Launcher) -> int:
@@ -281,108 +270,6 @@ def test_launching_from_the_hubs_thread_is_refused(starter: Starter, hub: Hub) -
     assert len(errors) == 1
 
 
-# --- preloads -----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def preloading(hub: Hub, tmp_path: Path, code: str, **more: Any) -> Generator[Launcher, None, None]:
-    (tmp_path / "preloaded.py").write_text(code)
-    sys.path.insert(0, str(tmp_path))
-    launcher = Launcher(hub, preload=("preloaded",), **more)
-    try:
-        yield launcher
-    finally:
-        sys.path.remove(str(tmp_path))
-        launcher.close(soon())
-
-
-def test_what_is_preloaded_is_there_in_the_worker(hub: Hub, tmp_path: Path) -> None:
-    with preloading(hub, tmp_path, "import random; random.seed(1)") as launcher:
-        starter = Starter(launcher)
-        starter.start("tell")
-        starter.start("tell")
-        first, second = starter.line.hear(), starter.line.hear()
-        starter.line.close()
-
-    assert "preloaded" in first["modules"]
-    assert first["random"] != second["random"]
-
-
-def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
-    hub: Hub, tmp_path: Path
-) -> None:
-    with preloading(hub, tmp_path, "def f(): raise KeyError('deep down')\nf()\n") as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(SpecError, match="deep down") as caught:
-            starter.start("stay")
-        starter.line.close()
-
-    assert caught.value.field == "preload"
-    assert "preloaded.py" in "".join(caught.value.__notes__)
-
-
-@pytest.mark.parametrize(
-    ("code", "message"),
-    [
-        ("import os; os._exit(3)", "exit code 3"),
-        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
-    ],
-)
-def test_a_preload_that_ends_the_zygote_is_reported(
-    hub: Hub, tmp_path: Path, code: str, message: str
-) -> None:
-    with preloading(hub, tmp_path, code) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match=message):
-            starter.start("stay")
-        starter.line.close()
-
-
-def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: Path) -> None:
-    code = "import threading; threading.Event().wait()"
-    with preloading(hub, tmp_path, code, start_timeout=0.5) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
-            starter.start("stay")
-        starter.line.close()
-
-
-def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
-    hub: Hub, tmp_path: Path
-) -> None:
-    code = "import threading; threading.Event().wait()"
-    with preloading(hub, tmp_path, code) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
-            starter.start("stay", deadline=time.monotonic() + 0.5)
-        starter.line.close()
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
-        # What the check looks for in torch, without torch.
-        (
-            "import sys, types; cuda = types.ModuleType('torch.cuda');"
-            "cuda.is_initialized = lambda: True; sys.modules['torch.cuda'] = cuda"
-        ),
-    ],
-    ids=["thread", "cuda"],
-)
-def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
-    hub: Hub, tmp_path: Path, code: str, events: list[Any]
-) -> None:
-    with preloading(hub, tmp_path, code, emit=events.append) as launcher:
-        starter = Starter(launcher)
-        for _ in range(2):
-            starter.start("tell")
-            assert "preloaded" not in starter.line.hear()["modules"]
-        starter.line.close()
-
-    assert [event.event for event in events].count("phalanx.fork_unsafe") == 1
-
-
 # --- the helpers die ----------------------------------------------------------------------
 
 
@@ -451,107 +338,3 @@ def test_a_killed_guardian_is_replaced(starter: Starter, tmp_path: Path, events:
     eventually(lambda: starter.launcher.guardian_pid != old)
     assert starter.start("leave", 0).wait(soon())
     eventually(lambda: [event.replaced for event in events] == [old])
-
-
-# --- what else goes on in the driver ------------------------------------------------------
-
-
-def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> None:
-    process = starter.start("stay")
-    starter.line.hear()
-    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
-    out = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout
-
-    task = tree.read(int(out))
-    os.kill(int(out), signal.SIGKILL)
-
-    assert task is not None
-    assert task.parent != os.getpid()
-    assert process.status is None
-
-
-BORN_BEFORE = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; read go"
-# `setsid --wait` forks and waits: only the grandchild is orphaned, in a session not its own.
-BORN_DURING = "read go; setsid --fork --wait sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'"
-
-
-@pytest.mark.parametrize("shell", [BORN_BEFORE, BORN_DURING], ids=["before", "during"])
-def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
-    starter: Starter, shell: str
-) -> None:
-    starter.start("leave", 0).wait(soon())
-    zygote = zygote_pid(starter.launcher)
-    user = subprocess.Popen(
-        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert user.stdin is not None
-    assert user.stdout is not None
-    daemon = int(user.stdout.readline()) if shell == BORN_BEFORE else 0
-    if daemon:  # the kernel dates processes by the hundredth of a second
-        born = tree.read(daemon)
-        assert born is not None
-        eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
-    os.kill(zygote, signal.SIGSTOP)
-    thread = threading.Thread(target=starter.start, args=("stay",))
-    thread.start()
-    eventually(lambda: subreaper._open)
-    user.stdin.write("\n")
-    user.stdin.close()
-    daemon = daemon or int(user.stdout.readline())
-    user.stdout.close()
-    assert user.wait(LONG) == 0
-    eventually(lambda: (task := tree.read(daemon)) and task.parent == os.getpid(), "adoption")
-
-    os.kill(zygote, signal.SIGCONT)
-    thread.join(LONG)
-    assert not thread.is_alive()
-    os.kill(daemon, signal.SIGKILL)
-
-    eventually(lambda: tree.read(daemon) is None, "the reaping")
-
-
-def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
-    starter.start("leave", 0).wait(soon())
-    with subprocess.Popen(["sh", "-c", "exit 5"], start_new_session=True) as popen:
-        for _ in range(5):
-            starter.start("leave", 0).wait(soon())
-        assert popen.wait(LONG) == 5
-
-
-def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> None:
-    launcher = Launcher(hub, preload=())
-    starter = Starter(launcher)
-    process = starter.start("beget", "daemon")
-    daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
-
-    launcher.close(soon())
-    launcher.close(soon())
-
-    assert process.status is not None
-    assert not is_alive(daemon)
-    assert [tree.read(pid) for pid in helpers] == [None, None]
-    with pytest.raises(RuntimeFault, match="closed"):
-        starter.start("stay")
-    starter.line.close()
-
-
-def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
-    with preloading(hub, tmp_path, "import threading; threading.Event().wait()") as launcher:
-        starter = Starter(launcher)
-        errors: list[BaseException] = []
-
-        def start() -> None:
-            try:
-                starter.start("stay")
-            except RuntimeFault as error:
-                errors.append(error)
-
-        thread = threading.Thread(target=start)
-        thread.start()
-        eventually(lambda: launcher._forker._boot)
-        launcher.close(soon())
-        thread.join(LONG)
-        starter.line.close()
-
-    assert [str(error) for error in errors] == ["the launcher was closed"]

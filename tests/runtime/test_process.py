@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.runtime.entries import DESCENDANTS
@@ -11,18 +10,6 @@ from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
 from phalanx.runtime import kernel, tree
 from phalanx.runtime.marks import TreeMark
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from phalanx.runtime.launcher import Launcher
-
-
-@pytest.fixture
-def starter(launcher: Launcher) -> Iterator[Starter]:
-    starter = Starter(launcher)
-    yield starter
-    starter.line.close()
 
 
 @pytest.mark.parametrize("kind", sorted(DESCENDANTS))

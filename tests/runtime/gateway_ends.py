@@ -1,0 +1,181 @@
+"""For tests of the gateway, both ends of a link: the driver's, and a rank that the test plays."""
+
+from __future__ import annotations
+
+import queue
+import select
+import socket
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import zmq
+from zmq.utils import z85
+
+from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime
+from phalanx.runtime.channel import Arrival, SocketChannel
+from phalanx.runtime.frames import receive
+from phalanx.runtime.gateway import Gateway
+from phalanx.runtime.line import Delivery, Lane, Line, Say
+from phalanx.runtime.outpost import Posting
+from phalanx.runtime.transport import Zmq
+from phalanx.runtime.wire import Flag
+
+LONG = 10.0
+
+
+class Driver:
+    """A gateway, and one channel for each rank that was made room for."""
+
+    def __init__(self, runtime: Runtime, options: Zmq) -> None:
+        self.events: queue.Queue[Any] = queue.Queue()
+        launcher = partial(runtime.launcher, ("zmq",))
+        self.gateway = Gateway(runtime.hub, launcher, options, group="tp", on_event=self.events.put)
+        self.arena = Arena.create()
+        self.berths: list[Berth] = []
+
+    def berth(self) -> Berth:
+        self.gateway.open()
+        channel = SocketChannel.create(self.arena, 1)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        posting = self.gateway.berth({**channel.child_fds(), "control": theirs.fileno()})
+        theirs.close()
+        channel.close_child_ends()
+        self.berths.append(Berth(channel, ours, posting))
+        return self.berths[-1]
+
+    def close(self) -> None:
+        for berth in self.berths:
+            berth.close()
+        self.gateway.close()
+        self.arena.close()
+
+
+class Berth:
+    """What the driver holds of one rank."""
+
+    def __init__(self, channel: SocketChannel, control: socket.socket, posting: Posting) -> None:
+        self.channel = channel
+        self.control = control
+        self.posting = posting
+        self._open = True
+
+    def call(self, number: int, *, collective: bool = True) -> None:
+        flags = Flag.COLLECTIVE if collective else Flag.NONE
+        packet = Payload.of(None).packet(Kind.CALL, epoch=1, call_id=number, flags=flags)
+        assert self.channel.send(packet)
+
+    def next(self, seconds: float = LONG) -> Frame | Arrival:
+        readable, _, _ = select.select([self.channel.fileno()], [], [], seconds)
+        return self.channel.receive() if readable else Arrival.NOTHING
+
+    def why_it_ended(self) -> str:
+        self.control.settimeout(LONG)
+        while isinstance(frame := receive(self.control), Frame):
+            if frame.kind == Kind.LINK_ENDED:
+                why: str = frame.value()
+                assert receive(self.control) == b""
+                return why
+        raise AssertionError("it ended without a word")
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self.channel.close()
+            self.control.close()
+
+
+class Rank:
+    """The other side of a link, played by the test."""
+
+    def __init__(
+        self,
+        posting: Posting,
+        *,
+        secret: bytes | None = None,
+        route: bytes | None = None,
+        says_open: bool = True,
+    ) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.socket = self.context.socket(zmq.DEALER)
+        key = z85.encode(posting.secret if secret is None else secret)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self.socket.setsockopt(zmq.ROUTING_ID, posting.route if route is None else route)
+        self.socket.setsockopt(zmq.CURVE_SERVERKEY, posting.server_key.encode())
+        self.socket.setsockopt(zmq.CURVE_PUBLICKEY, zmq.curve_public(key))
+        self.socket.setsockopt(zmq.CURVE_SECRETKEY, key)
+        self.socket.connect(posting.endpoint)
+        self.arena = Arena.create()
+        self.line = Line(self.post, self.arena, 0.0)
+        if says_open:
+            self.line.say(Say.OPEN, now=0.0)
+            assert self.hears(Say.BEAT)
+
+    def post(self, parts: Sequence[bytes | memoryview]) -> None:
+        self.socket.send_multipart(parts)
+
+    def next(self, seconds: float = LONG) -> Delivery | tuple[Say, int, int] | None:
+        """Return what comes next but for signs of life; None if nothing does."""
+        deadline = time.monotonic() + seconds
+        while self.socket.poll(max(0, int((deadline - time.monotonic()) * 1000))):
+            what = self.line.take([memoryview(p) for p in self.socket.recv_multipart()], 0.0)
+            if isinstance(what, Delivery):
+                self.line.taken(1)
+                return what
+            if what is not None and what[0] is not Say.BEAT:
+                return what
+            self.line.beat(0.0)
+        return None
+
+    def hears(self, what: Say) -> bool:
+        while self.socket.poll(int(LONG * 1000)):
+            said = self.line.take([memoryview(p) for p in self.socket.recv_multipart()], 0.0)
+            if isinstance(said, tuple) and said[0] is what:
+                return True
+        return False
+
+    def takes_call(self) -> int:
+        what = self.next()
+        assert isinstance(what, Delivery), what
+        assert what.head[1] == Kind.CALL
+        return what.head[4]
+
+    def greets(self) -> None:
+        self.sends(Payload.of(None).packet(Kind.HELLO, epoch=1, call_id=0, incarnation=1))
+
+    def answers(self, number: int) -> None:
+        self.sends(Payload.of(None).packet(Kind.REPLY, epoch=1, call_id=number, incarnation=1))
+
+    def sends(self, packet: bytes) -> None:
+        self.line.send_packet(Lane.DATA, packet)
+        self.line.pump(0.0)
+
+    def close(self) -> None:
+        self.line.close()
+        self.arena.close()
+        self.socket.close()
+        self.context.term()
+
+
+def listening(pid: int) -> set[str]:
+    """Where *pid* listens: addresses and paths as the kernel has them."""
+    inodes = set[str]()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            inodes.add(str(link.readlink()).removeprefix("socket:[").removesuffix("]"))
+        except OSError:
+            continue
+    found = set[str]()
+    for name in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "00010000" and fields[6] in inodes:
+            found.add(fields[7])
+    return found

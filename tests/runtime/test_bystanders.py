@@ -1,0 +1,104 @@
+"""What goes on in the driver beside its workers: daemons, children of the user's, closing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
+
+from phalanx.runtime import subreaper, tree
+from phalanx.runtime.launcher import Launcher
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from phalanx.runtime.hub import Hub
+
+
+def zygote_pid(launcher: Launcher) -> int:
+    return launcher.zygote_pid or 0
+
+
+def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> None:
+    process = starter.start("stay")
+    starter.line.hear()
+    shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
+    out = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout
+
+    task = tree.read(int(out))
+    os.kill(int(out), signal.SIGKILL)
+
+    assert task is not None
+    assert task.parent != os.getpid()
+    assert process.status is None
+
+
+BORN_BEFORE = "setsid sleep 1000 >/dev/null 2>&1 & echo $!; read go"
+# `setsid --wait` forks and waits: only the grandchild is orphaned, in a session not its own.
+BORN_DURING = "read go; setsid --fork --wait sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!'"
+
+
+@pytest.mark.parametrize("shell", [BORN_BEFORE, BORN_DURING], ids=["before", "during"])
+def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
+    starter: Starter, shell: str
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    zygote = zygote_pid(starter.launcher)
+    user = subprocess.Popen(
+        ["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert user.stdin is not None
+    assert user.stdout is not None
+    daemon = int(user.stdout.readline()) if shell == BORN_BEFORE else 0
+    if daemon:  # the kernel dates processes by the hundredth of a second
+        born = tree.read(daemon)
+        assert born is not None
+        eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
+    os.kill(zygote, signal.SIGSTOP)
+    thread = threading.Thread(target=starter.start, args=("stay",))
+    thread.start()
+    eventually(lambda: subreaper._open)
+    user.stdin.write("\n")
+    user.stdin.close()
+    daemon = daemon or int(user.stdout.readline())
+    user.stdout.close()
+    assert user.wait(LONG) == 0
+    eventually(lambda: (task := tree.read(daemon)) and task.parent == os.getpid(), "adoption")
+
+    os.kill(zygote, signal.SIGCONT)
+    thread.join(LONG)
+    assert not thread.is_alive()
+    os.kill(daemon, signal.SIGKILL)
+
+    eventually(lambda: tree.read(daemon) is None, "the reaping")
+
+
+def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
+    starter.start("leave", 0).wait(soon())
+    with subprocess.Popen(["sh", "-c", "exit 5"], start_new_session=True) as popen:
+        for _ in range(5):
+            starter.start("leave", 0).wait(soon())
+        assert popen.wait(LONG) == 5
+
+
+def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> None:
+    launcher = Launcher(hub, preload=())
+    starter = Starter(launcher)
+    process = starter.start("beget", "daemon")
+    daemon = starter.line.hear()["pids"]["daemon"]
+    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
+
+    launcher.close(soon())
+    launcher.close(soon())
+
+    assert process.status is not None
+    assert not is_alive(daemon)
+    assert [tree.read(pid) for pid in helpers] == [None, None]
+    with pytest.raises(RuntimeFault, match="closed"):
+        starter.start("stay")
+    starter.line.close()
