@@ -237,9 +237,16 @@ class Call:
 
     def timed_out(self) -> CallTimeout:
         """Return the error of a call whose deadline has passed."""
-        aimed = [] if self.rank is None else [self.rank]
+        has_run = self.terms.on_death == "retry" and self.retries < self.terms.retries
+        aimed = [] if self.rank is None or has_run else [self.rank]
         ranks = self.missing if self.wire else aimed
-        return CallTimeout(self.name, ranks, self.terms.timeout or 0.0, sent=bool(self.wire))
+        return CallTimeout(
+            self.name,
+            ranks,
+            self.terms.timeout or 0.0,
+            sent=bool(self.wire) or has_run,
+            reports=self.reports,
+        )
 
     def drop(self) -> None:
         """Give back what the call still holds."""

@@ -161,7 +161,11 @@ class Kept:
             return
         # In this order: what is begun later is not among the names, and what is kept later was
         # begun before.
-        names = folder.names()
+        try:
+            names = folder.names()
+        except OSError:
+            self.note_stray()  # a disk that cannot be read just now; the next time may be better
+            return
         under_way = begun()
         with self._lock:
             kept = {(cut.number, rank) for cut in self._cuts for rank in cut.ranks}

@@ -114,9 +114,10 @@ class Pulses:
             self._ways[rank] = incarnation, send
 
     def leave(self, rank: int, incarnation: int) -> None:
-        """Ask that incarnation no more; on return nobody is using its way."""
+        """Ask that incarnation no more, if it ever was here; then nobody is using its way."""
         with self._lock:
-            if self._ways.get(rank, (0,))[0] == incarnation:
+            known, _ = self._ways.get(rank, (None, None))
+            if known == incarnation:
                 del self._ways[rank]
 
     def ask(self, ranks: Mapping[int, int]) -> Question:

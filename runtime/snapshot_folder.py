@@ -90,20 +90,24 @@ class SnapshotFolder:
         ledger.own(self._fd)
 
     def names(self) -> list[SnapshotName]:
-        """Return what is there, by name, oldest first."""
+        """Return what is there, by name, oldest first.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         found: list[SnapshotName] = []
-        for entry in self.path.iterdir():
-            whole = _NAME.fullmatch(entry.name)
+        for entry in os.listdir(self._fd):  # noqa: PTH208  # whatever its path leads to by now
+            whole = _NAME.fullmatch(entry)
             if whole is not None:
                 found.append(SnapshotName(*map(int, whole.groups())))
         return sorted(found)
 
     def tidy(self) -> None:
         """Remove what workers that are dead had begun to write; none is writing now."""
-        for entry in self.path.iterdir():
-            if _TEMPORARY.fullmatch(entry.name):
+        for entry in os.listdir(self._fd):  # noqa: PTH208  # as above
+            if _TEMPORARY.fullmatch(entry):
                 with contextlib.suppress(OSError):
-                    entry.unlink()
+                    os.unlink(entry, dir_fd=self._fd)
 
     def open(self, name: SnapshotName) -> int:
         """Return a descriptor of that snapshot, whole and ours, which is the caller's to close.

@@ -183,30 +183,43 @@ class CallTimeout(WorkerError, TimeoutError):
 
     Attributes:
         method: What was called.
-        ranks: The ranks that had not answered; empty where none had a fault (nothing was sent).
+        ranks: The ranks that had not answered; empty where none had a fault: nothing was sent, or
+            what was begun has died and was waiting to be sent again.
         sent: False where the call was still waiting for its turn: it never ran anywhere.
+        reports: The crash reports of every death that cost this call an attempt, oldest first.
     """
 
     def __init__(
-        self, method: str, ranks: Iterable[int], timeout: float, *, sent: bool = True
+        self,
+        method: str,
+        ranks: Iterable[int],
+        timeout: float,
+        *,
+        sent: bool = True,
+        reports: Iterable[object] = (),
     ) -> None:
         self.method = method
         self.ranks = tuple(ranks)
         self.timeout = timeout
         self.sent = sent
+        self.reports: tuple[Any, ...] = tuple(reports)
         named = ", ".join(map(str, self.ranks))
-        if sent:
-            state = f"no answer from rank(s) {named or 'none'}"
-        else:
+        if not sent:
             state = f"never sent; still waiting for {f'rank(s) {named}' if named else 'its turn'}"
+        elif named:
+            state = f"no answer from rank(s) {named}"
+        else:
+            state = "begun, cut short, and still waiting to be sent again"
         super().__init__(f"{method}: {state} after {timeout:.3g} s")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _call_timeout, (self.method, self.ranks, self.timeout, self.sent)
+        return _call_timeout, (self.method, self.ranks, self.timeout, self.sent, self.reports)
 
 
-def _call_timeout(method: str, ranks: tuple[int, ...], timeout: float, sent: bool) -> CallTimeout:
-    return CallTimeout(method, ranks, timeout, sent=sent)
+def _call_timeout(
+    method: str, ranks: tuple[int, ...], timeout: float, sent: bool, reports: tuple[Any, ...]
+) -> CallTimeout:
+    return CallTimeout(method, ranks, timeout, sent=sent, reports=reports)
 
 
 class LockTimeout(WorkerError, TimeoutError):

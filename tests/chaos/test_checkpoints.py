@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -372,6 +373,24 @@ def test_damage_that_is_found_while_it_runs_costs_no_restart(make: Make, tmp_pat
     (event,) = rejected.wait()
     assert "no snapshot" in event.why
     assert ex.status().restarts == 1
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
+def test_a_folder_that_is_removed_while_it_runs_costs_the_snapshots_and_no_call(
+    make: Make, tmp_path: Path, strategy: Strategy
+) -> None:
+    folder = tmp_path / "states"
+    ex = make(strategy=strategy, checkpoint=CheckpointPolicy(every_calls=1, where=folder))
+    failed = Heard(ex, CheckpointFailed)
+    ex.collective_rpc("add", LONG)
+    ex.checkpoint(timeout=LONG)
+
+    shutil.rmtree(folder)
+
+    for n in range(2, 5):
+        assert ex.collective_rpc("add", LONG) == [n, n]
+    assert str(folder) in failed.wait()[0].error
+    assert ex.status().restarts == 0
 
 
 def test_nothing_that_is_good_is_an_error_and_no_new_beginning(make: Make, tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.chaos.deeds import kill, wait_for_view
 from tests.chaos.spares import Warm
 
 from phalanx.actors import Executor
+from phalanx.actors.standby import StandbyLost
 from phalanx.runtime import Runtime, tree
 from phalanx.supervision import Intensity, SpecError, Strategy
 
@@ -245,3 +248,24 @@ def test_a_number_of_spares_that_makes_no_sense_is_refused(make: Make, standby: 
 def test_a_spare_that_prepares_cannot_have_arguments_of_its_own(make: Make) -> None:
     with pytest.raises(SpecError, match="rank_kwargs"):
         make(Warm, rank_kwargs=[{}, {}])
+
+
+def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = make(launch="exec")
+    wait_warm(ex)
+    lost: queue.Queue[StandbyLost] = queue.Queue()
+    ex.events(lambda event: lost.put(event) if isinstance(event, StandbyLost) else None)
+    (spare,) = spares(ex)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/there/is/no/python")
+        os.kill(spare, signal.SIGKILL)
+        died, not_started = lost.get(timeout=LONG), lost.get(timeout=LONG)
+
+    assert (died.pid, not_started.pid) == (spare, None)
+    assert "/there/is/no/python" in not_started.cause
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.status().restarts == 0
+    wait_warm(ex)
