@@ -28,6 +28,7 @@ from .referee_records import Left
 _PATIENCE = 10.0  # seconds for what is on its way out already
 _LOOK_AGAIN = 0.05
 _DEVICE_SLACK_BYTES = 64 << 20
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def _descriptors() -> Counter[str]:
@@ -161,8 +162,9 @@ def _is_named_for(name: str, pids: set[str]) -> bool:
     One of ours that names no process is nobody else's. One that names another may belong to a
     program in another container, which shares the folder and not the numbers.
     """
-    words = "".join(c if c.isdigit() else " " for c in name).split()
     if name.startswith("phalanx"):
         owner = name.split("-")[2:3]
         return owner == [] or not owner[0].isdigit() or owner[0] in pids
-    return any(word in pids for word in words if len(word) > 2)  # short ones are in every name
+    # Short numbers are in every name, and any number in what was drawn by chance.
+    words = re.split("[^0-9A-Za-z]+", _UUID.sub("", name))
+    return any(word in pids for word in words if len(word) > 2)
