@@ -27,8 +27,10 @@ from vllm.v1.executor.abstract import Executor as VllmExecutor
 
 from phalanx.actors import Executor, Layout, StopPolicy
 from phalanx.runtime import GroupUp
-from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, WorkerDied
+from phalanx.supervision import ExecutorClosed, SpecError, WorkerDied
 
+from .bell import FailureBell
+from .early import EarlyHealing
 from .healing import healed
 from .journal import REPEATABLE, Journal
 from .lost import StepFuture, lost_step
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 check_installed()
 
 _TELLING = 5.0  # seconds for the reason of the end to arrive; it takes none
+_LEAVING = 10.0  # seconds for threads that heal to hear that there is nothing left to be healed
 _HEALTH = 10.0  # seconds, as the executor that this stands in for has it
 _PRELOAD = (
     "torch",
@@ -77,7 +80,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         _mix_in_healing(config)
         self._journal = Journal(policy.replay)
         self._mark = new_mark()
-        self._callback: Callable[[], None] | None = None
+        self._bell = FailureBell()
+        self._early = EarlyHealing(self._heal_early)
         self._ended: ExitReason | None = None
         self._has_ended = threading.Event()
         self._closed = False
@@ -210,8 +214,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
                     if isinstance(method, str) and method in REPEATABLE:
                         continue
                     raise
-                except CallTimeout:
-                    raise
                 except ExecutorClosed as error:
                     raise self._story() from error
                 return answers
@@ -228,9 +230,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         """Run *callback* once the workers have ended for good; at once where they have."""
-        self._callback = callback
-        if self.is_failed:
-            self._call_back()
+        self._bell.name(callback)
 
     @property
     def is_failed(self) -> bool:
@@ -248,7 +248,14 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if group is None or self._closed:
             return
         self._closed = True
+        self._early.refuse()
+        unsubscribe: Callable[[], None] | None = vars(self).get("_unsubscribe")
+        if unsubscribe is not None:
+            unsubscribe()
         group.close()
+        # Whatever it waits for ends with an error now that the group is closed.
+        if not self._early.close(_LEAVING):
+            _logger.warning("phalanx.vllm_heal_goes_on after=%g", _LEAVING)
         remove_names(self._mark)
 
     def _rpc(
@@ -299,7 +306,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     def _on_event(self, event: object) -> None:
         if isinstance(event, GroupUp) and event.epoch != self._prepared:
             # Now, and not when the next request comes: this thread may not wait, so another does.
-            threading.Thread(target=self._heal_early, name="phalanx-heal", daemon=True).start()
+            self._early.begin()
 
     def _heal_early(self) -> None:
         try:
@@ -313,12 +320,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._ended = reason
         self._has_ended.set()
         _logger.error("phalanx.vllm_ended %s", self._story())
-        self._call_back()
-
-    def _call_back(self) -> None:
-        callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
+        self._bell.ring()
 
     def _story(self) -> EngineEnded:
         """Return the error that every call ends with from now on, and leave it for the client."""

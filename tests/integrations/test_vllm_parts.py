@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 
 from phalanx import BackOff, Intensity, SpecError, Strategy
 from phalanx.integrations.vllm import Policy, Unsupported, supervised
+from phalanx.integrations.vllm.bell import FailureBell
+from phalanx.integrations.vllm.early import EarlyHealing
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
 from phalanx.integrations.vllm.losses import drop_in_flight, obstacle, outputs_of
 from phalanx.integrations.vllm.names import marked_address
@@ -400,3 +403,75 @@ def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None
 
     assert address.startswith("tcp://127.0.0.1:4711")
     assert "phxabe3x" in address.split(":")[-1]
+
+
+# --- the end of an engine -----------------------------------------------------------------
+
+
+def test_who_is_named_before_the_end_is_called_once_however_often_it_is_told() -> None:
+    bell = FailureBell()
+    told: list[str] = []
+
+    def callback() -> None:
+        told.append("before")
+        bell.ring()
+
+    bell.name(callback)
+    bell.ring()
+    bell.ring()
+
+    assert told == ["before"]
+
+
+def test_who_is_named_after_the_end_is_called_at_once_also_by_who_is_called() -> None:
+    bell = FailureBell()
+    told: list[str] = []
+
+    bell.name(lambda: bell.name(lambda: told.append("within")))
+    bell.ring()
+    bell.name(lambda: told.append("after"))
+    bell.ring()
+
+    assert told == ["within", "after"]
+
+
+def test_one_end_told_by_many_threads_calls_once() -> None:
+    told: list[int] = []
+    for _ in range(200):
+        bell = FailureBell()
+        together = threading.Barrier(3)
+
+        def ring(bell: FailureBell = bell, together: threading.Barrier = together) -> None:
+            together.wait(10)
+            bell.ring()
+
+        threads = [threading.Thread(target=ring) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        together.wait(10)
+        bell.name(lambda: told.append(1))
+        for thread in threads:
+            thread.join(10)
+
+    assert len(told) == 200
+
+
+def test_threads_that_heal_are_waited_for_at_the_end_and_none_follows() -> None:
+    begun, closed = threading.Event(), threading.Event()
+    healed: list[str] = []
+
+    def heal() -> None:
+        begun.set()
+        closed.wait(10)
+        healed.append(threading.current_thread().name)
+
+    early = EarlyHealing(heal)
+    early.begin()
+    assert begun.wait(10)
+    assert not early.close(0)
+    closed.set()
+    assert early.close(10)
+    early.begin()
+
+    assert healed == ["phalanx-heal"]
+    assert not [each for each in threading.enumerate() if each.name == "phalanx-heal"]
