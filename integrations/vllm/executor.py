@@ -90,6 +90,10 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._believed = 0
         self._step_epoch = 0
         self._first_half: Any = None
+        self._held: Any = None
+        self._samples = (
+            config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only
+        )
         layout = Layout(
             tensor=parallel.tensor_parallel_size,
             pipeline=parallel.pipeline_parallel_size,
@@ -134,12 +138,22 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if not self._believed:
             self._believed = self._heal()
         self._step_epoch = self._believed
-        self._first_half = None
-        return self._step("execute_model", scheduler_output, non_block=non_block)
+        self._first_half = self._held = None
+        if not (non_block and self._samples and scheduler_output.total_num_scheduled_tokens):
+            return self._step("execute_model", scheduler_output, non_block=non_block)
+        # The engine core asks for a sample next, at once where there is no grammar to be looked up.
+        if scheduler_output.has_structured_output_requests:
+            self._step("execute_model", scheduler_output, non_block=True)
+        else:
+            self._held = scheduler_output
+        return StepFuture(lambda: None, lambda: True)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """End the step that was begun by `execute_model`."""
-        return self._step("sample_tokens", grammar_output, non_block=non_block)
+        held, self._held = self._held, None
+        if held is None:
+            return self._step("sample_tokens", grammar_output, non_block=non_block)
+        return self._step("step", held, non_block=non_block)
 
     def take_draft_token_ids(self) -> Any:
         """Return the tokens that were drafted in the last step; None where they died with it."""
@@ -153,12 +167,21 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if epoch != self._believed:  # its first half is lost already
             value = lost_step(epoch)
             return StepFuture(lambda: value, lambda: True) if non_block else value
-        # The engine core looks at the first half of a step only where it has no second one.
-        before, future = self._first_half, self._send(method, epoch, argument)
-        self._first_half = future
+        # The engine core looks at the first half of a step only where it has no second one: what
+        # that half raised or returned is the outcome of the second.
+        before = self._first_half
+        if before is None and not non_block:
+            return self._output(partial(self._ask, method, epoch, argument), epoch)
+        self._first_half = future = self._send(method, epoch, argument)
+        get = future.result if before is None else partial(_outcome, before, future)
         if non_block:
-            return StepFuture(partial(self._output, before, future, epoch), future.done)
-        return self._output(before, future, epoch)
+            return StepFuture(partial(self._output, get, epoch), future.done)
+        return self._output(get, epoch)
+
+    def _ask(self, method: str, epoch: int, argument: Any) -> Any:
+        return self._group.collective_rpc(
+            method, args=(epoch, argument), unique_reply_rank=self._output_rank
+        )
 
     def _send(self, method: str, epoch: int, *args: Any) -> Any:
         try:
@@ -168,11 +191,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         except ExecutorClosed as error:
             raise self._story() from error
 
-    def _output(self, before: Any, future: Any, epoch: int) -> Any:
+    def _output(self, get: Callable[[], Any], epoch: int) -> Any:
         try:
-            if before is not None:
-                before.result()
-            return future.result()
+            return get()
         except (WorkerDied, StaleEpoch) as error:
             _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
             if self._believed == epoch:
@@ -364,6 +385,13 @@ def _step_limit() -> float:
     from vllm import envs  # noqa: PLC0415  # as above
 
     return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+
+
+def _outcome(first: Any, second: Any) -> Any:
+    """Return what a step came to, of which *first* and *second* are the halves."""
+    value = first.result()
+    other = second.result()
+    return other if value is None else value
 
 
 def _listed(answers: Any) -> tuple[Any, ...]:

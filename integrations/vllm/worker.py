@@ -149,8 +149,16 @@ class EngineWorker(WorkerActor):
             return None
         return _resolved(value)
 
+    def step(self, epoch: int, scheduled: Any) -> Any:
+        """Run one step of the scheduler's, none of whose tokens is bound by a grammar."""
+        self._check(epoch)
+        assert self._resumption is not None
+        with self._resumption.of(scheduled):
+            value = self._worker.execute_model(scheduled)
+        return self._answer(self._worker.sample_tokens(None) if value is None else value)
+
     def execute_model(self, epoch: int, scheduled: Any) -> Any:
-        """Run one step of the scheduler's."""
+        """Begin one step of the scheduler's."""
         self._check(epoch)
         assert self._resumption is not None
         with self._resumption.of(scheduled):
