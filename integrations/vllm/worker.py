@@ -245,14 +245,13 @@ def _bind(cpus: Sequence[int]) -> None:
     What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
 
     Ranks spin while they wait for each other, so one that wakes must not drive out the driver that
-    is about to wake the next: as a batch process it does not. For the same reason none is tied to a
-    single processor: on two, that cost more than half of the tokens per second.
+    is about to wake the next: as a batch process it does not. Nor must two share a processor while
+    another is idle, so each keeps to its own.
     """
     if not cpus:
         return
     os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    if len(cpus) > 1:
-        os.sched_setaffinity(0, cpus)
+    os.sched_setaffinity(0, cpus)
     import_module("torch").set_num_threads(len(cpus))
 
 
