@@ -4,25 +4,44 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from phalanx.actors import Executor
+from phalanx.supervision import Intensity
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
+OFTEN = Intensity(1000, 60.0)  # a group may die as often as a test likes
 
 
-def kill(ex: Executor[Any], rank: int = 0) -> None:
+def kill(ex: Executor[Any], rank: int = 0, number: int = signal.SIGKILL) -> int:
     pid = ex.ranks[rank].pid
     assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, number)
+    return pid
 
 
 def wait_for_view(ex: Executor[Any], holds: Callable[[Any], bool]) -> None:
     shared = ex._core.shared
     with shared.changed:
         assert shared.changed.wait_for(lambda: holds(shared.view), LONG), shared.view
+
+
+def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
+    """Return once the group serves again, after so many restarts since it was built."""
+    wait_for_view(ex, lambda view: view.restarts >= restarts and str(view.phase) == "serving")
+
+
+def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
+    """Return what notes what it is *told*, and sets *once*."""
+
+    def tell(what: Any) -> None:
+        told.append(what)
+        once.set()
+
+    return tell
 
 
 def wait_until(holds: Callable[[], bool]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.deeds import LONG, wait_until
+from tests.chaos.deeds import wait_until
 
 from phalanx import Executor, Zmq
 from phalanx.runtime import tree
@@ -37,14 +37,6 @@ def processes_named(group: str, what: str) -> list[int]:
             if ours and task.state != "Z":
                 found.append(pid)
     return sorted(found)
-
-
-def wait_healed(ex: Executor[Any], restarts: int = 1) -> None:
-    shared = ex._core.shared
-    with shared.changed:
-        assert shared.changed.wait_for(
-            lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
-        )
 
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:

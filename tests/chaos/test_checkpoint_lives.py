@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.deeds import kill, wait_until
+from tests.chaos.deeds import OFTEN, kill, wait_healed, wait_until
 from tests.chaos.savers import Bounded, Counter, Holder, KeptCounter
-from tests.chaos.test_checkpoints import LONG, Heard, die, heal, states
+from tests.chaos.test_checkpoints import LONG, Heard, die, states
 from tests.chaos.test_trees import executor
 from tests.transport import TRANSPORT
 
@@ -46,7 +46,7 @@ Make = Callable[..., Executor[Any]]
 @pytest.fixture
 def make(make: Make) -> Make:
     def build(worker: Any = Counter, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
 
@@ -121,7 +121,7 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
 
     with pytest.raises(ArithmeticError):
         ex.collective_rpc("add_and_raise", LONG, (ArithmeticError("spoilt"),))
-    heal(ex, 1)
+    wait_healed(ex, 1)
     assert [count for count, _, _ in states(ex)] == [1, 1]
     with pytest.raises(KeyError):
         ex.collective_rpc("add_and_raise", LONG, (KeyError("not so bad"),))
@@ -224,7 +224,7 @@ def test_counts_are_exact_under_random_kills(
             if ending.is_set():
                 return
             kill(ex, dice.randrange(3))
-            heal(ex, number + 1)
+            wait_healed(ex, number + 1)
             time.sleep(dice.random() * 0.02)
 
     killer = threading.Thread(target=strike)

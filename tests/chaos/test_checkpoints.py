@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill, wait_for_view, wait_until
+from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_until
 from tests.chaos.savers import Counter, Holder, Resharder
 
 from phalanx.actors import (
@@ -41,21 +41,15 @@ EVERY = CheckpointPolicy(every_calls=1)
 @pytest.fixture
 def make(make: Make) -> Make:
     def build(worker: Any = Counter, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(
-            worker, world_size, **{"checkpoint": EVERY, "intensity": Intensity(1000, 60), **options}
-        )
+        return make(worker, world_size, **{"checkpoint": EVERY, "intensity": OFTEN, **options})
 
     return build
-
-
-def heal(ex: Executor[Any], restarts: int) -> None:
-    wait_for_view(ex, lambda v: v.restarts >= restarts and str(v.phase) == "serving")
 
 
 def die(ex: Executor[Any], rank: int) -> None:
     restarts = ex.status().restarts
     kill(ex, rank)
-    heal(ex, restarts + 1)
+    wait_healed(ex, restarts + 1)
 
 
 class Heard:
@@ -555,7 +549,7 @@ def test_a_state_that_cannot_be_restored_gives_way_to_an_older_one(
     when.touch()
 
     kill(ex, 0)
-    heal(ex, 2)
+    wait_healed(ex, 2)
 
     assert ex.collective_rpc("get", LONG) == [2, 2]
     (event,) = rejected.wait()
@@ -573,7 +567,7 @@ def test_a_kill_while_a_state_is_restored_says_nothing_about_the_state(
     when.touch()
 
     kill(ex, 0)
-    heal(ex, 2)
+    wait_healed(ex, 2)
 
     assert ex.collective_rpc("get", LONG) == [3, 3]
 

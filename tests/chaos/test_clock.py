@@ -19,8 +19,8 @@ import pytest
 from tests.actors.workers import Echo, wait_for
 from tests.chaos import targets
 from tests.chaos.clocks import jumping, live_by_the_wall_clock
-from tests.chaos.deeds import LONG, kill, wait_for_view, wait_until
-from tests.chaos.links import wait_healed, wait_running
+from tests.chaos.deeds import LONG, kill, wait_for_view, wait_healed, wait_until
+from tests.chaos.links import wait_running
 
 from phalanx.actors import Executor
 from phalanx.chaos import Aim, Schedule, Strike, run_chaos

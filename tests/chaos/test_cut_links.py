@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.deeds import OFTEN, wait_healed
 from tests.chaos.links import (
     NEVER,
     QUICK,
@@ -19,11 +20,10 @@ from tests.chaos.links import (
     free_port,
     ip,
     namespace,
-    wait_healed,
     wait_running,
 )
 
-from phalanx import Executor, Intensity, WorkerDied, Zmq
+from phalanx import Executor, WorkerDied, Zmq
 
 Make = Callable[..., Executor[Any]]
 Behind = Callable[..., tuple[Executor[Any], Relay]]
@@ -36,7 +36,7 @@ def make(make: Make) -> Make:
     """Groups elsewhere that may lose as many links as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"transport": "zmq", "intensity": Intensity(1000, 60.0), **options}
+        options = {"transport": "zmq", "intensity": OFTEN, **options}
         return make(worker, world_size, **options)
 
     return build

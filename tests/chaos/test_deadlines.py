@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import LONG, kill, wait_until
+from tests.chaos.deeds import LONG, OFTEN, kill, wait_until
 
 from phalanx.actors import Executor
-from phalanx.supervision import BackOff, CallTimeout, Intensity, Strategy
+from phalanx.supervision import BackOff, CallTimeout, Strategy
 
 Make = Callable[..., Executor[Any]]
 
@@ -33,7 +33,7 @@ def down_long(make: Make) -> Make:
 
     def build(world_size: int, strategy: Strategy) -> Executor[Any]:
         backoff = BackOff(initial=LONG, maximum=LONG, jitter=0.0)
-        many = Intensity(1000, 60.0)
+        many = OFTEN
         return make(Marker, world_size, strategy=strategy, intensity=many, backoff=backoff)
 
     return build

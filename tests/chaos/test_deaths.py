@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, Reducer, StartFails
-from tests.chaos.deeds import wait_until
+from tests.chaos.deeds import OFTEN, kill, telling, wait_healed, wait_until
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
@@ -39,32 +39,9 @@ def make(make: Make) -> Make:
     """Groups that may die as often as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
-
-
-def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
-    def tell(reason: Any) -> None:
-        told.append(reason)
-        once.set()
-
-    return tell
-
-
-def kill(ex: Executor[Any], rank: int, number: int = signal.SIGKILL) -> int:
-    pid = ex.ranks[rank].pid
-    assert pid is not None
-    os.kill(pid, number)
-    return pid
-
-
-def wait_healed(ex: Executor[Any], restarts: int) -> None:
-    shared = ex._core.shared
-    with shared.changed:
-        assert shared.changed.wait_for(
-            lambda: shared.view.restarts >= restarts and str(shared.view.phase) == "serving", LONG
-        )
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])

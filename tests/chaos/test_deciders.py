@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.chaos.deeds import OFTEN
 
 from phalanx.actors import AsyncOutput, Executor
 from phalanx.supervision import (
@@ -18,7 +19,6 @@ from phalanx.supervision import (
     Directive,
     ExecutorClosed,
     ExitKind,
-    Intensity,
     Restart,
     Rule,
     SpecError,
@@ -35,7 +35,7 @@ STICKY = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_
 def make(make: Make) -> Make:
     def build(world_size: int = 1, worker: Any = Gpuless, **options: Any) -> Executor[Any]:
         options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
 

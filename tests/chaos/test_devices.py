@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill
+from tests.chaos.deeds import OFTEN, kill
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child
@@ -47,7 +47,7 @@ MASK = "CUDA_VISIBLE_DEVICES"
 def make(make: Make) -> Make:
     def build(world_size: int = 1, **options: Any) -> Executor[Any]:
         options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-        return make(Echo, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(Echo, world_size, **{"intensity": OFTEN, **options})
 
     return build
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import StartFails
-from tests.chaos.deeds import wait_until
+from tests.chaos.deeds import OFTEN, wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import Stuck, StuckTogether
 
@@ -23,7 +23,6 @@ from phalanx.actors import Executor, StopPolicy, limits, stopping
 from phalanx.runtime import Runtime, tree
 from phalanx.supervision import (
     ExitKind,
-    Intensity,
     SpecError,
     StartFailed,
     Strategy,
@@ -38,7 +37,7 @@ LONG = 30.0
 @pytest.fixture
 def make(make: Make) -> Make:
     def build(worker: Any = Stuck, world_size: int = 1, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
 

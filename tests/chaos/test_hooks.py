@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.deeds import kill, wait_for_view
+from tests.chaos.deeds import OFTEN, kill, wait_for_view
 from tests.chaos.fickle import Fickle
 
 from phalanx.actors import CheckpointPolicy, Executor, StopPolicy
@@ -17,7 +17,6 @@ from phalanx.supervision import (
     ExecutorClosed,
     ExitKind,
     ExitReason,
-    Intensity,
     Restart,
     Strategy,
     WorkerDied,
@@ -49,7 +48,7 @@ def make(make: Make, when: Path) -> Make:
     def build(hook: str, how: str, **options: Any) -> Executor[Any]:
         if how == "hang":
             options["start_timeout"] = 2.0
-        intensity = Intensity(1000, 60.0)
+        intensity = OFTEN
         return make(Fickle, args=(hook, how, str(when)), intensity=intensity, **options)
 
     return build

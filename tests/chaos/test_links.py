@@ -16,12 +16,11 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import wait_until
+from tests.chaos.deeds import OFTEN, wait_healed, wait_until
 from tests.chaos.links import (
     NEVER,
     QUICK,
     processes_of,
-    wait_healed,
     wait_running,
 )
 from tests.chaos.test_drivers import Driver
@@ -29,7 +28,6 @@ from tests.chaos.test_drivers import Driver
 from phalanx import (
     CallTimeout,
     Executor,
-    Intensity,
     Strategy,
     WorkerDied,
     Zmq,
@@ -45,7 +43,7 @@ def make(make: Make) -> Make:
     """Groups elsewhere that may lose as many links as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"transport": "zmq", "intensity": Intensity(1000, 60.0), **options}
+        options = {"transport": "zmq", "intensity": OFTEN, **options}
         return make(worker, world_size, **options)
 
     return build

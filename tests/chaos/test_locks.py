@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, wait_for
-from tests.chaos.deeds import kill
+from tests.chaos.deeds import OFTEN, kill
 
 from phalanx.actors import Executor
-from phalanx.supervision import Intensity, LockTimeout, Strategy, WorkerDied
+from phalanx.supervision import LockTimeout, Strategy, WorkerDied
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -37,7 +37,7 @@ class Locker(Echo):
 
 def build(make: Make, world_size: int = 3, **options: Any) -> Executor[Any]:
     options = {"strategy": Strategy.ONE_FOR_ONE, **options}
-    return make(Locker, world_size, intensity=Intensity(1000, 60.0), **options)
+    return make(Locker, world_size, intensity=OFTEN, **options)
 
 
 def hold(ex: Executor[Any], rank: int, mark: Path) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
-from tests.chaos.deeds import kill, wait_until
+from tests.chaos.deeds import OFTEN, kill, telling, wait_until
 
 from phalanx.actors import Executor, StopPolicy, WorkerContext
 from phalanx.actors.notices import Look
@@ -31,17 +31,9 @@ LONG = 30.0
 @pytest.fixture
 def make(make: Make) -> Make:
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
-
-
-def telling(told: list[ExitReason], once: threading.Event) -> Callable[[ExitReason], None]:
-    def tell(reason: ExitReason) -> None:
-        told.append(reason)
-        once.set()
-
-    return tell
 
 
 class DiesAfter:

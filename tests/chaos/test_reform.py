@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import kill, wait_for_view, wait_until
+from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_until
 from tests.chaos.keepers import Holder, Keeper, Loner
 
 from phalanx.actors import Executor
@@ -25,13 +25,9 @@ def make(make: Make, torch_runtime: Runtime) -> Make:
     def build(world_size: int = 3, **options: Any) -> Executor[Any]:
         options = {"survivors": "keep", "preload": ("torch",), "runtime": torch_runtime, **options}
         worker = options.pop("worker", Keeper)
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
-
-
-def heal(ex: Executor[Any], restarts: int) -> None:
-    wait_for_view(ex, lambda v: v.restarts >= restarts and str(v.phase) == "serving")
 
 
 def pids(ex: Executor[Any]) -> list[int | None]:
@@ -46,7 +42,7 @@ def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
     before = pids(ex)
 
     kill(ex, dead)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     assert ex.collective_rpc("total", LONG) == [3.0, 3.0, 3.0]
     for rank, (loads, reforms, pid, epoch) in enumerate(ex.collective_rpc("kept", LONG)):
@@ -133,7 +129,7 @@ def test_the_environment_of_survivors_is_that_of_the_new_epoch(make: Make) -> No
     (old, _), _ = ex.collective_rpc("meet_by_env", LONG)
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     first, second = ex.collective_rpc("meet_by_env", LONG)
     assert first == second
@@ -147,7 +143,7 @@ def test_deaths_one_after_the_other_keep_the_rest_each_time(make: Make) -> None:
 
     for round_ in range(1, 6):
         kill(ex, 1 + round_ % 2)
-        heal(ex, round_)
+        wait_healed(ex, round_)
         assert ex.collective_rpc("total", LONG) == [3.0] * 3
 
     assert ex.ranks[0].pid == first
@@ -161,7 +157,7 @@ def test_several_at_once_are_one_failure_each_or_fewer(make: Make, dead: tuple[i
 
     for rank in dead:
         kill(ex, rank)
-    heal(ex, len(dead))
+    wait_healed(ex, len(dead))
 
     assert ex.collective_rpc("total", LONG, on_death="retry", retries=5) == [4.0] * 4
     after = pids(ex)
@@ -195,7 +191,7 @@ def test_a_hook_that_never_succeeds_costs_a_restart_of_all_and_not_the_group(mak
     before = pids(ex)
 
     kill(ex, 1)
-    heal(ex, 2)
+    wait_healed(ex, 2)
 
     assert ex.collective_rpc("rank", LONG) == [0, 1, 2]
     assert not set(pids(ex)) & set(before)
@@ -238,7 +234,7 @@ def test_a_spare_takes_the_place_of_the_dead_among_the_kept(make: Make) -> None:
     before = pids(ex)
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     assert ex.collective_rpc("total", LONG) == [3.0] * 3
     assert pids(ex)[0::2] == before[0::2]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, Reducer
-from tests.chaos.deeds import kill, wait_for_view
+from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed
 from tests.chaos.spares import Warm
 
 from phalanx.actors import Executor
@@ -30,7 +30,7 @@ LONG = 30.0
 def make(make: Make) -> Make:
     def build(worker: Any = Warm, world_size: int = 2, **options: Any) -> Executor[Any]:
         options = {"strategy": Strategy.ONE_FOR_ONE, "standby": 1, **options}
-        return make(worker, world_size, **{"intensity": Intensity(1000, 60.0), **options})
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
 
     return build
 
@@ -51,10 +51,6 @@ def spares(ex: Executor[Any]) -> list[int]:
     return found
 
 
-def heal(ex: Executor[Any], restarts: int) -> None:
-    wait_for_view(ex, lambda v: v.restarts >= restarts and str(v.phase) == "serving")
-
-
 def test_a_spare_takes_the_dead_ranks_place_and_is_replaced(make: Make) -> None:
     ex = make()
     wait_warm(ex)
@@ -62,7 +58,7 @@ def test_a_spare_takes_the_dead_ranks_place_and_is_replaced(make: Make) -> None:
     before = ex.ranks[0]
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     after = ex.ranks[1]
     assert (after.pid, after.incarnation, after.state) == (spare, 2, "up")
@@ -77,7 +73,7 @@ def test_a_spare_has_run_on_standby_and_only_a_spare_has(make: Make) -> None:
     wait_warm(ex)
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     (first, _), (second, pid) = ex.collective_rpc("loaded", LONG)
     assert (first, second) == ([], [pid])
@@ -92,7 +88,7 @@ def test_a_spare_becomes_what_a_new_process_would_have_been(
     monkeypatch.chdir(tmp_path)
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     world = ex.call(1, "world", LONG)
     assert (world["rank"], world["world_size"], world["incarnation"]) == (1, 2, 2)
@@ -110,7 +106,7 @@ def test_arguments_of_a_rank_reach_a_spare_without_the_hook(make: Make) -> None:
     (spare,) = spares(ex)
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     who = ex.call(1, "who", LONG)
     assert (who["pid"], who["extra"]) == (spare, {"mine": 1})
@@ -146,7 +142,7 @@ def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make,
     if how == "raise":
         assert lost[0].cause == "ValueError: no such weights"
     kill(ex, 0)
-    heal(ex, 1)
+    wait_healed(ex, 1)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
 
 
@@ -154,7 +150,7 @@ def test_a_spare_that_is_not_warm_yet_is_not_waited_for(make: Make, tmp_path: Pa
     ex = make(args=("hang", str(tmp_path / "gate")))
 
     kill(ex, 0)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     assert ex.collective_rpc("rank", LONG) == [0, 1]
     assert ex.status().standby == 0
@@ -167,7 +163,7 @@ def test_a_stopped_spare_is_passed_over(make: Make) -> None:
     os.kill(spare, signal.SIGSTOP)
 
     kill(ex, 0)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     assert ex.ranks[0].pid != spare
     assert ex.collective_rpc("rank", LONG) == [0, 1]
@@ -183,7 +179,7 @@ def test_a_spare_that_dies_as_it_takes_its_rank_is_a_death_of_that_rank(make: Ma
         (spare,) = alive
         kill(ex, 1)
         os.kill(spare, signal.SIGKILL)
-        heal(ex, round_)
+        wait_healed(ex, round_)
         wait_warm(ex)
         assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
 
@@ -195,7 +191,7 @@ def test_more_deaths_than_spares(make: Make) -> None:
 
     for rank in range(4):
         kill(ex, rank)
-    heal(ex, 4)
+    wait_healed(ex, 4)
 
     assert warm <= {info.pid for info in ex.ranks}
     assert ex.collective_rpc("rank", LONG) == [0, 1, 2, 3]
@@ -210,7 +206,7 @@ def test_spares_join_a_process_group(make: Make, torch_runtime: Runtime) -> None
     warm = set(spares(ex))
 
     kill(ex, 1)
-    heal(ex, 1)
+    wait_healed(ex, 1)
 
     assert ex.collective_rpc("total", LONG, (1.0,)) == [3.0, 3.0]
     assert {info.pid for info in ex.ranks} == warm

@@ -11,10 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.chaos.deeds import OFTEN
 
 from phalanx.actors import Emitted, Executor, WorkerActor, WorkerContext
 from phalanx.runtime import Runtime
-from phalanx.supervision import Intensity, WorkerDied
+from phalanx.supervision import WorkerDied
 
 Make = Callable[..., Executor[Any]]
 LONG = 60.0
@@ -68,7 +69,7 @@ class Summing(WorkerActor):
 
 @pytest.fixture
 def group(make: Make, torch_runtime: Runtime) -> Executor[Any]:
-    many = Intensity(1000, 60.0)
+    many = OFTEN
     return make(Summing, 3, preload=("torch",), runtime=torch_runtime, intensity=many)
 
 

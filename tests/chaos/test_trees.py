@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, StartFails
-from tests.chaos.deeds import kill, wait_until
+from tests.chaos.deeds import kill, telling, wait_until
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child, worker_child
@@ -68,14 +68,6 @@ def executor(tree: Supervisor, path: str) -> Executor[Any]:
 
 def pids(ex: Executor[Any]) -> list[int | None]:
     return [info.pid for info in ex.ranks]
-
-
-def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
-    def tell(reason: Any) -> None:
-        told.append(reason)
-        once.set()
-
-    return tell
 
 
 def replaced(tree: Supervisor, path: str, before: Executor[Any]) -> Executor[Any]:
