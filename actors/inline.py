@@ -47,7 +47,6 @@ class InlineRank:
         share = spec.devices_per_rank
         self._pool, self._lease = pool, pool.acquire(0, share=share, holder=f"{spec.name}/0")
         locks = LockTable.create()
-        self._locks = LockTable(locks)
         context = WorkerContext(
             group=spec.name,
             rank=0,
@@ -62,7 +61,7 @@ class InlineRank:
             rendezvous=None,
             # The driver's own logger: this worker is the driver.
             log=structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1),
-            _locks=self._locks,
+            _locks=LockTable(locks),
             _listener=listener,
         )
         ledger.close(locks)  # it stays mapped
@@ -133,7 +132,6 @@ class InlineRank:
             self._open = False
             self._host.stop(SHUTDOWN)
             self._let_go()
-            self._locks.close()
 
     def _let_go(self) -> None:
         self._pool.give_back(self._lease, os.getpid())

@@ -1,31 +1,33 @@
 """The locks that the workers of one group share, by name.
 
 Guarantees: one holder per name among all threads of all workers of the group, whichever
-incarnation or spare they are, and the children they fork; a holder that dies (SIGKILL at any
-instruction) or a thread that ends without letting go is followed by the next in line, who is told
-whose work was cut short; a holder that lets go and asks again at once does not pass those who
-wait. Everything lies in one anonymous memory file: nothing is left behind, and nothing is made
-until a worker asks for a lock.
+incarnation or spare they are, and the children they fork; a holder that ends (SIGKILL at any
+instruction, the end of the program in good order, another program in its place) or a thread that
+ends without letting go is followed by the next in line, who is told whose work was cut short; a
+holder that lets go and asks again at once does not pass those who wait. Everything lies in one
+anonymous memory file: nothing is left behind, and nothing is made until a worker asks for a lock.
 
 How it is fair: whoever wants a lock first passes a turnstile, another mutex, and holds it until it
-has the lock. So at most one waits at the lock itself, and who has just let go waits behind.
+has the lock. So at most one waits at the lock itself, and who has just let go waits behind. Who is
+stopped in the turnstile is passed by: a lock that has been free for a moment is anybody's.
 
 Left to others: dying and mutual exclusion (`mutex`, which is the kernel's word on both).
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING
 
 from phalanx.supervision import LockNotHeld, LockTimeout, RuntimeFault, SpecError, WouldDeadlock
 
 from . import ledger
+from .lock_memory import LockMemory
 from .mutex import SIZE, Mutex
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ _DIGEST = 16
 _REGISTRY = 0  # the first slot: its mutex guards the names, its count says how many there are
 _KEY = 2 * SIZE  # where in a slot its name's digest lies; in the registry the number of names
 _HOLDER = (_KEY + _DIGEST) // 8  # in words: rank, incarnation, since when in ns, pid
+_LEFT = _HOLDER + 4  # and when the last one let go, in ns
+_PATIENCE = 0.05  # seconds; whoever waits at a free lock and runs has it after microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +66,8 @@ class LockTable:
     """The memory of one group's locks, in one process."""
 
     def __init__(self, fd: int) -> None:
-        self._memory = mmap.mmap(fd, (MOST_LOCKS + 1) * _SLOT)
-        # Only for a moment: what is exported could not be unmapped.
-        self._base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
-        self._bytes = memoryview(self._memory)
-        # Words, for what must be written whole: a kill may come between any two stores.
-        self._words = self._bytes.cast("Q")
+        self.memory = LockMemory(fd, (MOST_LOCKS + 1) * _SLOT)
+        self._bytes, self._words = self.memory.bytes, self.memory.words
         self._slots: dict[str, int] = {}
         self._lock = threading.Lock()
 
@@ -77,23 +77,15 @@ class LockTable:
         fd = os.memfd_create("phalanx-locks", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, (MOST_LOCKS + 1) * _SLOT)
-            table = LockTable(fd)
-            table.mutex(_REGISTRY).create()
-            table.close()
+            LockTable(fd).mutex(_REGISTRY).create()
         except BaseException:
             os.close(fd)
             raise
         return ledger.own(fd)
 
-    def close(self) -> None:
-        """Unmap it; nobody in this process uses it any more."""
-        self._words.release()
-        self._bytes.release()
-        self._memory.close()
-
     def mutex(self, slot: int, *, turnstile: bool = False) -> Mutex:
         """Return the mutex of *slot*."""
-        return Mutex(self._base + slot * _SLOT + (SIZE if turnstile else 0), self)
+        return Mutex(self.memory.address + slot * _SLOT + (SIZE if turnstile else 0), self)
 
     def slot(self, name: str) -> int:
         """Return the slot of *name*, which is its own from now on.
@@ -127,7 +119,20 @@ class LockTable:
 
     def leave(self, slot: int) -> None:
         """Note that what was to be done under *slot* is done."""
-        self._words[slot * _SLOT // 8 + _HOLDER + 3] = 0
+        words = self._words
+        at = slot * _SLOT // 8
+        words[at + _LEFT] = time.monotonic_ns()
+        words[at + _HOLDER + 3] = 0
+
+    def is_anybodys(self, slot: int) -> bool:
+        """Return whether trying *slot* passes nobody by who would take it were it free.
+
+        True also where somebody is noted: that one has it, or died with it.
+        """
+        words = self._words
+        at = slot * _SLOT // 8
+        free_for = time.monotonic_ns() - words[at + _LEFT]
+        return bool(words[at + _HOLDER + 3]) or free_for >= _PATIENCE * 1e9
 
     def _register(self, name: str) -> int:
         import hashlib  # noqa: PLC0415  # takes longer to import than most workers need for a lock
@@ -195,21 +200,18 @@ class SharedLock:
         if self._key in held:
             msg = f"lock {self.name!r} is held by this thread already; it is not reentrant"
             raise WouldDeadlock(msg)
-        deadline = None if timeout is None else time.monotonic() + timeout
-        table, slot = self._table, self._slot
-        turnstile = table.mutex(slot, turnstile=True)
-        if turnstile.lock(deadline) is None:
-            raise self._late(timeout)
-        try:
-            died = table.mutex(slot).lock(deadline)
-        finally:
-            turnstile.unlock()
+        if threading.get_native_id() != os.getpid():
+            _watch_exec()
+        memory = self._table.memory
+        memory.keep(self._slot)  # before: whatever is raised in here, this thread may hold it
+        died = self._take(None if timeout is None else time.monotonic() + timeout)
         if died is None:
+            memory.let_go(self._slot)
             raise self._late(timeout)
         # Where nobody is noted it died on its way in or out, and nothing was cut short.
-        before = table.holder(slot) if died else None
-        table.enter(slot, self._rank, self._incarnation)
-        held.add(self._key)
+        before = self._table.holder(self._slot) if died else None
+        self._table.enter(self._slot, self._rank, self._incarnation)
+        held[self._key] = self.name
         return before
 
     def release(self) -> None:
@@ -222,9 +224,10 @@ class SharedLock:
         if self._key not in held:
             msg = f"lock {self.name!r} is not held by this thread"
             raise LockNotHeld(msg)
-        held.discard(self._key)
+        del held[self._key]
         self._table.leave(self._slot)
         self._table.mutex(self._slot).unlock()
+        self._table.memory.let_go(self._slot)
 
     def holder(self) -> LockHolder | None:
         """Return who has it just now, or died with it; None for nobody."""
@@ -244,6 +247,25 @@ class SharedLock:
     def __repr__(self) -> str:
         return f"<SharedLock {self.name!r}: {self.holder() or 'free'}>"
 
+    def _take(self, deadline: float | None) -> bool | None:
+        """Return whether its last holder died with it, or None at *deadline*."""
+        table, slot = self._table, self._slot
+        lock = table.mutex(slot)
+        turnstile = table.mutex(slot, turnstile=True)
+        while True:
+            soon = time.monotonic() + _PATIENCE
+            if turnstile.lock(soon if deadline is None else min(soon, deadline)) is not None:
+                break
+            # Who is in there may be stopped, and would keep a free lock from all.
+            if table.is_anybodys(slot) and (died := lock.lock(0.0)) is not None:
+                return died
+            if deadline is not None and time.monotonic() >= deadline:
+                return None
+        try:
+            return lock.lock(deadline)
+        finally:
+            turnstile.unlock()
+
     def _late(self, timeout: float | None) -> LockTimeout:
         assert timeout is not None
         holder = self.holder()
@@ -257,18 +279,36 @@ def _check_timeout(timeout: object) -> None:
 
 
 class _Held(threading.local):
-    """The locks that this thread holds. It dies with the thread, as its holding does."""
+    """The locks that this thread holds, and their names. It dies with the thread, as they do."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.locks: set[Any] = set()
+        self.locks: dict[tuple[LockTable, int], str] = {}
 
 
 _mine = _Held()
 
 
-def _held() -> set[Any]:
+def _held() -> dict[tuple[LockTable, int], str]:
     if _mine.pid != os.getpid():  # a forked child has its parent's notes and none of its locks
         _mine.pid = os.getpid()
-        _mine.locks = set()
+        _mine.locks = {}
     return _mine.locks
+
+
+@cache
+def _watch_exec() -> None:
+    """Refuse `os.exec*` in a thread, other than the main one, that holds a lock.
+
+    That thread takes the main thread's number before the kernel looks for what it holds, which is
+    noted under its own: the lock would be nobody's for ever.
+    """
+    sys.addaudithook(_refuse_exec)
+
+
+def _refuse_exec(event: str, _arguments: object) -> None:
+    if event != "os.exec" or threading.get_native_id() == os.getpid() or not (held := _held()):
+        return
+    names = ", ".join(map(repr, held.values()))
+    msg = f"os.exec in a thread that holds lock {names}: let go of it, or exec in the main thread"
+    raise WouldDeadlock(msg)

@@ -228,12 +228,16 @@ class LockTimeout(WorkerError, TimeoutError):
     Attributes:
         name: The lock's.
         timeout: Seconds waited.
-        holder: Who has it, in words; empty where that is not known.
+        holder: Who has it, in words; empty where it was just changing hands.
     """
 
     def __init__(self, name: str, timeout: float, holder: str = "") -> None:
-        by = f" by {holder}" if holder else ""
-        super().__init__(f"lock {name!r} was still held{by} after {timeout:.3g} s")
+        how = (
+            f"was still held by {holder}"
+            if holder
+            else "was changing hands, or had others waiting,"
+        )
+        super().__init__(f"lock {name!r} {how} after {timeout:.3g} s")
         self.name = name
         self.timeout = timeout
         self.holder = holder

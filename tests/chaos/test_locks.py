@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ class Locker(Echo):
         with self.ctx.lock("it"):
             Path(mark).touch()
             wait_for(f"{mark}.gate", 600)
+
+    def take(self) -> None:
+        self.ctx.lock("it").acquire()
+
+    def take_and_exit(self, code: int) -> None:
+        self.take()
+        sys.exit(code)
 
     def enter(self, timeout: float | None = None) -> Any:
         with self.ctx.lock("it", timeout) as died:
@@ -68,6 +76,19 @@ def test_a_killed_holder_is_followed_by_one_who_is_told(make: Make, tmp_path: Pa
     with pytest.raises(WorkerDied):
         held.result(LONG)
     assert ex.collective_rpc("enter", LONG) == [None, None, None]
+
+
+@pytest.mark.parametrize("code", [None, 0, 3])
+def test_a_holder_that_ends_in_good_order_is_followed_too(make: Make, code: int | None) -> None:
+    ex = build(make, 2)
+    if code is None:
+        ex.call(0, "take", LONG)
+        ex.restart(0)
+    else:
+        with pytest.raises(WorkerDied):
+            ex.call(0, "take_and_exit", LONG, (code,))
+
+    assert ex.call(1, "enter", LONG, (LONG,)) == (0, 1)
 
 
 @pytest.mark.parametrize("standby", [0, 1])

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.lock_ends import WAYS
 
 from phalanx.runtime import LockTable, SharedLock, ledger, mutex
 from phalanx.runtime.locks import MOST_LOCKS
@@ -30,12 +30,11 @@ LONG = 20.0
 
 
 @pytest.fixture
-def table() -> Iterator[LockTable]:
+def table() -> LockTable:
     fd = LockTable.create()
     table = LockTable(fd)
     ledger.close(fd)
-    yield table
-    table.close()
+    return table
 
 
 def lock_of(table: LockTable, name: str = "it", rank: int = 0) -> SharedLock:
@@ -54,6 +53,21 @@ def hold_in_child(table: LockTable, rank: int = 7) -> int:
     os.close(write)
     assert os.read(read, 1) == b"!"
     os.close(read)
+    return pid
+
+
+def wait_in_child(table: LockTable) -> int:
+    """Fork a child that waits for the lock, which somebody has; return its pid once it waits."""
+    pid = os.fork()
+    if not pid:
+        lock_of(table).acquire()
+        os._exit(0)
+    turnstile = table.mutex(table.slot("it"), turnstile=True)
+    deadline = time.monotonic() + LONG
+    while turnstile.lock(0.0) is not None:
+        turnstile.unlock()
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     return pid
 
 
@@ -84,6 +98,66 @@ def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int
     assert (result["stuck"], result["torn"]) == (0, 0)
     assert result["told"] > kills // 10
     assert min(result["turns"]) * 5 > max(result["turns"])
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, Any]:
+    """Run each way of ending; return what the next holder was told after it."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "lock_ends.py")],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("way", sorted(WAYS))
+def test_however_a_holder_ends_the_next_one_has_the_lock_and_is_told(
+    told: dict[str, Any], way: str
+) -> None:
+    assert told[way] == "told"
+
+
+def test_exec_is_refused_in_a_thread_that_would_take_the_lock_with_it(table: LockTable) -> None:
+    refused: list[BaseException] = []
+    freely: list[BaseException] = []
+
+    def work() -> None:
+        lock = lock_of(table)
+        with pytest.raises(WouldDeadlock, match="'it'.*main thread") as caught, lock:
+            os.execv("/nonexistent", ["it"])
+        refused.append(caught.value)
+        with pytest.raises(FileNotFoundError) as missed:
+            os.execv("/nonexistent", ["it"])
+        freely.append(missed.value)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(LONG)
+
+    assert len(refused) == len(freely) == 1
+
+
+def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(table: LockTable) -> None:
+    lock = lock_of(table)
+    with lock:
+        waiter = wait_in_child(table)
+        os.kill(waiter, signal.SIGSTOP)
+        os.waitpid(waiter, os.WUNTRACED)
+
+    try:
+        for _ in range(3):
+            with lock as died:
+                assert died is None
+        kill(hold_in_child(table))
+        with lock_of(table) as died:
+            assert died is not None
+    finally:
+        kill(waiter)
 
 
 def test_the_next_holder_is_told_who_died_and_the_one_after_is_not(table: LockTable) -> None:
