@@ -17,6 +17,7 @@ from phalanx.supervision import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_LONGEST = 1e9  # seconds; arbitrary, and less than what no lock can wait for
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
 
 
@@ -101,7 +102,7 @@ def span(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 <= value < math.inf:
-        message = f"{text!r} must be a number of seconds, at least 0"
+    if not 0 <= value <= _LONGEST:
+        message = f"{text!r} must be a number of seconds, from 0 to {_LONGEST:g}"
         raise argparse.ArgumentTypeError(message)
     return value

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+_LONGEST = 1e9  # seconds; arbitrary, and less than what no lock can wait for
 _MOST_STRIKES = 100_000  # arbitrary; a history of so many is more than memory holds
 
 
@@ -80,6 +81,8 @@ class Chaos:
         _settle(self, "seed", _seed() if given is None else given)
         for name in ("duration", "rate", "call_timeout", "recovery_limit"):
             _check_above_zero(name, getattr(self, name))
+            if name != "rate" and getattr(self, name) > _LONGEST:
+                raise SpecError(name, getattr(self, name), f"give at most {_LONGEST:g} seconds")
         _check_integer("seed", self.seed, "give an integer, or None for a new one")
         _check_integer("callers", self.callers, "give an integer >= 1", least=1)
         for name in ("faults", "targets", "points"):

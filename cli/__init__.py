@@ -1,7 +1,7 @@
 """The command line: ``phalanx SUBCOMMAND``.
 
 Guarantees: a mistake of the user is one line on stderr and exit code 2, never a traceback; a
-subcommand that is not run is not paid for.
+subcommand that is not run is not paid for; text that the encoding of stdout lacks is escaped.
 
 Left to others: each subcommand is a module of this folder, named as in `_SUBCOMMANDS`, with
 ``add_arguments(parser)`` and ``run(arguments) -> exit code``.
@@ -15,6 +15,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import CallerError
+
+from .output import whatever_the_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,8 +38,10 @@ _SUBCOMMANDS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line *arguments* (None: those of this process); return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(list(sys.argv[1:] if arguments is None else arguments))
+        with whatever_the_encoding():
+            return _run(words)
     except KeyboardInterrupt:
         return 130
 

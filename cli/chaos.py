@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, TextIO
 from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, render_page, run_chaos
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
+from .output import ESCAPED
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Generator
@@ -82,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_report(arguments.report)
     plan = _plan(arguments)
     stop = threading.Event()
-    shown = os.fdopen(os.dup(2), "w")
+    shown = os.fdopen(os.dup(2), "w", errors=ESCAPED)
     live = _Live(shown)
     try:
         assert plan.record is not None
@@ -102,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     live.end()
     print(result.to_json() if arguments.json else result.render())
     if arguments.report is not None:
-        arguments.report.write_text(render_page(result), encoding="utf-8")
+        arguments.report.write_text(render_page(result), encoding="utf-8", errors=ESCAPED)
     if not result.ok:
         return 1
     return 130 if result.interrupted else 0

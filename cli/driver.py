@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.runtime import safe_text
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
 def print_drivers(drivers: Sequence[DriverStream]) -> None:
     """Print one driver a line."""
     for driver in drivers:
-        print(f"{driver.pid}\t{driver.name}")
+        print(f"{driver.pid}\t{safe_text(driver.name)}")
 
 
 def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HEAD = ("WHEN", "CHILD", "RANK", "#", "REASON", "IN CALL", "THEN", "FILE")
+_LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
 _WIDEST = 44  # characters of a column but the last
 
 
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
         for each in told(folder.read())
         if is_wanted(each[1], arguments) and (since is None or moment_of(each[1]) >= since)
     )
-    found = list(itertools.islice(wanted, arguments.limit))
+    limit = None if arguments.limit is None else min(arguments.limit, sys.maxsize)
+    found = list(itertools.islice(wanted, limit))
     with reader_may_leave():
         if arguments.json:
             records = [
@@ -119,14 +121,17 @@ def moment(text: str, now: dt.datetime) -> dt.datetime:
     """Return when *text* says: so long before *now*, or a date and time."""
     ago = re.fullmatch(r"(\d+)([smhd])", text)
     if ago:
-        return now - dt.timedelta(seconds=int(ago[1]) * _UNITS[ago[2]])
+        try:
+            return now - dt.timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
+        except OverflowError:
+            return _LONG_AGO  # before there were dates
     try:
         at = dt.datetime.fromisoformat(text)
     except ValueError:
         raise SpecError(
             "--since", text, "give 30s, 10m, 2h, 7d, or a date such as 2026-01-31T12:00"
         ) from None
-    return at if at.tzinfo else at.astimezone()
+    return at if at.tzinfo else _local(at)
 
 
 def moment_of(report: CrashReport) -> dt.datetime:
@@ -134,8 +139,16 @@ def moment_of(report: CrashReport) -> dt.datetime:
     try:
         at = dt.datetime.fromisoformat(report.at)
     except ValueError:
-        return dt.datetime.min.replace(tzinfo=dt.UTC)
+        return _LONG_AGO
     return at if at.tzinfo else at.replace(tzinfo=dt.UTC)
+
+
+def _local(at: dt.datetime) -> dt.datetime:
+    """Return *at* in the zone of this machine; on the first and last days there are in UTC."""
+    try:
+        return at.astimezone()
+    except (OverflowError, ValueError):
+        return at.replace(tzinfo=dt.UTC)
 
 
 def lines(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -150,7 +163,7 @@ def lines(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _row(file: ReportFile, report: CrashReport) -> tuple[Any, ...]:
     return (
-        moment_of(report).astimezone().strftime("%Y-%m-%d %H:%M:%S"),
+        _local(moment_of(report)).strftime("%Y-%m-%d %H:%M:%S"),
         report.child,
         "" if report.rank is None else str(report.rank),
         str(report.incarnation),

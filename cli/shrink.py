@@ -17,6 +17,7 @@ from phalanx.chaos import render_page, shrink_run
 from phalanx.supervision import SpecError
 
 from .chaos import check_report, ctrl_c, output_to
+from .output import ESCAPED
 
 if TYPE_CHECKING:
     import argparse
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     given = {name: value for name, value in limits.items() if value is not None}
     stop = threading.Event()
     with (
-        os.fdopen(os.dup(2), "w") as shown,
+        os.fdopen(os.dup(2), "w", errors=ESCAPED) as shown,
         tempfile.TemporaryDirectory(prefix="chaos-output-") as folder,
         ctrl_c(stop),
         output_to(Path(folder) / "output.log"),
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"not one of {shrunk.runs} runs broke what {arguments.run} had broken")
         return 130 if stop.is_set() else 1
     if arguments.report is not None:
-        arguments.report.write_text(render_page(shrunk.result), encoding="utf-8")
+        page = render_page(shrunk.result)
+        arguments.report.write_text(page, encoding="utf-8", errors=ESCAPED)
     ended = "" if shrunk.complete else " (its runs or its time were used up)"
     left = len(shrunk.result.plan.strikes)
     print(f"{shrunk.before} faults shrunk to {left} in {shrunk.runs} runs{ended}")

@@ -18,7 +18,7 @@ from .report import CrashReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f]")
+_COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
 # The prefix says them, or is what they would say at more length.
@@ -102,13 +102,19 @@ def _value(value: Any) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return one line of text that is safe to show: of escapes only colours are left."""
+    """Return one line of text that is safe to show: of escapes only colours are left.
+
+    Half characters, which no encoding has (Python makes them of bytes that are no text), are
+    escaped too.
+    """
     return text if text.isprintable() else _COLOUR_OR_CONTROL.sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
     found = match[0]
-    return found if len(found) > 1 else f"\\x{ord(found):02x}"
+    if len(found) > 1:
+        return found
+    return f"\\x{ord(found):02x}" if found < "\u0100" else f"\\u{ord(found):04x}"
 
 
 def _report(report: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -31,7 +32,7 @@ def build():
 
 def lying():
     def traffic(executor, chance):
-        assert executor.call(0, "one") == 1, "one is not one"
+        assert executor.call(0, "one") == 1, "one is not one \\udcff é"
     return Executor(Liar, 1, preload=()), traffic
 
 def broken():
@@ -53,6 +54,7 @@ def chaos(folder: Path, *words: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,
         text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
     )
 
 
@@ -83,12 +85,13 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
     assert "one is not one" in out
     assert "on my own stdout" in (folder / "found" / "output.log").read_text()
 
-    shrink = chaos(folder, "shrink", "found", "--repeat", "1")
+    shrink = chaos(folder, "shrink", "found", "--repeat", "1", "--report", "page.html")
     out, err = shrink.communicate(timeout=100)
 
     assert shrink.returncode == 0, err
     assert "shrunk to 0 in" in out  # it lies without any fault
-    assert "one is not one" in out
+    assert "one is not one \\udcff \\xe9" in out
+    assert "one is not one \\udcff é" in (folder / "page.html").read_text(encoding="utf-8")
     assert f"--schedule {folder}/found-shrunk/schedule.json --duration 1 --seed 4" in out
     assert (folder / "found-shrunk" / "schedule.json").read_text() == "[]"
 
@@ -111,6 +114,8 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
     ("words", "told"),
     [
         (["mine:build", "--rate", "0"], "rate=0.0"),
+        (["mine:build", "--call-timeout", "1e12"], "call_timeout=1000000000000.0"),
+        (["mine:build", "--recovery-limit", "1e300"], "at most 1e+09 seconds"),
         (["mine:build", "--faults", "explode"], "no such fault"),
         (["mine:build", "--at", "midnight"], "no such point"),
         (["mine:build", "--duration", "0.2"], "shorter than one recovery"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,3 +191,41 @@ def test_times_are_relative_or_absolute() -> None:
     assert moment("2026-01-02T11:00:00Z", now) == dt.datetime(2026, 1, 2, 11, tzinfo=dt.UTC)
     with pytest.raises(SpecError):
         moment("90 minutes", now)
+
+
+@pytest.mark.parametrize("zone", ["Asia/Tokyo", "America/New_York"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--since", "99999999999999d"],
+        ["--since", "9" * 5000 + "s"],
+        ["--since", "0001-01-01"],
+        ["--limit", "9" * 30],
+    ],
+    ids=["days", "digits", "first day", "limit"],
+)
+def test_what_is_beyond_all_dates_and_numbers_is_everything(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    zone: str,
+) -> None:
+    undated = replace(report(4, 0, KILLED), at="once upon a time")
+    (folder / "undated.json").write_text(undated.to_json())
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", zone)
+        time.tzset()
+        code, out, _ = told(capsys, "reports", str(folder), *words)
+    time.tzset()
+
+    assert (code, len(out.splitlines())) == (0, 1 + 4)
+
+
+def test_since_the_last_day_there_is_is_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = told(capsys, "reports", str(folder), "--since", "9999-12-31T23:59")
+
+    assert (code, out) == (0, "")
+    assert "no crash reports" in err
