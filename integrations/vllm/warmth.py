@@ -42,7 +42,10 @@ def warm_up() -> None:
     for name in _NAMES:
         with suppress(ImportError):
             import_module(name)
-    if not import_module("vllm.platforms").current_platform.is_cpu() or _threads() != 1:
+    if not import_module("vllm.platforms").current_platform.is_cpu():
+        return
+    _end_pools()
+    if _threads() != 1:
         return
     for _ in range(_TRIES):
         left = _compiled_in_child()
@@ -55,16 +58,32 @@ def warm_up() -> None:
 def compile_shared() -> None:
     """Compile the rows' masks of an embedding that ranks share, and the ranking of tokens.
 
-    For sizes that tell torch that every size may come, as 0 and 1 do not.
+    Just as a step of a rank with one processor calls them: what torch has compiled it takes only
+    for tensors of the same type and mode, not for one row where it was several, and only with as
+    many threads. More than one would leave some behind; ranks that have more compile by themselves,
+    from the cache on the disk.
     """
     torch: Any = import_module("torch")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        _compile_shared(torch)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _compile_shared(torch: Any) -> None:
     embedding: Any = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
     ranking: Any = import_module("vllm.v1.sample.ops.logprobs")
-    for first in (0, 130):
-        tokens = torch.zeros(5, dtype=torch.int64)
-        embedding.get_masked_input_and_mask(tokens, first, first + 130, 2, 260, 260)
-    for rows, columns in ((2, 8), (3, 9), (1, 9)):
-        ranking.batched_count_greater_than(torch.zeros(rows, columns), torch.zeros(rows, 1))
+    buffer = torch.zeros(8, dtype=torch.int32)
+    with torch.inference_mode():
+        for count in (5, 1):
+            embedding.get_masked_input_and_mask(buffer[:count], 0, 130, 0, 260, 260)
+        for rows, columns in ((2, 8), (3, 9)):
+            scores, chosen = torch.zeros(rows, columns), torch.zeros(rows, 1)
+            for each in (scores, chosen):
+                torch._dynamo.decorators.mark_unbacked(each, 0)  # noqa: SLF001  # as vLLM does
+            ranking.batched_count_greater_than(scores, chosen)
 
 
 def _compiled_in_child() -> int:
@@ -77,6 +96,14 @@ def _compiled_in_child() -> int:
         left = _CLEAN if _threads() == 1 else _LEFT_A_THREAD
     finally:
         os._exit(left)
+
+
+def _end_pools() -> None:
+    """Have libraries that end their threads before a fork (OpenBLAS) do so."""
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
 
 
 def _threads() -> int:

@@ -1,0 +1,39 @@
+"""What ranks are forked from has compiled what their first step needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+_STEP = """
+import os
+import torch
+import phalanx.integrations.vllm.warmth
+from vllm.model_executor.layers.vocab_parallel_embedding import get_masked_input_and_mask
+from vllm.v1.sample.ops.logprobs import batched_count_greater_than
+
+tasks = len(os.listdir("/proc/self/task"))
+torch.set_num_threads(1)  # as a rank with one processor does
+torch.compiler.set_stance("fail_on_recompile")
+tokens = torch.arange(1000, dtype=torch.int32)
+with torch.inference_mode():
+    for count in (767, 13, 1):
+        get_masked_input_and_mask(tokens[:count], 0, 128, 0, 256, 256)
+        get_masked_input_and_mask(tokens[:count], 128, 250, 6, 250, 250)
+        scores, chosen = torch.zeros(count, 32000), torch.zeros(count, 1)
+        for each in (scores, chosen):
+            torch._dynamo.decorators.mark_unbacked(each, 0)
+        batched_count_greater_than(scores, chosen)
+print("threads", tasks)
+"""
+
+
+@pytest.mark.timeout(600)
+def test_a_rank_with_one_processor_compiles_nothing_and_is_forked_from_one_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _STEP], capture_output=True, text=True, timeout=600, check=False
+    )
+
+    assert done.stdout.split()[-2:] == ["threads", "1"], done.stderr[-4000:]
