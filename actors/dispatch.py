@@ -82,9 +82,10 @@ class Dispatch(Generic[W]):
             what it made of them.
 
         Raises:
-            WorkerDied: a rank died after it had begun the call.
+            WorkerDied: a rank died after it had begun the call, or the group gave up, after too
+                many deaths, before it was answered.
             CallTimeout: naming the ranks that had not answered.
-            ExecutorClosed: the executor was closed first.
+            ExecutorClosed: the executor was closed first, or its group had ended already.
         """
         if unique_reply_rank is not None:
             check_rank("unique_reply_rank", unique_reply_rank, self._layout.world_size)

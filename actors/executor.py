@@ -276,6 +276,7 @@ class Executor(Dispatch[W]):
                 doing instead: busy, waiting, wedged, hung, stopped, starting or dead. Those that
                 wait are told from those that are wedged by asking them beside their main loops,
                 for which up to a second is added to a shorter *timeout*.
+            WorkerDied: the group gave up, after too many deaths, while this waited for it.
             ExecutorClosed: there is no group any more.
         """
         self._group.check_health(timeout)

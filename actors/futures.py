@@ -93,7 +93,10 @@ class CallFuture(Future[Any]):
         Raises:
             TimeoutError: *timeout* seconds passed; the call goes on.
             WouldDeadlock: from a done-callback of a call that is not done.
-            ExecutorClosed: the group ended first; or this is a child forked from its driver.
+            WorkerDied: a rank died in it, or the group gave up, after too many deaths, before it
+                was answered.
+            ExecutorClosed: the executor was closed first, or its group had ended already; or this
+                is a child forked from its driver.
         """
         if not self._decoded:
             self._wait(timeout)

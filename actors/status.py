@@ -72,7 +72,8 @@ class Status:
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
         checkpoint: The newest state of the ranks that is kept; None where there is none.
-        reports: The crash reports of the latest deaths, oldest first.
+        reports: The crash reports of the latest deaths of ranks, 256 at most, oldest first.
+            Those of spares come as events and files alone.
         devices: The devices it chooses from, as they were when anybody last looked.
         in_flight: Calls sent and not settled.
         waiting: Calls accepted that wait for their turn.

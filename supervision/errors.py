@@ -106,7 +106,11 @@ class SupervisorDown(CallerError, RuntimeError):
 
 
 class ExecutorClosed(CallerError, RuntimeError):
-    """The executor was closed, or its group ended for good, before the call was answered."""
+    """The executor was closed before the call was answered, or its group had ended already.
+
+    What waits when a group gives up after too many deaths gets `WorkerDied`, with their reports;
+    what is asked of the group after that gets this, with that as its ``__cause__``.
+    """
 
 
 # --- the worker's fault -------------------------------------------------------------------
@@ -117,7 +121,7 @@ class WorkerError(PhalanxError):
 
 
 class WorkerDied(WorkerError):
-    """A worker process ended before it answered.
+    """A worker process ended before it answered, or its group gave up after too many did.
 
     Safe to retry only for calls that may run twice (`idempotent`).
 

@@ -47,11 +47,12 @@ def test_a_call_that_had_begun_and_waits_to_be_sent_again_has_been_sent(
     ex = down_long(1, strategy)
     mark = tmp_path / "begun"
     terms: dict[str, Any] = {"timeout": SHORT, "on_death": "retry", "args": (str(mark),)}
-    future = {
+    ways: dict[str, Callable[[], Any]] = {
         "collective": lambda: ex.collective_rpc("begin", non_block=True, **terms),
         "single": lambda: ex.call(0, "begin", non_block=True, **terms),
         "pool": lambda: ex.submit("begin", **terms),
-    }[way]()
+    }
+    future = ways[way]()
     wait_until(mark.exists)
 
     kill(ex)

@@ -15,7 +15,7 @@ import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import wait_until
 from tests.chaos.links import free_port, processes_named, processes_of
-from tests.runtime.test_gateway import listening
+from tests.runtime.gateway_ends import listening
 
 from phalanx import (
     Executor,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Self
 
 import pytest
-from tests.runtime.test_gateway import Berth, Driver, Rank
+from tests.runtime.gateway_ends import Berth, Driver, Rank
 
 from phalanx.runtime import Frame, Runtime
 from phalanx.runtime.channel import Arrival
