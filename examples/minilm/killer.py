@@ -120,10 +120,11 @@ class Killer:
 
     def _run(self) -> None:
         for moment in self._moments:
-            # The whole part says after how many answers, the rest how far into the next call.
+            # The whole part says after how many answers, the rest how far into the next call; the
+            # answer to that ends the wait, for the pace may have been that of a slow beginning.
             if not self._ledger.wait_answered(int(moment)):
                 return
-            self._stopped.wait((moment % 1) * self._ledger.pace)
+            self._ledger.wait_answered(int(moment) + 1, (moment % 1) * self._ledger.pace)
             while not self._stopped.is_set() and not self._kill_one():
                 self._wait_for_change()
 

@@ -39,10 +39,13 @@ class Ledger:
             self._closed = True
             self._changed.notify_all()
 
-    def wait_answered(self, count: int) -> bool:
-        """Return True once *count* calls are answered, False if the books were closed before."""
+    def wait_answered(self, count: int, timeout: float | None = None) -> bool:
+        """Return once *count* calls are answered, or after *timeout* seconds; None has no end.
+
+        False says that the books were closed.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._answers) >= count)
+            self._changed.wait_for(lambda: self._closed or len(self._answers) >= count, timeout)
             return not self._closed
 
     @property
