@@ -105,6 +105,7 @@ def test_the_others_give_their_figures(words: tuple[str, ...], key: str, tmp_pat
         (("rpc", "--json", "nowhere/out.json"), "its folder does not exist"),
         (("rpc", "--sizes", "1Q"), "is no size"),
         (("rpc", "--ranks", "0"), "at least 1"),
+        (("rpc", "--seconds", "1e300"), "from 0 to 1e+09"),
         (("recovery", "--kills", "none"), "at least 1"),
         (("peers", "--install", "dask"), "no such peer"),
     ],
