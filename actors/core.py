@@ -22,6 +22,7 @@ from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase
 from .callbacks import Callbacks
 from .executor_actor import ExecutorActor
 from .glance import glance_of
+from .launching import THREAD
 from .links import PRELOAD
 from .notices import Close, KillAll, Started, StreamEnded
 from .plane import Plane
@@ -133,11 +134,11 @@ class Core:
             self._refuse()
             shared.plane.wait_idle(time.monotonic() + grace)
         self.request_end()
-        if mine or threading.current_thread().name.startswith("ExecutorActor"):
+        # A forgotten executor is ended by whichever thread the collector runs on.
+        if mine or threading.current_thread().name.startswith(("ExecutorActor", THREAD)):
             return
         stop = self.spec.stop
-        launch = 0.0 if shared.ready.is_set() else self.spec.start_timeout
-        shared.gone.wait(stop.ask + stop.terminate + launch + _TEARDOWN)
+        shared.gone.wait(stop.ask + stop.terminate + _TEARDOWN)
 
     def request_end(self) -> None:
         """Ask for the end, once; returns at once."""

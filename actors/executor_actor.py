@@ -1,9 +1,10 @@
 """The actor that owns a rank group: it hears what happens, has it decided, and does it.
 
-Guarantees: one thread, one thing at a time; every death is classified, reported and settled
-before anything is started in its place; when the group ends for good, by whatever cause, every
-call is settled, everything is given back, the failure callback has fired at most once, and
-whoever waits for the end is woken. An exception in this actor itself ends the group the same way.
+Guarantees: one thread, one thing at a time, and no waiting for a process to start; every death is
+classified, reported and settled before anything is started in its place; when the group ends for
+good, by whatever cause, every call is settled, everything is given back, the failure callback has
+fired at most once, and whoever waits for the end is woken. An exception in this actor itself ends
+the group the same way; nobody else's does.
 
 Left to others: what to do (`decide_ranks`), processes (`Members`), calls (`Plane`). Calls do not
 pass through here: they run in their callers' threads.
@@ -40,6 +41,7 @@ from phalanx.supervision import (
     ReformRanks,
     Serve,
     StartRanks,
+    SteadfastActor,
     StopRanks,
     WaitOver,
     WaitUntil,
@@ -57,6 +59,7 @@ from .notices import (
     DevicesDue,
     Examined,
     KillAll,
+    Launched,
     LinkLost,
     Look,
     LookAtDevices,
@@ -87,10 +90,8 @@ if TYPE_CHECKING:
     from .spec import ExecutorSpec
 
 
-class ExecutorActor(pykka.ThreadingActor):
+class ExecutorActor(SteadfastActor):
     """See the module's docstring. Started by `Executor`, told `Notice` values."""
-
-    use_daemon_thread = True  # a program that ends without close() must end
 
     def __init__(
         self,
@@ -138,14 +139,8 @@ class ExecutorActor(pykka.ThreadingActor):
         with suppress(pykka.ActorDeadError):
             self.actor_ref.tell(notice)
 
-    def on_receive(self, message: Any) -> None:
-        """Act on one notice; whatever goes wrong here ends the group, never silently."""
-        try:
-            self._hear(message)
-        except BaseException as error:  # noqa: BLE001  # SystemExit too: Pykka would stop all actors
-            self._fail(error)
-
-    def _hear(self, notice: Any) -> None:
+    def hear(self, notice: Any, /) -> None:
+        """Act on one notice."""
         if self._ending:
             if isinstance(notice, Planned):
                 notice.done.set()
@@ -169,6 +164,9 @@ class ExecutorActor(pykka.ThreadingActor):
                 self._suspicion.hear_overdue(notice)
             case StopOverdue():
                 self._stop_overdue(notice)
+            case Launched(launch):
+                self._staff.land(launch, first=self._state.served_at is None)
+                self._show()
             case NotStarted(ranks, reason):
                 if self.shared.probe is not None:
                     self.shared.probe.not_started(ranks, str(reason))
@@ -340,6 +338,8 @@ class ExecutorActor(pykka.ThreadingActor):
         farewell = Farewell(name, cause, deaths, self._forming.no_device)
         self._seating.end(farewell.settle, farewell.refuse)
         self._planning.finish(accepted=False)
+        for launch in self._staff.launches.close():
+            self._staff.land(launch, first=False)
         for member in self._members.current():
             member.asked = True
             self._stopping.kill(member)
@@ -366,7 +366,7 @@ class ExecutorActor(pykka.ThreadingActor):
         self.stop()
         shared.gone.set()
 
-    def _fail(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, /) -> None:
         """End the group after an exception of our own."""
         self._herald.complain(error)
         if not self._ending:

@@ -1,7 +1,8 @@
 """Has the ranks of a group started, re-formed and stopped, as was decided.
 
 Guarantees: ranks that are started together meet in one rendezvous, which no other epoch has used; a
-start that fails is told as the exit of its ranks, with nothing left of it.
+start that fails is told as the exit of its ranks, with nothing left of it. Nobody waits here for a
+process to be there.
 
 Left to others: what is decided (`decide_ranks`), devices (`Leases`), the processes (`Members`), the
 states they are given back (`Keeper`).
@@ -21,13 +22,14 @@ from .formation import Formation
 from .notices import Close, NotStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from phalanx.runtime import Rendezvous, Runtime
     from phalanx.supervision import ReformRanks, StartRanks, StopRanks
 
     from .herald import Herald
     from .keeper import Keeper
+    from .launching import Launch
     from .leases import Leases
     from .member import Member
     from .members import Members
@@ -95,24 +97,29 @@ class Forming:
             except BaseException:
                 self._leases.give_all_back(leases)
                 raise
-            members = self._members.start(formation, action.ranks, leases, self._take_spare, gifts)
+            taken = self._members.start(formation, action.ranks, leases, self._take_spare, gifts)
         except NoDevice as none:
             self._give_up(action, none, first=first)
-            return
         except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
-            if first and self._shared.start_error is None:
-                self._shared.start_error = error
-            detail = f"it could not be started: {type(error).__name__}: {error}"
-            if not isinstance(error, CallerError):  # that one is told to the caller alone
-                self._herald.start_failed(error)
-            # Through the mailbox, as any exit: a retry that fails again must not nest.
-            self._tell(NotStarted(action.ranks, ExitReason(ExitKind.CRASH, detail)))
+            self._failed(action.ranks, error, first=first)
+        else:
+            self._started(taken)
+
+    def land(self, launch: Launch, *, first: bool) -> None:
+        """Take over the ranks that were launched, or have it told that they have no process."""
+        members = launch.members
+        error = self._members.land(launch)
+        if error is None:
+            self._started(members)
+            for member in members:
+                self._stopping.make_up(member)
             return
-        for member in members:
-            device, at = member.labels.device, member.started_at
-            self._herald.publish(WorkerStarted(**member.who(), device=device, at=at))
-        if self._shared.probe is not None:
-            self._shared.probe.restarting(action.ranks)
+        asked = tuple((each.rank, each.incarnation) for each in members if each.asked)
+        if asked:
+            self._tell(NotStarted(asked, SHUTDOWN))
+        missed = tuple((each.rank, each.incarnation) for each in members if not each.asked)
+        if missed:
+            self._failed(missed, error, first=first)
 
     def reform(self, action: ReformRanks) -> None:
         """Have ranks that are kept leave their process group and join another."""
@@ -127,7 +134,7 @@ class Forming:
                 self._seating.post(rank, incarnation, order)
 
     def stop(self, action: StopRanks) -> None:
-        """Begin to stop ranks; those that wait for a device never start."""
+        """Begin to stop ranks; those that wait for a device, or a process, never start."""
         for start in self._leases.withdraw(frozenset(action.ranks)):
             self._tell(NotStarted(start.ranks, SHUTDOWN))
         for member in self._members.current():
@@ -159,6 +166,26 @@ class Forming:
     def close(self) -> None:
         """Give back where they met."""
         self._store.close()
+
+    def _started(self, members: Sequence[Member]) -> None:
+        """Tell of *members*, who have a process."""
+        for member in members:
+            device, at = member.labels.device, member.started_at
+            self._herald.publish(WorkerStarted(**member.who(), device=device, at=at))
+        if members and self._shared.probe is not None:
+            self._shared.probe.restarting(tuple((each.rank, each.incarnation) for each in members))
+
+    def _failed(
+        self, ranks: tuple[tuple[int, int], ...], error: BaseException, *, first: bool
+    ) -> None:
+        """Have it told that *ranks* could not be started."""
+        if first and self._shared.start_error is None:
+            self._shared.start_error = error
+        detail = f"it could not be started: {type(error).__name__}: {error}"
+        if not isinstance(error, CallerError):  # that one is told to the caller alone
+            self._herald.start_failed(error)
+        # Through the mailbox, as any exit: a retry that fails again must not nest.
+        self._tell(NotStarted(ranks, ExitReason(ExitKind.CRASH, detail)))
 
     def _give_up(self, action: StartRanks, none: NoDevice, *, first: bool) -> None:
         """End the group: there is no device for it, and it has waited."""

@@ -1,8 +1,9 @@
 """The processes of one rank group: started together, buried one by one.
 
-Guarantees: everything a rank holds in the driver (sockets, pages, output, lease, process) is made
-in `start`, belongs to one incarnation, and is given back in `bury`, also where the start failed
-half-way; a rank is buried only when its whole process tree is gone.
+Guarantees: everything a rank holds in the driver (sockets, pages, output, lease) is made in
+`start`, belongs to one incarnation, and is given back in `bury`, also where the start failed
+half-way; its process is taken over once its launch has ended, and nothing here waits for that; a
+rank is buried only when its whole process tree is gone.
 
 Left to others: what to start (`decide_ranks`), what a rank is given on its way (`Outfit`), how it
 is stopped (`Stopping`), what became of calls (`plane`).
@@ -26,11 +27,12 @@ from .notices import ProcessGone, RankSaid, RankSaidNothing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from phalanx.runtime import Lease, Runtime
+    from phalanx.runtime import Lease, Process, Runtime
 
     from .deadlines import Deadlines
     from .formation import Formation
     from .gifts import Gift
+    from .launching import Launch, Launches
     from .leases import Leases
     from .links import Links
     from .member import Member
@@ -57,6 +59,7 @@ class Members:
         *,
         leases: Leases,
         outfit: Outfit,
+        launches: Launches,
         deadlines: Deadlines,
         links: Links | None,
         pulses: Pulses,
@@ -66,6 +69,7 @@ class Members:
         self._runtime = runtime
         self._leases = leases
         self._outfit = outfit
+        self._launches = launches
         self._deadlines = deadlines
         self._links = links
         self._pulses = pulses
@@ -92,13 +96,14 @@ class Members:
         take_spare: Callable[[], Member | None],
         gifts: Mapping[int, Gift],
     ) -> list[Member]:
-        """Start these (rank, incarnation) together; return them once all have a process.
+        """Begin to start these (rank, incarnation) together; return those that have a process.
 
-        Spares come first: they have theirs already. Each rank's lease is its process's from here
-        on, or given back; so is each of *gifts*, the states that ranks are given back.
+        Those are the spares, which come first; the others have theirs launched, and are taken over
+        by `land`. Each rank's lease is its process's from here on, or given back; so is each of
+        *gifts*, the states that ranks are given back.
 
         Raises:
-            PhalanxError, OSError: one could not be started; then none of them is left.
+            PhalanxError, OSError: one could not be equipped; then none of them is left.
         """
         made: list[Member] = []
         taken: list[Member] = []
@@ -128,20 +133,20 @@ class Members:
             for member in (*taken, *made):
                 member.asked = True
                 self.bury(member)
+            for member in made:
+                member.close_child_ends()
             self._leases.give_all_back(unused)
             raise
         finally:
-            for member in made:
-                member.close_child_ends()
             for gift in gifts.values():
                 gift.close()
-        return [*taken, *made]
+        return taken
 
     def start_spare(self, number: int) -> Member:
-        """Start a process that has no rank yet; *number* stands for one until it has.
+        """Begin to start a process that has no rank yet; *number* stands for one until it has.
 
         Raises:
-            PhalanxError, OSError: it could not be started; nothing is left of it.
+            PhalanxError, OSError: it could not be equipped; nothing is left of it.
         """
         spec = self._spec
         labels = WorkerLabels(
@@ -152,33 +157,54 @@ class Members:
             made.callback(self.bury, member)
             made.callback(member.close_child_ends)
             member.spare = number
-            launch = self._outfit.launch_spare(member)
-            self._launch([member], [launch])
+            self._launch([member], [self._outfit.launch_spare(member)])
             made.pop_all()
-        member.close_child_ends()
         return member
 
     def _launch(self, made: list[Member], launches: list[LaunchSpec]) -> None:
-        """Give each of *made* its process."""
-        spec = self._spec
+        """Have each of *made* given its process."""
+        spec, links = self._spec, self._links
         deadline = time.monotonic() + spec.start_timeout
-        if self._links is not None:
-            self._links.launch(made, deadline)
         gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
-        processes = self._runtime.launcher(spec.preload).launch_many(
-            launches,
-            on_exit=lambda process: self._gone(gone[process.label]),
-            deadline=deadline,
-        )
-        for member, process in zip(made, processes, strict=True):
+
+        def make(is_wanted: Callable[[], bool]) -> list[Process]:
+            if links is not None:
+                links.launch(made, deadline, is_wanted)
+            complete = [
+                replace(launch, fds={**launch.fds, **member.worker_fds()})
+                for launch, member in zip(launches, made, strict=True)
+            ]
+            return self._runtime.launcher(spec.preload).launch_many(
+                complete,
+                on_exit=lambda process: self._gone(gone[process.label]),
+                deadline=deadline,
+                is_wanted=is_wanted,
+            )
+
+        self._launches.begin(made, make)
+
+    def land(self, launch: Launch) -> BaseException | None:
+        """Take over what *launch* has brought; return why it failed: nothing is left of it then."""
+        for member in launch.members:
+            member.close_child_ends()
+        if launch.error is not None:
+            for member in launch.members:
+                self.bury(member)
+            return launch.error
+        for member, process in zip(launch.members, launch.processes, strict=True):
             member.process = process
+        for member, process in zip(launch.members, launch.processes, strict=True):
             member.labels = _with_pid(member.labels, process.pid)
             member.output.label(pid=process.pid)
             member.watch = self._runtime.hub.watch(
                 member.control.fileno(), EPOLLIN, partial(self._hear, member)
             )
             self._pulses.enter(member.rank, member.incarnation, member.control.send)
-            self._deadlines.start(member, spec.start_timeout)
+            self._deadlines.start(member, self._spec.start_timeout)
+            if process.status is not None:
+                # Dead already. Where that was told, nobody could make anything of it yet.
+                self._runtime.hub.post(partial(self._gone, member))
+        return None
 
     def _assign(self, spare: Member, formation: Formation, rank: int, incarnation: int) -> None:
         """Make *spare* that rank."""
@@ -258,8 +284,9 @@ class Members:
     # --- hearing ------------------------------------------------------------------------
 
     def _gone(self, member: Member) -> None:
+        if member.process is None:
+            return  # `land` sees it
         if member.abandoned:
-            assert member.process is not None
             member.process.close()
         elif member.remote is not None:
             member.remote.process_gone()

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason, StartRanks
 
     from .cut import Cut
+    from .launching import Launch
     from .layout import Layout
 
 
@@ -91,6 +92,13 @@ class StopOverdue:
     rank: int
     incarnation: int
     stage: Literal["terminate", "kill", "abandon"]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A launch has come to an end: its members have processes, or never will."""
+
+    launch: Launch
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +228,7 @@ Notice = (
     | Look
     | Examined
     | StopOverdue
+    | Launched
     | NotStarted
     | DevicesDue
     | LookAtDevices

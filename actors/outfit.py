@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from .formation import Formation
     from .group_probe import GroupProbe
-    from .links import Links
     from .spec import ExecutorSpec
 
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
@@ -52,7 +51,6 @@ class Outfit:
     Args:
         arena: Where large buffers lie.
         probe: What looks on, where faults are injected.
-        links: Where the ranks are elsewhere; else None.
     """
 
     def __init__(
@@ -62,13 +60,11 @@ class Outfit:
         arena: Arena,
         *,
         probe: GroupProbe | None,
-        links: Links | None,
     ) -> None:
         self._spec = spec
         self._scribe = runtime.scribe
         self._arena = arena
         self._probe = probe
-        self._links = links
         self._saving: Saving | None = None
         self._locks = LockTable.create()
 
@@ -112,21 +108,18 @@ class Outfit:
                 lease=None,
                 started_at=time.monotonic(),
             )
-            if self._links is not None:
-                self._links.open()
-                self._links.equip(member)
             made.pop_all()
         return member
 
     def launch(self, member: Member, formation: Formation) -> LaunchSpec:
-        """Return what the process of *member* is started with."""
+        """Return what the process of *member* is started with, beside the way to it."""
         seed = self._seed(member, formation, self._spec.factory)
         boot = Boot(member.rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
         env = self._environment(member, formation)
         return self._launch_in(member, boot, env, self._title(member, formation))
 
     def launch_spare(self, spare: Member) -> LaunchSpec:
-        """Return what the process of *spare* is started with."""
+        """Return what the process of *spare* is started with, beside the way to it."""
         spec = self._spec
         boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
         env = {"OMP_NUM_THREADS": "1", **os.environ, **_BLIND, **spec.env}
@@ -212,11 +205,7 @@ class Outfit:
         return LaunchSpec(
             entry="phalanx.runtime.worker_main:main",
             payload=pickle.dumps(boot),
-            fds={
-                "locks": self._locks,
-                **member.worker_fds(),
-                **member.output.child_fds(),
-            },
+            fds={"locks": self._locks, **member.output.child_fds()},
             label=f"{member.labels.child}#{member.labels.incarnation}",
             title=title,
             env=env,

@@ -16,6 +16,7 @@ from .forming import Forming
 from .hearing import Hearing
 from .herald import Herald
 from .keeper import Keeper
+from .launching import Launches
 from .leases import Leases
 from .links import Links
 from .members import Members
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Runtime
     from phalanx.supervision import GroupState
 
+    from .launching import Launch
     from .member import Member
     from .notices import Notice
     from .shared import Shared
@@ -67,12 +69,14 @@ class Staff:
             links = Links(spec.transport, runtime, spec.name, tell, publish)
         self.deadlines = Deadlines(hub, tell)
         self.stopping = Stopping(spec.stop, self.deadlines)
-        self.outfit = Outfit(spec, runtime, shared.plane.arena, probe=shared.probe, links=links)
+        self.outfit = Outfit(spec, runtime, shared.plane.arena, probe=shared.probe)
+        self.launches = Launches(spec.name, tell)
         self.members = Members(
             spec,
             runtime,
             leases=self.leases,
             outfit=self.outfit,
+            launches=self.launches,
             deadlines=self.deadlines,
             links=links,
             pulses=shared.pulses,
@@ -130,6 +134,15 @@ class Staff:
     def find(self, rank: int, incarnation: int) -> Member | None:
         """Return that spare, while it is one, or that incarnation, while it is the current one."""
         return self.standby.find(rank) or self.members.find(rank, incarnation)
+
+    def land(self, launch: Launch, *, first: bool) -> None:
+        """Take over what *launch* has brought, once; *first* where none has served yet."""
+        if not self.launches.take(launch):
+            return
+        if launch.members[0].spare:
+            self.standby.land(launch)
+        else:
+            self.forming.land(launch, first=first)
 
     def close(self, release_runtime: Callable[[], None]) -> None:
         """Give everything back; the ranks are buried. The shared parts go last."""

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Hub
 
+    from .launching import Launch
     from .member import Member
     from .members import Members
     from .notices import Notice
@@ -91,6 +92,17 @@ class Standby:
                 self._spares[self._last] = self._members.start_spare(self._last)
             except (PhalanxError, OSError) as error:
                 self._lost(None, f"{type(error).__name__}: {error}")
+
+    def land(self, launch: Launch) -> None:
+        """Take over the spare that was launched, or see to another."""
+        (spare,) = launch.members
+        error = self._members.land(launch)
+        if error is None:
+            self._stopping.make_up(spare)
+            return
+        del self._spares[spare.rank]
+        if not spare.asked:
+            self._lost(None, f"{type(error).__name__}: {error}")
 
     def warm(self, spare: Member) -> None:
         """Note that *spare* can be taken."""

@@ -37,10 +37,15 @@ class Stopping:
         self._deadlines = deadlines
 
     def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
-        """Begin to stop *member*; what follows comes as notices."""
-        if member.asked or member.process is None:
+        """Begin to stop *member*; what follows comes as notices.
+
+        One that still waits for its process is not launched any more, or killed by `make_up`.
+        """
+        if member.asked:
             return
         member.asked = True
+        if member.process is None:
+            return
         stop = self._policy
         if hurry:
             if stop.hurry > 0:
@@ -69,6 +74,11 @@ class Stopping:
             if not member.killed_at:
                 member.killed_at = time.monotonic()
             self._deadlines.stop(member, "abandon", _UNDEAD)
+
+    def make_up(self, member: Member) -> None:
+        """Kill *member*, which has its process now, where it was to end before it had one."""
+        if member.asked or member.hung or member.broken:
+            self.kill(member)
 
     def kill_broken(self, members: Iterable[Member], broken: Mapping[Lease, str]) -> None:
         """Kill those of *members* whose lease is *broken*, for the reason given with it."""
@@ -105,9 +115,11 @@ class Stopping:
         *seen* is what it was found doing.
         """
         process = member.process
-        if process is None or member.hung:
+        if member.hung:
             return
         member.hung = f"{why}; {seen}" if seen else why
+        if process is None:
+            return
         member.threads = describe_threads(process.pid)
         member.words_end = size_of(member.output.faults)
         process.send_signal(STACKS)

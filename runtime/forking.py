@@ -1,9 +1,10 @@
 """Processes forked from a zygote: the zygote's life, and what is asked of it.
 
 Guarantees: what was forked is a child of this process when `Forker.fork` returns, or nothing is
-left of it. A zygote that died is replaced, and a fork that was under way then is done again; it
-cannot have happened twice, because nothing runs in a new process before its `let_go`. Where
-forking is not safe, one event says so and `fork` returns False from then on.
+left of it. A zygote that died is replaced, also one that had to be killed because it was stopped
+while a fork waited for it, and a fork that was under way then is done again; it cannot have
+happened twice, because nothing runs in a new process before its `let_go`. Where forking is not
+safe, one event says so and `fork` returns False from then on.
 
 Left to others: the zygote's own end (`zygote_main`), and letting the processes go (`launcher`).
 """
@@ -19,6 +20,7 @@ from phalanx.supervision import RuntimeFault, SpecError
 
 from . import ledger, subreaper
 from .events import ForkUnsafe, ZygoteReplaced
+from .vigil import LOOK, Vigil
 from .zygote import Zygote, ZygoteSaid
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ class _Boot:
     zygote: Zygote
     is_ready: bool = False
     is_gone: bool = False
+    was_stopped: bool = False
     error: Callable[[], Exception] | None = None
     waiting: dict[int, StartRequest] = field(default_factory=dict[int, "StartRequest"])
 
@@ -90,20 +93,24 @@ class Forker:
             if self._boot is None and not self._unfit and not self._closed:
                 self._start_zygote()
 
-    def fork(self, requests: list[StartRequest], deadline: float) -> bool:
+    def fork(
+        self, requests: list[StartRequest], deadline: float, is_wanted: Callable[[], bool]
+    ) -> bool:
         """Have the zygote fork all of *requests*; return False where it must not fork.
 
         Raises:
             SpecError: a module of the preload does not import, or a descriptor is not open.
-            RuntimeFault: it could not be done by *deadline*, on the monotonic clock.
+            RuntimeFault: it could not be done by *deadline*, on the monotonic clock, or is not
+                wanted any more.
         """
+        vigil = Vigil(requests[0].spec.label, is_wanted)
         for _ in range(_ATTEMPTS):
-            boot = self._ready_zygote(deadline)
+            boot = self._ready_zygote(deadline, vigil)
             if boot is None:
                 return False
             subreaper.open_window()
             try:
-                if self._ask(boot, requests, deadline):
+                if self._ask(boot, requests, deadline, vigil):
                     return True
             finally:
                 with self._condition:
@@ -130,13 +137,15 @@ class Forker:
 
     # --- one launch, in the caller's thread -----------------------------------------------
 
-    def _ask(self, boot: _Boot, requests: list[StartRequest], deadline: float) -> bool:
+    def _ask(
+        self, boot: _Boot, requests: list[StartRequest], deadline: float, vigil: Vigil
+    ) -> bool:
         """Return True when all of *requests* are our children, False where the zygote is gone."""
         with self._condition:
             boot.waiting.update({request.number: request for request in requests})
         for request in requests:
             try:
-                boot.zygote.request(request.number, request.fds, deadline)
+                self._request(boot, request, deadline, vigil)
             except TimeoutError:
                 break
             except OSError:
@@ -150,17 +159,32 @@ class Forker:
                     raise RuntimeFault(msg)
                 if boot.is_gone or self._unfit:
                     return False
-                self._wait(deadline, f"{requests[0].spec.label!r} was not there in time")
+                late = f"{requests[0].spec.label!r} was not there in time"
+                self._wait(boot, deadline, late, vigil)
         return True
 
-    def _ready_zygote(self, deadline: float) -> _Boot | None:
-        """Return a zygote that forks; None where none may be used here."""
+    def _request(self, boot: _Boot, request: StartRequest, deadline: float, vigil: Vigil) -> None:
+        """Ask the zygote for one process; raises as `Zygote.request` does."""
+        while True:
+            vigil.check()
+            until = min(deadline, time.monotonic() + LOOK)
+            try:
+                boot.zygote.request(request.number, request.fds, until)
+            except TimeoutError:
+                if time.monotonic() >= deadline:
+                    raise
+                self._look(boot, vigil)
+            else:
+                return
+
+    def _ready_zygote(self, deadline: float, vigil: Vigil) -> _Boot | None:
+        """Return a zygote that forks, or has just died; None where none may be used here."""
         with self._condition:
             if self._unfit:
                 return None
             boot = self._boot or self._start_zygote()
             limit = boot.zygote.started_at + self._start_timeout
-            while not boot.is_ready and boot.error is None:
+            while not boot.is_ready and boot.error is None and not boot.is_gone:
                 if time.monotonic() >= limit:
                     boot.zygote.kill()
                     msg = (
@@ -172,10 +196,12 @@ class Forker:
                     raise RuntimeFault(msg)
                 until = min(deadline, limit)
                 self._wait(
+                    boot,
                     until,
                     f"the zygote had not imported {self._imports} in the "
                     f"{until - boot.zygote.started_at:.3g} s since it was started, and goes on "
                     "importing; raise start_timeout, or leave it out of preload",
+                    vigil,
                     raises=deadline < limit,
                 )
             if boot.error is not None:
@@ -187,13 +213,24 @@ class Forker:
         """What the zygote imports, for people."""
         return ", ".join(self._preload) or "phalanx"
 
-    def _wait(self, deadline: float, late: str, *, raises: bool = True) -> None:
-        """Wait for news until *deadline*, after which *late* is raised; the condition is held."""
+    def _wait(
+        self, boot: _Boot, deadline: float, late: str, vigil: Vigil, *, raises: bool = True
+    ) -> None:
+        """Wait a while for news, and at *deadline* raise *late*; the condition is held."""
         if self._closed:
             msg = "the launcher was closed"
             raise RuntimeFault(msg)
-        if not self._condition.wait(max(0.0, deadline - time.monotonic())) and raises:
+        vigil.check()
+        if self._condition.wait(max(0.0, min(deadline - time.monotonic(), LOOK))):
+            return
+        if time.monotonic() < deadline:
+            self._look(boot, vigil)
+        elif raises:
             raise RuntimeFault(late)
+
+    def _look(self, boot: _Boot, vigil: Vigil) -> None:
+        if vigil.look(boot.zygote):
+            boot.was_stopped = True
 
     # --- the zygote, on the hub's thread --------------------------------------------------
 
@@ -261,11 +298,14 @@ class Forker:
                 return
             boot.is_gone = True
             self._boot = None
-            if not boot.is_ready and boot.error is None:
+            if boot.was_stopped:
+                how = "it was stopped while processes were to be forked, and was killed"
+            elif not boot.is_ready and boot.error is None:
                 msg = f"the zygote ended while it imported {self._imports}: {how}"
                 boot.error = lambda: RuntimeFault(msg)
             self._condition.notify_all()
-            if not boot.is_ready or self._unfit or self._closed:
+            is_replaced = boot.is_ready or boot.was_stopped
+            if not is_replaced or self._unfit or self._closed:
                 return
         lived = time.monotonic() - zygote.started_at
         # Whatever kills it at once must not make us start processes in a loop.

@@ -30,6 +30,7 @@ from .launcher import LaunchSpec
 from .outpost import Posting
 from .status import exit_of_process
 from .stream import stream_bases
+from .vigil import LOOK, Vigil, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -104,7 +105,7 @@ class _Life:
 
 
 class Gateway:
-    """The process of one group, through all its lives. Used by the group's actor.
+    """The process of one group, through all its lives. `open` and `berth`: one thread at a time.
 
     Args:
         launcher: Returns what starts the process; asked for only when ranks are started.
@@ -138,8 +139,8 @@ class Gateway:
             process = None if self._life is None else self._life.process
             return None if process is None else process.pid
 
-    def open(self) -> None:
-        """Have the process there, and answering.
+    def open(self, is_wanted: Callable[[], bool] = always) -> None:
+        """Have the process there, and answering; given up where *is_wanted* returns False.
 
         Raises:
             RuntimeFault: it cannot be started, or not listen where it should.
@@ -150,7 +151,7 @@ class Gateway:
             self._give_up(life)
             life = None
         if life is None:
-            self._start()
+            self._start(is_wanted)
 
     def berth(self, fds: Mapping[str, int]) -> Posting:
         """Make room for one rank behind *fds*; return what its side must know.
@@ -193,7 +194,7 @@ class Gateway:
 
     # --- starting -----------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def _start(self, is_wanted: Callable[[], bool]) -> None:
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ledger.own(link)
         launcher = self._launcher()
@@ -210,22 +211,26 @@ class Gateway:
             self._life = life
         try:
             life.process = launcher.launch(
-                spec, on_exit=lambda process: self._exited(life, process), deadline=deadline
+                spec,
+                on_exit=lambda process: self._exited(life, process),
+                deadline=deadline,
+                is_wanted=is_wanted,
             )
             life.watch = self._hub.watch(link.fileno(), EPOLLIN, lambda _: self._hear(life))
-            self._await_ready(life, deadline)
+            self._await_ready(life, deadline, is_wanted)
         except BaseException:
             self._give_up(life)
             raise
         finally:
             theirs.close()
 
-    def _await_ready(self, life: _Life, deadline: float) -> None:
+    def _await_ready(self, life: _Life, deadline: float, is_wanted: Callable[[], bool]) -> None:
+        vigil = Vigil(f"{self._group}/gateway", is_wanted)
         with self._changed:
-            self._changed.wait_for(
-                lambda: life.endpoint or life.failed or life.gone,
-                max(0.0, deadline - time.monotonic()),
-            )
+            while time.monotonic() < deadline:
+                vigil.check()
+                if self._changed.wait_for(lambda: life.endpoint or life.failed or life.gone, LOOK):
+                    break
         if not life.endpoint:
             why = life.failed or ("it ended" if life.gone else f"it took more than {_START:g} s")
             raise RuntimeFault(f"the gateway of {self._group} did not start: {why}")

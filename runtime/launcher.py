@@ -30,6 +30,7 @@ from .marks import TreeMark
 from .process import Process
 from .reaping import Reapings
 from .start_request import StartRequest
+from .vigil import Vigil, always
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -94,7 +95,12 @@ class Launcher:
         self._forker.warm()
 
     def launch(
-        self, spec: LaunchSpec, *, on_exit: Callable[[Process], None], deadline: float
+        self,
+        spec: LaunchSpec,
+        *,
+        on_exit: Callable[[Process], None],
+        deadline: float,
+        is_wanted: Callable[[], bool] = always,
     ) -> Process:
         """Start one process; return once it runs.
 
@@ -103,12 +109,14 @@ class Launcher:
             on_exit: Called once with the process when it has ended, on the hub's thread; maybe
                 before this returns.
             deadline: On the monotonic clock.
+            is_wanted: Asked while it waits; where it returns False the launch is given up.
 
         Raises:
             SpecError: a module of the preload does not import, or the spec names what is not there.
-            RuntimeFault: the machine would not start it, or not in time. Nothing is left of it.
+            RuntimeFault: the machine would not start it, or not in time, or it was given up.
+                Nothing is left of it.
         """
-        return self.launch_many([spec], on_exit=on_exit, deadline=deadline)[0]
+        return self.launch_many([spec], on_exit=on_exit, deadline=deadline, is_wanted=is_wanted)[0]
 
     def launch_many(
         self,
@@ -116,6 +124,7 @@ class Launcher:
         *,
         on_exit: Callable[[Process], None],
         deadline: float,
+        is_wanted: Callable[[], bool] = always,
     ) -> list[Process]:
         """Start all of *specs* or, where one fails, none of them; see `launch`."""
         self._check()
@@ -131,10 +140,12 @@ class Launcher:
                 mark = self._mark.of(number, spec.label)
                 requests.append(StartRequest.of(number, spec, mark))
             forked = [request for request in requests if request.spec.method == "zygote"]
-            if forked and not self._forker.fork(forked, deadline):
+            if forked and not self._forker.fork(forked, deadline, is_wanted):
                 forked = []
             rest = [request for request in requests if request not in forked]
             start_interpreters(self._hub, rest, deadline)
+            for request in requests[:1]:
+                Vigil(request.spec.label, is_wanted).check()
             return self._let_go(requests, on_exit, memory)
         finally:
             for request in requests:

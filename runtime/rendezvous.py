@@ -192,6 +192,7 @@ class RendezvousStore:
                 spec,
                 on_exit=lambda process: self._exited(process, link),
                 deadline=time.monotonic() + _START,
+                is_wanted=lambda: self._link is link,
             )
         except Exception as error:  # noqa: BLE001  # reported: there is no caller to raise to
             self._lost(link, None, exit_of_process(1, None, asked=False, detail=str(error)))

@@ -119,6 +119,11 @@ class Zygote:
             else:
                 return
 
+    def is_stopped(self) -> bool:
+        """Whether it is stopped (SIGSTOP) and not by a debugger: it would take no order."""
+        task = None if self._gone else tree.read(self.pid)
+        return task is not None and task.state == "T"
+
     def kill(self) -> None:
         """Kill it; its death is told as any other."""
         if not self._gone:

@@ -120,6 +120,7 @@ from .spec import (
     Shutdown,
     SupervisorSpec,
 )
+from .steadfast import SteadfastActor
 from .strategy import (
     AutoShutdown,
     ChildType,
@@ -217,6 +218,7 @@ __all__ = [
     "StartFailed",
     "StartFunction",
     "StartRanks",
+    "SteadfastActor",
     "StopRanks",
     "Strategy",
     "Subscriber",

@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, assert_never
 
 import pykka
-from pykka import messages
 
 from .actions import (
     AbandonStart,
@@ -47,12 +46,13 @@ from .events import (
     StartIgnored,
     StopRequested,
 )
-from .exits import KILLED, SHUTDOWN, ExitKind, ExitReason
+from .exits import KILLED, ExitKind, ExitReason
 from .incarnation import Incarnation
 from .inprocess import pykka_child
 from .notices import SupervisorExited
 from .spec import SupervisorSpec
 from .state import initial_state
+from .steadfast import SteadfastActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,14 +61,11 @@ if TYPE_CHECKING:
     from .tree import Tree
 
 
-class SupervisorActor(pykka.ThreadingActor):
+class SupervisorActor(SteadfastActor):
     """One supervisor of a tree.
 
     Its own thread alone changes it; `post`, `kill` and reading `state` are for any thread.
     """
-
-    # A program that forgets to stop its tree must still end.
-    use_daemon_thread = True
 
     def __init__(
         self,
@@ -139,22 +136,8 @@ class SupervisorActor(pykka.ThreadingActor):
         self.thread = threading.current_thread()
         self.post(Booted(0.0))
 
-    def _handle_receive(self, message: Any) -> Any:
-        # Pykka's own stop, as from `ActorRegistry.stop_all`, would leave the children behind.
-        stop = isinstance(message, messages._ActorStop)  # noqa: SLF001 # it has no public name  # pyright: ignore[reportPrivateUsage] # as above
-        if stop and self.state.ended is None and not self._is_killed:
-            self.on_receive(StopRequested(SHUTDOWN, 0.0))
-            return None
-        return super()._handle_receive(message)
-
-    def on_receive(self, message: Event) -> None:
+    def hear(self, message: Event, /) -> None:
         """Decide and perform; whatever goes wrong here ends the supervisor, not the program."""
-        try:
-            self._handle(message)
-        except BaseException as error:  # noqa: BLE001 # Pykka stops every actor of the program for one SystemExit
-            self._crashed(error)
-
-    def _handle(self, message: Event) -> None:
         if isinstance(message, Request):
             self._unanswered[id(message.caller)] = message.caller
         if self._is_killed:
@@ -293,7 +276,8 @@ class SupervisorActor(pykka.ThreadingActor):
         if reason is not None:
             self._on_exit(reason)
 
-    def _crashed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException, /) -> None:
+        """End after *error*, which is a fault of ours: the children are orphans and end too."""
         reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error_text(error)}")
         with self._lock:
             self._is_killed = True

@@ -137,7 +137,11 @@ class _Watched(pykka.ThreadingActor):
         # Pykka's own loop, but for what follows an exception: there, one SystemExit stops every
         # actor of the program, and an exception that was answered is never seen by anybody else.
         while not self.actor_stopped.is_set():
-            envelope = self.actor_inbox.get()
+            try:
+                envelope = self.actor_inbox.get()
+            except BaseException as error:  # noqa: BLE001 # another thread has had it raised in this one
+                self._failed(error, was_answered=False)
+                continue
             try:
                 response = self._handle_receive(envelope.message)
             except BaseException as error:  # noqa: BLE001 # see above

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pykka
 import pytest
 from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
 from tests.chaos.deeds import OFTEN, kill, telling, wait_until
@@ -285,6 +287,60 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     assert "the executor itself: TypeError" in str(told[0])
     with pytest.raises(ExecutorClosed, match="TypeError"):
         ex.collective_rpc("rank")
+
+
+def test_an_error_that_strikes_it_between_two_notices_ends_the_group_as_well(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+    told: list[ExitReason] = []
+    once = threading.Event()
+    ex.register_failure_callback(telling(told, once))
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("ExecutorActor"))
+
+    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(RuntimeError)
+    )
+    ex._core.tell("wake up")  # it is raised as soon as the thread runs again
+
+    assert struck == 1
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+    assert once.wait(LONG)
+    assert "the executor itself: RuntimeError" in str(told[0])
+    assert ex._core.shared.gone.wait(LONG)
+
+
+class Exits(pykka.ThreadingActor):
+    """An actor of the program's own that ends by SystemExit."""
+
+    use_daemon_thread = True
+
+    def on_receive(self, message: Any) -> None:
+        raise SystemExit(message)
+
+
+@pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
+def test_no_other_actor_of_the_program_stops_the_group(
+    make: Make, tmp_path: Path, how: str
+) -> None:
+    ex = make()
+    gate = tmp_path / "gate"
+    call = ex.collective_rpc("gated", args=(str(gate), "done"), non_block=True)
+
+    if how == "stop_all":
+        assert pykka.ActorRegistry.stop_all(block=True, timeout=LONG)
+    else:
+        stranger = Exits.start()
+        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
+        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
+        thread.join(LONG)
+
+    gate.touch()
+    assert call.result(LONG) == ["done", "done"]
+    kill(ex, 0)
+    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+    assert ex.status().restarts == 1
 
 
 def test_an_error_in_it_is_not_told_as_a_death_that_was_long_mended(

@@ -14,7 +14,7 @@ from tests.runtime.processes import LONG, Starter, eventually, soon
 from phalanx.runtime import tree
 from phalanx.runtime.launch_spec import LaunchSpec
 from phalanx.runtime.launcher import Launcher
-from phalanx.supervision import SpecError, WouldDeadlock
+from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 if TYPE_CHECKING:
     from phalanx.runtime.hub import Hub
@@ -310,6 +310,28 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
 
     said = {starter.line.hear()["pid"] for _ in specs}
     assert said == {process.pid for process in result}
+
+
+def test_a_launch_that_nobody_wants_any_more_is_given_up(
+    starter: Starter, events: list[Any]
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    zygote = zygote_pid(starter.launcher)
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeFault, match="'stay' was withdrawn before it had been started"):
+            starter.launcher.launch(
+                starter.spec("stay"),
+                on_exit=starter.on_exit,
+                deadline=soon(),
+                is_wanted=lambda: False,
+            )
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+
+    assert starter.start("leave", 4).wait(soon())
+    assert not events
+    assert zygote_pid(starter.launcher) == zygote
 
 
 def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Starter) -> None:

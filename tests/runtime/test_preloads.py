@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import threading
 import time
@@ -139,3 +141,31 @@ def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
         starter.line.close()
 
     assert [str(error) for error in errors] == ["the launcher was closed"]
+
+
+@pytest.mark.parametrize("importing", [False, True])
+def test_a_stopped_zygote_is_replaced_once_it_is_needed(
+    hub: Hub, tmp_path: Path, events: list[Any], *, importing: bool
+) -> None:
+    gate = tmp_path / "open"
+    code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.002)"
+    with preloading(hub, tmp_path, code, emit=events.append) as launcher:
+        starter = Starter(launcher)
+        if not importing:
+            gate.touch()
+        launcher.warm()
+        boot = launcher._forker._boot
+        assert boot is not None
+        if not importing:
+            eventually(lambda: boot.is_ready)
+        os.kill(boot.zygote.pid, signal.SIGSTOP)
+        gate.touch()
+
+        process = starter.start("leave", 4)
+
+        assert process.wait(soon())
+        assert process.status is not None
+        assert process.status.code == 4
+        eventually(lambda: [event.replaced for event in events] == [boot.zygote.pid])
+        assert "it was stopped" in events[0].reason
+        starter.line.close()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from phalanx.supervision import (
     ExitReason,
     HandleFailed,
     Intensity,
+    Restart,
     SpecError,
     StartFailed,
     Supervisor,
@@ -45,6 +47,7 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
+from phalanx.supervision.events import CountRequested
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -332,12 +335,64 @@ def test_ctrl_c_during_a_hanging_start_ends_the_program_and_what_had_started() -
     assert (done.returncode, done.stdout) == (0, "interrupted True\n"), done.stderr
 
 
-def test_stopping_all_actors_of_pykka_stops_the_children_too() -> None:
+class Exits(pykka.ThreadingActor):
+    """An actor of the program's own that ends by SystemExit."""
+
+    use_daemon_thread = True
+
+    def on_receive(self, message: Any) -> None:
+        raise SystemExit(message)
+
+
+@pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
+def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: str) -> None:
     puppet = Puppet()
     top = Supervisor(tree(ChildSpec("a", puppet)))
 
-    pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT)
+    if how == "stop_all":
+        assert pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT) == [True]
+    else:
+        stranger = Exits.start()
+        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
+        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
+        thread.join(LIMIT)
 
-    assert puppet.told.get(timeout=LIMIT) == "terminate"
-    assert top.wait_ended(LIMIT) is not None
+    assert top.count_children(timeout=LIMIT).active == 1
+    assert top.reason is None
     top.stop()
+    assert puppet.told.get(timeout=LIMIT) == "terminate"
+
+
+def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:
+    top = Supervisor(tree(ChildSpec("a", Puppet())))
+    assert top._top.thread is not None
+
+    strike(top._top.thread, RuntimeError)
+    top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture(), 0.0))  # it runs again for this
+
+    reason = top.wait_ended(LIMIT)
+    assert reason is not None
+    assert (reason.kind, "RuntimeError" in reason.detail) == (ExitKind.CRASH, True)
+    top.stop()
+
+
+def test_an_actor_that_is_struck_between_two_messages_is_restarted(notices: Notices) -> None:
+    child = ChildSpec("a", Echo.start, restart=Restart.TRANSIENT)
+    with Supervisor(tree(child), subscriber=notices) as top:
+        ref = top.child("a")
+        thread = next(t for t in threading.enumerate() if t.name.startswith("Echo-"))
+
+        strike(thread, RuntimeError)
+        ref.tell("wake up")
+
+        exited = notices.wait(lambda notice: isinstance(notice, ChildExited))
+        assert "RuntimeError" in str(exited)
+        notices.wait_started("top/a", 2)
+
+
+def strike(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Have *error* raised in *thread* as soon as it runs again."""
+    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error)
+    )
+    assert struck == 1

@@ -1,0 +1,77 @@
+"""An actor that ends by its own word alone.
+
+Guarantees: what Pykka tells all actors of a program when one of them raises SystemExit, or when
+somebody calls `pykka.ActorRegistry.stop_all`, does not end it. Whatever is raised on its thread,
+while it hears a message or between two of them, comes to `failed`, once, and to nobody else.
+
+Left to others: what it does with its messages, and what a failure means.
+
+Why: it owns processes, which outlive its thread. Stopped from outside it would leave them without
+anybody who hears of their deaths, and callers without an answer. OTP's supervisors trap exits for
+the same reason, and heed none that comes from a stranger.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pykka
+from pykka import messages
+
+if TYPE_CHECKING:
+    from pykka._envelope import Envelope
+
+
+class SteadfastActor(pykka.ThreadingActor):
+    """See the module's docstring. Its subclasses say what `hear` and `failed` do."""
+
+    # A program that forgets to end it must still end.
+    use_daemon_thread = True
+
+    _has_stopped = False
+
+    def hear(self, message: Any, /) -> None:
+        """Act on *message*."""
+        raise NotImplementedError
+
+    def failed(self, error: BaseException, /) -> None:
+        """End, for *error* was raised on the actor's thread; must not raise."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """End, after what is in the mailbox already."""
+        self._has_stopped = True
+        super().stop()
+
+    def on_receive(self, message: Any) -> None:
+        """Act on one message; whatever goes wrong here is a failure, never silent."""
+        try:
+            self.hear(message)
+        except BaseException as error:  # noqa: BLE001  # SystemExit too: Pykka would stop all actors
+            self.failed(error)
+
+    def _handle_receive(self, message: Any) -> Any:
+        stop = isinstance(message, messages._ActorStop)  # noqa: SLF001  # it has no public name  # pyright: ignore[reportPrivateUsage]  # as above
+        if stop and not self._has_stopped:
+            return None
+        return super()._handle_receive(message)
+
+    def _actor_loop_running(self) -> None:
+        # In place of Pykka's own, which ends without a word where it is struck while it waits.
+        while not self.actor_stopped.is_set():
+            try:
+                self._take(self.actor_inbox.get())
+            except BaseException as error:  # noqa: BLE001  # as above
+                self.failed(error)
+
+    def _take(self, envelope: Envelope[Any]) -> None:
+        try:
+            answer = self._handle_receive(envelope.message)
+        except Exception:
+            # Of a stranger's proxy: what is told to the actor itself does not raise.
+            if envelope.reply_to is None:
+                raise
+            envelope.reply_to.set_exception()
+        else:
+            if envelope.reply_to is not None:
+                envelope.reply_to.set(answer)
