@@ -6,6 +6,7 @@ decoding after a number of tokens has arrived, a recovery once the first new ran
 
 from __future__ import annotations
 
+import itertools
 import signal
 import threading
 import time
@@ -31,7 +32,6 @@ class Attack:
 
     Attributes:
         struck: When signals were sent, on the monotonic clock.
-        waits: From each to the next token that arrived, in seconds.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Attack:
     ) -> None:
         self.kind = kind
         self.struck: list[float] = []
-        self.waits: list[float] = []
+        self._arrivals: list[float] = []
         self._root = root
         self._chance = chance
         self._ranks = ranks
@@ -62,15 +62,29 @@ class Attack:
     def arrived(self, count: int) -> None:
         """Note that *count* tokens have arrived, from whichever thread."""
         with self._lock:
-            now = time.monotonic()
-            if len(self.waits) < len(self.struck) and now > self.struck[-1]:
-                self.waits.append(now - self.struck[len(self.waits)])
+            self._arrivals.append(time.monotonic())
             self._arrived += count
             due = bool(self._moments) and self._arrived >= self._moments[0]
             if due:
                 self._moments.pop(0)
         if due:
             self._go(self._chance.uniform(0.0, 0.02))
+
+    @property
+    def waits(self) -> list[float]:
+        """From each strike to the token that ended the longest silence after it, in seconds.
+
+        What arrives before that had been made when the rank died.
+        """
+        with self._lock:
+            bounds = [*self.struck, float("inf")]
+            found: list[float] = []
+            for at, until in itertools.pairwise(bounds):
+                moments = [at, *(moment for moment in self._arrivals if at < moment <= until)]
+                if len(moments) > 1:
+                    _, end = max(itertools.pairwise(moments), key=lambda two: two[1] - two[0])
+                    found.append(end - at)
+            return found
 
     def end(self) -> None:
         """Wait until nothing more is done."""
