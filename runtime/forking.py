@@ -220,9 +220,10 @@ class Forker:
         if self._closed:
             msg = "the launcher was closed"
             raise RuntimeFault(msg)
-        vigil.check()
         if self._condition.wait(max(0.0, min(deadline - time.monotonic(), LOOK))):
             return
+        # Only now: what is being forked is there in a moment, and can then be ended for certain.
+        vigil.check()
         if time.monotonic() < deadline:
             self._look(boot, vigil)
         elif raises:

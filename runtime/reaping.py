@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .start_request import StartRequest
 
 _AGAIN = 0.01  # seconds until a dead process is asked for again that is not our child yet
-_PATIENCE = 10.0  # seconds after which it is somebody else's for good
+_PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
 
 
 class Reaping:
@@ -108,10 +108,18 @@ class Reapings:
             self.take(pidfd, task.pid, kill=False)
 
     def discard(self, request: StartRequest) -> None:
-        """Kill what came of *request* and was not let go; it may be asked for again."""
+        """Kill what came of *request* and was not let go; it may be asked for again.
+
+        Returns once that is gone, so that nothing is held by it any more; or after some seconds.
+        """
         pidfd = request.take_pidfd()
         if pidfd >= 0:
-            self.take(pidfd, request.pid, kill=True)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poller = select.poll()
+            poller.register(pidfd, select.POLLIN)
+            poller.poll(_PATIENCE * 1000)
+            self.take(pidfd, request.pid, kill=False)
         request.begin_anew()
 
     def close(self) -> None:

@@ -156,7 +156,7 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = ranks._resume
-    start = Members.start
+    land = Members.land
     bury = Members.bury
     lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to bury
 
@@ -165,17 +165,16 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
             return ranks._start(state)
         return resume(state, at, jitter)
 
-    def noted(self: Any, *words: Any) -> Any:
-        started = start(self, *words)
-        lost.update((id(member), (self, member)) for member in started)
-        return started
+    def noted(self: Any, launch: Any) -> Any:
+        lost.update((id(member), (self, member)) for member in launch.members)
+        return land(self, launch)
 
     def buried(self: Any, member: Any) -> None:
         lost.pop(id(member), None)
         bury(self, member)
 
     patch.setattr(ranks, "_resume", early)
-    patch.setattr(Members, "start", noted)
+    patch.setattr(Members, "land", noted)
     patch.setattr(Members, "bury", buried)
 
     def clear() -> None:
