@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _THREAD = "gloo_tcp_loop"
 _TASKS = Path("/proc/self/task")
-_PATIENCE = 0.2  # seconds for a thread that is just at work to go back to sleep
+_PATIENCE = 2.0  # seconds for a thread to go back to sleep that is at work, or due for it
 _LOOK_AGAIN = 0.002
 
 
