@@ -123,7 +123,8 @@ def phalanx(*words: object, **environment: str) -> subprocess.CompletedProcess[s
     )
 
 
-@pytest.mark.parametrize("target", ["forgetful", pytest.param("moody", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("target", ["forgetful", "moody"])
 def test_a_failing_run_is_shrunk_and_run_again_from_the_command_line(
     tmp_path: Path, target: str
 ) -> None:
