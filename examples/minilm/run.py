@@ -166,7 +166,8 @@ def run_part(pipeline: Pipeline, part: Part, folder: str, vectors: torch.Tensor)
     loaded: list[int] = []
 
     def hear(event: object) -> None:
-        if isinstance(event, Emitted) and event.value == LOADED:
+        # Word of a first load may come after everybody is ready: it is none of those counted here.
+        if isinstance(event, Emitted) and event.value == LOADED and event.incarnation > 1:
             loaded.append(event.rank)
 
     name = f"{pipeline.name} ({options.recover})" if options.recover else pipeline.name
