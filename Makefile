@@ -5,6 +5,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 TORCH := 2.13.0
 
+# Every test starts processes; without byte code on disk each of them would compile everything anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Half as many again as there are processors, for some of the tests wait for a limit to be over.
+WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+
 .PHONY: setup demo test test-gpu test-vllm test-zmq soak lint bench wheel clean
 
 setup: $(VENV)/installed
@@ -29,7 +35,7 @@ demo: setup
 	$(BIN)/phalanx run embed_tensor_parallel --ranks 4 --kills 3
 
 test: setup
-	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not soak'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not soak'
 
 # Where there is an NVIDIA GPU; elsewhere each test says why it is skipped.
 test-gpu: setup
@@ -57,7 +63,7 @@ soak: setup
 
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
 test-zmq: setup
-	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -n auto --dist worksteal -m 'not soak' \
+	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not soak' \
 	  tests/actors tests/chaos
 
 lint: setup

@@ -7,14 +7,16 @@ call, or voids its answer if it has been sent.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from .streams import ReplyStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from .executor import Executor
     from .outcomes import Outcome
-    from .streams import ReplyStream
 
 
 class AsyncExecutor:
@@ -48,8 +50,12 @@ class AsyncExecutor:
         return await self._future(self._executor.call, args, options)
 
     def stream(self, *args: Any, **options: Any) -> ReplyStream:
-        """See `Executor.stream`; to be iterated with ``async for``, not awaited."""
-        return self._executor.stream(*args, **options)
+        """See `Executor.stream`; to be iterated with ``async for``, not awaited.
+
+        Where too many calls wait already it is opened when its first item is asked for.
+        """
+        opened = partial(self._executor.stream, *args, **options)
+        return opened() if self._executor.has_room else LateStream(opened)
 
     async def submit(self, *args: Any, **options: Any) -> Any:
         """See `Executor.submit`; returns the value, not a future."""
@@ -90,6 +96,42 @@ class AsyncExecutor:
         return await _completed(await _made_elsewhere(call, args, options))
 
 
+class LateStream(ReplyStream):
+    """A stream that is opened by who takes its first item, for opening it may have to wait."""
+
+    def __init__(self, opened: Callable[[], ReplyStream]) -> None:
+        self._open = opened
+        self._stream: ReplyStream | None = None
+        self._ended = False
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        if self._stream is None:
+            self._stream = self._open()
+        return next(self._stream)
+
+    async def __anext__(self) -> Any:
+        stream = self._stream
+        if stream is None and not self._ended:
+            made: ReplyStream = await _made_elsewhere(self._open, (), {})
+            self._stream = stream = made
+            if self._ended:  # closed meanwhile
+                made.close()
+        if self._ended or stream is None:
+            raise StopAsyncIteration
+        return await anext(stream)
+
+    def close(self) -> None:
+        """End the stream, which may never have been opened."""
+        self._ended = True
+        if self._stream is not None:
+            self._stream.close()
+
+    def __del__(self) -> None:
+        """Leave the stream to its own finalizer."""
+
+
 async def _completed(future: Any) -> Any:
     awaitable: Awaitable[Any] = (
         future if hasattr(future, "__await__") else asyncio.wrap_future(future)
@@ -100,14 +142,17 @@ async def _completed(future: Any) -> Any:
 async def _made_elsewhere(
     call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Return the future of a call that another thread makes; withdrawn if nobody waits for it."""
+    """Return what *call* returns on another thread: a future, or a stream.
+
+    Where nobody waits for it any more it is withdrawn, or closed.
+    """
     made: list[Any] = []
     given_up = False
 
     def make() -> None:
         made.append(call(*args, **options))
         if given_up:
-            made[0].cancel()
+            _give_up(made[0])
 
     try:
         await asyncio.to_thread(make)
@@ -115,7 +160,11 @@ async def _made_elsewhere(
         # The thread notes the call and then looks, here it is the other way round: so one of the
         # two finds what the other has left.
         given_up = True
-        for future in made:
-            future.cancel()
+        for each in made:
+            _give_up(each)
         raise
     return made[0]
+
+
+def _give_up(made: Any) -> None:
+    (made.close if isinstance(made, ReplyStream) else made.cancel)()

@@ -90,7 +90,8 @@ class Executor(Dispatch[W]):
         hang_after: Seconds a call may run on a rank before that rank is taken for hung: its stacks
             are taken, and it is killed. None sets no limit but those that methods declare
             (`limits`).
-        stopped_after: Seconds a rank that owes an answer may be stopped (SIGSTOP); None for ever.
+        stopped_after: Seconds a rank that owes an answer, starts, or joins another epoch may be
+            stopped (SIGSTOP); None for ever.
         standby: How many spare processes are kept warm: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
         survivors: What becomes of the other ranks of a process group, under `ONE_FOR_ALL`, when one

@@ -60,6 +60,7 @@ from .notices import (
     Examined,
     KillAll,
     Launched,
+    LeaveDue,
     LinkLost,
     Look,
     LookAtDevices,
@@ -166,6 +167,7 @@ class ExecutorActor(SteadfastActor):
                 self._stop_overdue(notice)
             case Launched(launch):
                 self._staff.land(launch, first=self._state.served_at is None)
+                self._suspicion.watch_arrivals()
                 self._show()
             case NotStarted(ranks, reason):
                 if self.shared.probe is not None:
@@ -198,6 +200,8 @@ class ExecutorActor(SteadfastActor):
                     self._standby.fill()
             case ReformOverdue():
                 self._suspicion.hear_reform_overdue(notice)
+            case LeaveDue():
+                self._staff.leavings.hear(notice)
             case DevicesDue(start):
                 if self._leases.is_waiting(start):
                     self._forming.start(start, first=self._state.served_at is None)
@@ -300,8 +304,11 @@ class ExecutorActor(SteadfastActor):
             match action:
                 case StartRanks():
                     self._forming.start(action, first=self._state.served_at is None)
+                    self._suspicion.watch_arrivals()
                 case ReformRanks():
                     self._forming.reform(action)
+                    self._staff.leavings.begin(action.epoch)
+                    self._suspicion.watch_arrivals()
                 case StopRanks():
                     self._forming.stop(action)
                 case Hold():

@@ -95,8 +95,12 @@ class Launches:
             raise RuntimeFault(f"no thread to start processes from: {error}") from error
 
     def take(self, launch: Launch) -> bool:
-        """Return whether *launch* is over just now, and not taken over yet; it is from now on."""
-        return self._under_way.pop(launch, None) is not None
+        """Return whether *launch*, which is over, was not taken over yet; it is from now on."""
+        thread = self._under_way.pop(launch, None)
+        if thread is None:
+            return False
+        thread.join(_END)  # to have told of the launch was the last it did
+        return True
 
     def close(self) -> list[Launch]:
         """Give up what is under way; return it once it has come to an end, to be taken over."""

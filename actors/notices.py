@@ -140,6 +140,18 @@ class ReformOverdue:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveDue:
+    """It is time to see who of the ranks that are kept for *epoch* has yet to leave its old group.
+
+    Attributes:
+        question: The one whose answers are there, or had their time; 0 where none was asked yet.
+    """
+
+    epoch: int
+    question: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Refill:
     """It is time to replace the spares that are missing."""
 
@@ -235,6 +247,7 @@ Notice = (
     | BackOffOver
     | Refill
     | ReformOverdue
+    | LeaveDue
     | Started
     | Planned
     | CutDue

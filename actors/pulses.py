@@ -124,16 +124,23 @@ class Pulses:
         """Ask these (rank: incarnation); those that are not here any more stay silent."""
         number = next(self._numbers)
         question = Question(self, number, frozenset(ranks))
-        packet = _NOTHING.packet(Kind.ASK, epoch=0, call_id=number)
         with self._lock:
             self._open[number] = question
-            for rank, incarnation in ranks.items():
-                known, send = self._ways.get(rank, (None, None))
-                if known == incarnation and send is not None:
-                    # Full or broken: then it is not for want of questions that it is silent.
-                    with suppress(OSError):
-                        send(packet)
+            self._send(ranks, _NOTHING.packet(Kind.ASK, epoch=0, call_id=number))
         return question
+
+    def part(self, ranks: Mapping[int, int], epoch: int) -> None:
+        """Have these (rank: incarnation) cut from the process group they leave for *epoch*."""
+        with self._lock:
+            self._send(ranks, _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0))
+
+    def _send(self, ranks: Mapping[int, int], packet: bytes) -> None:
+        for rank, incarnation in ranks.items():
+            known, send = self._ways.get(rank, (None, None))
+            if known == incarnation and send is not None:
+                # Full or broken: then it is not for want of questions that it is silent.
+                with suppress(OSError):
+                    send(packet)
 
     def hear(self, rank: int, frame: Frame) -> None:
         """Take *rank*'s answer to where it is waited for."""

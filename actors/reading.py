@@ -274,9 +274,11 @@ class Reading:
 
         def tick() -> None:
             with self._lock:
-                if self._closing is not None or self._armed or not self._is_due():
+                # Who reads sees to it when he leaves.
+                is_seen_to = self._armed or self._reader or not self._is_due()
+                if self._closing is not None or is_seen_to:
                     self._ticking = False
-                elif self._read != read or self._reader:
+                elif self._read != read:
                     self._tick_later()
                 else:
                     self._ticking = False

@@ -18,6 +18,7 @@ from .herald import Herald
 from .keeper import Keeper
 from .launching import Launches
 from .leases import Leases
+from .leaving import Leavings
 from .links import Links
 from .members import Members
 from .outfit import Outfit
@@ -119,6 +120,9 @@ class Staff:
             find=self.find,
             state=state,
         )
+        self.leavings = Leavings(
+            self.members, self.stopping, shared.pulses, hub, tell=tell, state=state
+        )
         self.hearing = Hearing(
             spec.name,
             shared,
@@ -149,6 +153,7 @@ class Staff:
         shared = self._shared
         for give_back in (
             shared.watch.close,
+            self.leavings.close,
             self.standby.close,
             self.members.close,
             self.forming.close,

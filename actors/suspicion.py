@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import RankState
 
 from .examination import Examinations, Suspect
+from .seat import Running
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from .member import Member
     from .members import Members
     from .notices import Examined, Look, Notice, Overdue, ReformOverdue
-    from .seat import Running
     from .shared import Shared
     from .spec import ExecutorSpec
     from .stopping import Stopping
@@ -116,6 +116,10 @@ class Suspicion:
                         member.broken = f"it could not be re-formed: {failure.headline}"
                     self._stopping.kill(member)
 
+    def watch_arrivals(self) -> None:
+        """See to it that ranks which start, or join another epoch, are looked at too."""
+        self._watch.wake(None)
+
     def look(self, look: Look) -> None:
         """See whether a rank hangs, and suspect those that seem to."""
 
@@ -124,12 +128,18 @@ class Suspicion:
             return member is not None and member.process is not None and member.process.is_stopped()
 
         running = self._seating.running()
-        judged = self._watch.judge(look, running, is_stopped, time.monotonic())
-        suspects = [
-            Suspect(rank.rank, rank.incarnation, why, partial(self._runs_on, rank), in_call=True)
-            for rank, why in judged
-            if self._runs_on(rank)
-        ]
+        arriving = {each.rank: each for each in self._members.current() if self._arrives(each)}
+        others = [Running(each.rank, each.incarnation) for each in arriving.values()]
+        watched = [*(each for each in running if each.rank not in arriving), *others]
+        judged = self._watch.judge(look, watched, is_stopped, time.monotonic())
+        suspects: list[Suspect] = []
+        for rank, why in judged:
+            holds = partial(self._runs_on, rank)
+            if member := arriving.get(rank.rank):
+                holds = partial(self._arrives, member)
+            if holds():
+                in_call = member is None
+                suspects.append(Suspect(rank.rank, rank.incarnation, why, holds, in_call=in_call))
         self._examinations.begin(suspects, running)
 
     def conclude(self, notice: Examined) -> None:
@@ -139,6 +149,13 @@ class Suspicion:
             self._watch.wake(_LOOK_AGAIN)
         for finding in findings:
             self._stopping.examine(finding.member, finding.why, finding.seen)
+
+    def _arrives(self, member: Member) -> bool:
+        """Whether *member* starts, or is to join another epoch: then it is waited for."""
+        if member.process is None or member.asked:
+            return False
+        reforms = self._state().ranks[member.rank].state is RankState.REFORMING
+        return reforms or not member.ready
 
     def _runs_on(self, rank: Running) -> bool:
         """Whether *rank* is still in the call it was found in, and is to be judged by it."""

@@ -17,7 +17,7 @@ from phalanx.supervision import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_LONGEST = 1e9  # seconds; arbitrary, and less than what no lock can wait for
+_LONGEST = 1e9  # seconds, thirty years; Python's locks can wait for ten times that
 _UNITS = {"": 1, "B": 1, "K": 1 << 10, "KIB": 1 << 10, "M": 1 << 20, "MIB": 1 << 20}
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_LONGEST = 1e9  # seconds; arbitrary, and less than what no lock can wait for
+_LONGEST = 1e9  # seconds, thirty years; Python's locks can wait for ten times that
 _MOST_STRIKES = 100_000  # arbitrary; a history of so many is more than memory holds
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,10 @@ class Strike:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not math.isfinite(value) or value < 0:
                 raise SpecError(field, value, "give a number >= 0")
+        if self.draw >= 1:
+            raise SpecError("draw", self.draw, "give a number in [0, 1)")
+        if type(self.number) is not int or self.number < 1:
+            raise SpecError("number", self.number, "give a whole number >= 1")
 
     @property
     def is_from_outside(self) -> bool:
@@ -92,6 +97,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "strikes", tuple(sorted(self.strikes, key=lambda s: s.at)))
+        # A fault that waits for its moment is taken by its number, once.
+        numbers = Counter(strike.number for strike in self.strikes)
+        for number, strikes in numbers.most_common(1):
+            if strikes > 1:
+                raise SpecError("number", number, "give each strike one of its own, or none any")
 
     def __iter__(self) -> Iterator[Strike]:
         return iter(self.strikes)
@@ -169,7 +179,7 @@ class Schedule:
         """
         try:
             entries: list[Any] = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise SpecError("schedule", text[:80], f"not JSON: {error}") from error
         if entries.__class__ is not list:
             raise SpecError("schedule", text[:80], "give a list of strikes")

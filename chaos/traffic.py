@@ -15,7 +15,19 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from phalanx.supervision import ExecutorClosed, PhalanxError, RemoteError
+from phalanx.supervision import (
+    CallTimeout,
+    ChildRefused,
+    ExecutorClosed,
+    LockTimeout,
+    MessageTooLarge,
+    PhalanxError,
+    RemoteError,
+    RuntimeFault,
+    StartFailed,
+    SupervisorDown,
+    WorkerDied,
+)
 
 from .journal import now
 from .orders import InjectedError, UnpicklableError
@@ -35,7 +47,9 @@ _ROW = 6  # calls in a row
 _MOST_COMPLAINTS = 20
 _BREATH = 0.02  # seconds between a caller's rounds: a history of minutes must still fit into memory
 _PAUSE = 0.05  # seconds before a caller looks again for a group that is being built anew
-_OF_TORCH = ("gloo", "nccl", "Connection closed", "process group", "epoch")
+_OF_TORCH = ("gloo", "nccl", "NCCL", "Connection closed", "process group")
+_OF_FAULTS = (WorkerDied, CallTimeout, LockTimeout, StartFailed, RuntimeFault)
+_OF_TREES = (SupervisorDown, ChildRefused)  # while a group is being built anew
 
 
 class Mismatch(AssertionError):
@@ -201,11 +215,16 @@ class Callers:
             return UnpicklableError.__name__ in str(error) and "unpicklable" in self._explained
         if isinstance(error, InjectedError):
             return bool({"raise", "unpicklable"} & self._explained)
-        if isinstance(error, PhalanxError):
+        if isinstance(error, _OF_FAULTS):
             return True
+        if isinstance(error, MessageTooLarge):
+            return bool({"large", "memory"} & self._explained)
         if isinstance(error, MemoryError):
             return "memory" in self._explained
-        if type(error).__module__.partition(".")[0] == "torch":
-            return True
+        if isinstance(error, PhalanxError) or not self._explained:
+            return bool(self._explained) and isinstance(error, _OF_TREES)
         # What ranks in a process group raise when another is gone.
-        return isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_TORCH)
+        is_of_torch = type(error).__module__.partition(".")[0] == "torch"
+        return is_of_torch or (
+            isinstance(error, RuntimeError) and any(word in str(error) for word in _OF_TORCH)
+        )

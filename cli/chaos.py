@@ -131,7 +131,7 @@ def _plan(arguments: argparse.Namespace) -> Chaos:
     if arguments.schedule is not None:
         try:
             schedule = Schedule.from_json(arguments.schedule.read_text())
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise SpecError("schedule", str(arguments.schedule), str(error)) from error
     plan = Chaos(
         duration=arguments.duration,

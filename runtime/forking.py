@@ -93,9 +93,7 @@ class Forker:
             if self._boot is None and not self._unfit and not self._closed:
                 self._start_zygote()
 
-    def fork(
-        self, requests: list[StartRequest], deadline: float, is_wanted: Callable[[], bool]
-    ) -> bool:
+    def fork(self, requests: list[StartRequest], deadline: float, vigil: Vigil) -> bool:
         """Have the zygote fork all of *requests*; return False where it must not fork.
 
         Raises:
@@ -103,7 +101,6 @@ class Forker:
             RuntimeFault: it could not be done by *deadline*, on the monotonic clock, or is not
                 wanted any more.
         """
-        vigil = Vigil(requests[0].spec.label, is_wanted)
         for _ in range(_ATTEMPTS):
             boot = self._ready_zygote(deadline, vigil)
             if boot is None:

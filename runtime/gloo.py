@@ -1,7 +1,8 @@
 """Ending the connections of gloo groups that were left, while something still refers to them.
 
 Guarantees: whoever waits in a collective operation of such a group, here or on another rank, gets
-its error at once; no other socket of the process is touched.
+its error at once, if gloo tells it at all (see `open_gloo_connections`); no other socket of the
+process is touched.
 
 Why: gloo closes its connections when the last reference to a group is gone. A worker that keeps one
 of its own (the group, a module that was given it, the handle of an operation, a thread that is in
@@ -50,6 +51,23 @@ def end_gloo_connections() -> int:
     return ended
 
 
+def open_gloo_connections() -> int | None:
+    """Return how many connections gloo has open; None where it has formed no group, or is at work.
+
+    An operation may wait where there is none left. When a connection ends gloo tells those whose
+    message is yet to be sent or received, and not those in the middle of one: these wait until the
+    group's timeout, for what nobody will send (`Pair::signalException`, as of torch 2.13).
+    """
+    found = None
+    for task in _loops():
+        polled = _polled_by(task)
+        if polled is None:
+            return None
+        watched = 0 if polled < 0 else sum(_is_open(*each) for each in _watched_by(polled))
+        found = watched + (found or 0)
+    return found
+
+
 def _loops() -> Iterator[Path]:
     """The threads that watch connections."""
     for task in _TASKS.iterdir():
@@ -85,16 +103,36 @@ def _watched_by(polled: int) -> Iterator[tuple[int, int]]:
 
 def _end(fd: int, inode: int) -> bool:
     """End the connection *fd*, if it is one; gloo closes it itself."""
-    try:
-        copy = socket.socket(fileno=os.dup(fd))
-    except OSError:  # no socket: gloo wakes its thread by others
+    copy = _connection(fd, inode)
+    if copy is None:
         return False
     with copy:
         try:
-            if os.fstat(copy.fileno()).st_ino != inode:
-                return False  # it was closed meanwhile, and its number is another's
-            copy.getpeername()  # one that listens must be left alone: gloo would abort
             copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
     return True
+
+
+def _is_open(fd: int, inode: int) -> bool:
+    copy = _connection(fd, inode)
+    if copy is None:
+        return False
+    copy.close()
+    return True
+
+
+def _connection(fd: int, inode: int) -> socket.socket | None:
+    """Return a copy of the connection *fd*; None where it is none, or not the one of that inode."""
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:  # no socket: gloo wakes its thread by others
+        return None
+    try:
+        if os.fstat(copy.fileno()).st_ino == inode:  # else it is closed, and its number another's
+            copy.getpeername()  # one that listens must be left alone: gloo would abort
+            return copy
+    except OSError:
+        pass
+    copy.close()
+    return None

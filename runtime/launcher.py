@@ -127,12 +127,16 @@ class Launcher:
         is_wanted: Callable[[], bool] = always,
     ) -> list[Process]:
         """Start all of *specs* or, where one fails, none of them; see `launch`."""
+        specs = list(specs)
+        if not specs:
+            return []
         self._check()
         if self._hub.is_current():
             msg = "launching from the hub's own thread, which launching waits for"
             raise WouldDeadlock(msg)
         self._guardian.start()
         memory = self._memory.sample()
+        vigil = Vigil(specs[0].label, is_wanted)
         requests: list[StartRequest] = []
         try:
             for spec in specs:
@@ -140,12 +144,11 @@ class Launcher:
                 mark = self._mark.of(number, spec.label)
                 requests.append(StartRequest.of(number, spec, mark))
             forked = [request for request in requests if request.spec.method == "zygote"]
-            if forked and not self._forker.fork(forked, deadline, is_wanted):
+            if forked and not self._forker.fork(forked, deadline, vigil):
                 forked = []
             rest = [request for request in requests if request not in forked]
             start_interpreters(self._hub, rest, deadline)
-            for request in requests[:1]:
-                Vigil(request.spec.label, is_wanted).check()
+            vigil.check()
             return self._let_go(requests, on_exit, memory)
         finally:
             for request in requests:

@@ -8,11 +8,13 @@ Left to others: the answers to calls (`replies`), and the pulse's own thread (`p
 from __future__ import annotations
 
 import queue
-from dataclasses import dataclass, field
+import threading
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from .codec import encode
 from .frames import Frame, send
+from .gloo import end_gloo_connections
 from .payload import Payload
 from .pulse import Pulse, keep_pulse
 from .wire import Kind
@@ -52,14 +54,29 @@ class Link:
     _told: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]
     )
+    _entering: threading.Lock = field(default_factory=threading.Lock)
 
     def keep_pulse(self) -> None:
         """Answer the driver beside the main loop from now on; what else it says, `receive` has."""
 
         def answer(number: int, pulse: Pulse) -> None:
-            self.tell(Kind.PULSE, pulse, number=number)
+            self.tell(Kind.PULSE, replace(pulse, epoch=self.epoch), number=number)
 
-        keep_pulse(self.control, answer, self._told.put)
+        keep_pulse(self.control, answer, self._part, self._told.put)
+
+    def enter(self, epoch: int) -> None:
+        """Note that the worker leaves its process group for that of *epoch*."""
+        with self._entering:
+            self.epoch = epoch
+
+    def _part(self, epoch: int) -> None:
+        """End the connections of the process group that is to be left, unless it is left already.
+
+        Those that would be ended then are of the next one.
+        """
+        with self._entering:
+            if self.epoch < epoch:
+                end_gloo_connections()
 
     def receive(self) -> Frame | None:
         """Return what the driver says outside of any call, or None at the end; waits for it."""

@@ -15,10 +15,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from .frames import Frame, receive
+from .gloo import open_gloo_connections
 from .stacks import STACKS
 from .wire import Kind
 
@@ -39,9 +40,14 @@ class Pulse:
 
     Attributes:
         where: The calls its main thread is in, innermost first, as ``function (file:line)``.
+        connections: How many connections gloo has open, where that thread is in a collective
+            operation; None elsewhere, and where it is not known.
+        epoch: The one whose process group it is in, or is about to join.
     """
 
     where: tuple[str, ...] = ()
+    connections: int | None = None
+    epoch: int = 0
 
     @property
     def is_in_collective(self) -> bool:
@@ -55,6 +61,7 @@ class Pulse:
 def keep_pulse(
     control: socket.socket,
     answer: Callable[[int, Pulse], None],
+    part: Callable[[int], None],
     other: Callable[[Frame | None], None],
 ) -> None:
     """Answer every question that comes through *control* from now on, on a thread of its own.
@@ -62,12 +69,14 @@ def keep_pulse(
     Args:
         control: Read by nobody else from now on.
         answer: Sends the answer to the question of that number.
+        part: Frees the main thread from what it waits for in a group that is to be left for that
+            epoch.
         other: Given every other message, and None at the end.
     """
     main = threading.main_thread().ident
     assert main is not None
     thread = threading.Thread(
-        target=_keep, args=(control, answer, other, main), name="phalanx-pulse", daemon=True
+        target=_keep, args=(control, answer, part, other, main), name="phalanx-pulse", daemon=True
     )
     thread.start()
 
@@ -75,6 +84,7 @@ def keep_pulse(
 def _keep(
     control: socket.socket,
     answer: Callable[[int, Pulse], None],
+    part: Callable[[int], None],
     other: Callable[[Frame | None], None],
     main: int,
 ) -> None:
@@ -85,12 +95,19 @@ def _keep(
             if frame is None:
                 continue  # none of ours
             if frame.kind == Kind.ASK:
-                answer(frame.call_id, Pulse(_where(main)))
+                answer(frame.call_id, _pulse(main))
+            elif frame.kind == Kind.PART:
+                part(frame.epoch)
             else:
                 other(frame)
     except OSError:  # the user closed our descriptors: the end is near, and not ours to bring
         pass
     other(None)  # the driver is gone, or has let go of us
+
+
+def _pulse(main: int) -> Pulse:
+    pulse = Pulse(_where(main))
+    return replace(pulse, connections=open_gloo_connections()) if pulse.is_in_collective else pulse
 
 
 def _where(thread: int) -> tuple[str, ...]:

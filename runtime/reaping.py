@@ -86,8 +86,7 @@ class Reapings:
     def take(self, pidfd: int, pid: int, *, kill: bool) -> None:
         """Collect the process behind *pidfd*, which is ours from now on, once it has ended."""
         if kill:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _kill(pidfd)
         with self._lock:
             if self._closed or pid in self._open:
                 os.close(pidfd)
@@ -114,8 +113,7 @@ class Reapings:
         """
         pidfd = request.take_pidfd()
         if pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            _kill(pidfd)
             poller = select.poll()
             poller.register(pidfd, select.POLLIN)
             poller.poll(_PATIENCE * 1000)
@@ -129,3 +127,8 @@ class Reapings:
             reapings = list(self._open.values())
         for one in reapings:
             one.close()
+
+
+def _kill(pidfd: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

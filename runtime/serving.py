@@ -120,7 +120,7 @@ class Serving:
 
     def _reform(self, frame: Frame) -> None:
         link = self._link
-        link.epoch = frame.epoch
+        link.enter(frame.epoch)
         try:
             self._hosted.reform(frame.value())
         except Exception as error:  # noqa: BLE001  # maybe another rank died; the driver knows

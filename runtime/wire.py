@@ -68,7 +68,8 @@ class Kind:
     RESTORING: Final[int] = 31
     PULSE: Final[int] = 32
     ENDING: Final[int] = 33
-    SAVING: Final[int] = 33
+    SAVING: Final[int] = 34
+    PART: Final[int] = 35
 
 
 class Flag:

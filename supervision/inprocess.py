@@ -22,6 +22,7 @@ import pykka
 from .decider import Directive
 from .errors import error_text
 from .exits import NORMAL, SHUTDOWN, ExitKind, ExitReason
+from .steadfast import hear_mailbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,26 +135,9 @@ class _Watched(pykka.ThreadingActor):
         watch.begun.set()
 
     def _actor_loop_running(self) -> None:
-        # Pykka's own loop, but for what follows an exception: there, one SystemExit stops every
-        # actor of the program, and an exception that was answered is never seen by anybody else.
-        while not self.actor_stopped.is_set():
-            try:
-                envelope = self.actor_inbox.get()
-            except BaseException as error:  # noqa: BLE001 # another thread has had it raised in this one
-                self._failed(error, was_answered=False)
-                continue
-            try:
-                response = self._handle_receive(envelope.message)
-            except BaseException as error:  # noqa: BLE001 # see above
-                asked = envelope.reply_to is not None
-                if envelope.reply_to is not None:
-                    envelope.reply_to.set_exception()
-                self._failed(error, was_answered=asked)
-            else:
-                if envelope.reply_to is not None:
-                    envelope.reply_to.set(response)
+        hear_mailbox(self, self._failed)
 
-    def _failed(self, error: BaseException, *, was_answered: bool) -> None:
+    def _failed(self, error: BaseException, was_answered: bool) -> None:
         watch = self.phalanx_watch
         directive = watch.ctx.directive(error)
         pykka_goes_on = was_answered and isinstance(error, Exception)

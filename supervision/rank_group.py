@@ -64,6 +64,8 @@ class GroupState:
         size: The ranks the group has, or is to have after the next start.
         keep: Whether the survivors of a death are kept.
         fresh: The ranks that were started since the group last served.
+        reached: By rank, how far incarnations had come at the last start, of ranks that the group
+            had before it shrank as well: no incarnation of a rank is ever another's namesake.
     """
 
     strategy: Strategy
@@ -77,6 +79,7 @@ class GroupState:
     size: int = 0
     keep: bool = False
     fresh: frozenset[int] = frozenset()
+    reached: tuple[int, ...] = ()
     failures: int = 0
     waits_until: float = 0.0
     served_at: float | None = None

@@ -190,10 +190,11 @@ def _resume(
 
 
 def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
-    ranks = tuple(
-        state.ranks[number] if number < len(state.ranks) else Rank(number)
-        for number in range(state.size)
-    )
+    there = len(state.ranks)
+    reached = (*(rank.incarnation for rank in state.ranks), *state.reached[there:])
+    known = dict(enumerate(reached))
+    new = (Rank(number, known.get(number, 0)) for number in range(there, state.size))
+    ranks = (*state.ranks[: state.size], *new)
     grown = frozenset(range(len(state.ranks), state.size))
     chosen = frozenset(n for n in state.mending | grown if n < state.size)
     # Under one_for_one the ranks never meet: the survivors' calls go on in their epoch.
@@ -211,6 +212,7 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
     phase = Phase.STARTING if state.served_at is None else Phase.MENDING
     fresh = state.fresh | chosen
     state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset(), fresh=fresh)
+    state = replace(state, reached=reached)
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
     start = StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)

@@ -19,7 +19,7 @@ import pykka
 from pykka import messages
 
 if TYPE_CHECKING:
-    from pykka._envelope import Envelope
+    from collections.abc import Callable
 
 
 class SteadfastActor(pykka.ThreadingActor):
@@ -57,21 +57,38 @@ class SteadfastActor(pykka.ThreadingActor):
         return super()._handle_receive(message)
 
     def _actor_loop_running(self) -> None:
-        # In place of Pykka's own, which ends without a word where it is struck while it waits.
-        while not self.actor_stopped.is_set():
-            try:
-                self._take(self.actor_inbox.get())
-            except BaseException as error:  # noqa: BLE001  # as above
-                self.failed(error)
+        hear_mailbox(self, self._raised)
 
-    def _take(self, envelope: Envelope[Any]) -> None:
+    def _raised(self, error: BaseException, was_answered: bool) -> None:
+        # What was answered is of a stranger's proxy: `on_receive` does not raise.
+        if not (was_answered and isinstance(error, Exception)):
+            self.failed(error)
+
+
+def hear_mailbox(
+    actor: pykka.ThreadingActor, failed: Callable[[BaseException, bool], None]
+) -> None:
+    """Have *actor* hear its messages until it has stopped; in place of Pykka's own loop.
+
+    That one stops every actor of the program for one SystemExit, ends without a word where it is
+    struck while it waits, and tells nobody else of an exception that was answered.
+
+    Args:
+        failed: Told whatever was raised on the actor's thread, and whether somebody who had asked
+            was answered with it.
+    """
+    while not actor.actor_stopped.is_set():
+        was_answered = False
         try:
-            answer = self._handle_receive(envelope.message)
-        except Exception:
-            # Of a stranger's proxy: what is told to the actor itself does not raise.
-            if envelope.reply_to is None:
+            envelope = actor.actor_inbox.get()
+            try:
+                answer = actor._handle_receive(envelope.message)  # noqa: SLF001  # as Pykka's own  # pyright: ignore[reportPrivateUsage]  # as above
+            except BaseException:
+                if envelope.reply_to is not None:
+                    envelope.reply_to.set_exception()
+                    was_answered = True
                 raise
-            envelope.reply_to.set_exception()
-        else:
             if envelope.reply_to is not None:
                 envelope.reply_to.set(answer)
+        except BaseException as error:  # noqa: BLE001  # another thread may have had it raised here
+            failed(error, was_answered)

@@ -11,6 +11,7 @@ Left to others: the supervisors themselves (`actor`), what they do (`decide`).
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 import time
 from functools import partial
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from .answers import Answer
     from .lifeline import Cancel, Watcher
     from .timers import Timers
+
+_GLANCE = 0.5  # seconds that Ctrl-C may have to wait for, once in a thousand times
 
 
 class SupervisorView:
@@ -221,10 +224,10 @@ class Supervisor(SupervisorView):
         )
         super().__init__(actor, ())
         self._tree.look = self.snapshot
-        run(actor)
-        atexit.register(self.stop)
         try:
-            self._started.get()
+            atexit.register(self.stop)
+            run(actor)
+            self._await_start()
         except Exception as error:
             self._join()
             raise StartFailed(f"{spec.id}: a child did not start: {error}") from error
@@ -283,6 +286,13 @@ class Supervisor(SupervisorView):
 
     def _asked_to_stop(self, reason: ExitReason) -> None:
         self._top.post(StopRequested(reason, 0.0))
+
+    def _await_start(self) -> None:
+        while True:
+            # Python does not see a signal that comes as the wait begins until the wait is over.
+            with contextlib.suppress(pykka.Timeout):
+                self._started.get(timeout=_GLANCE)
+                return
 
     def _on_start(self, error: BaseException | None) -> None:
         if error is None:

@@ -53,6 +53,29 @@ def test_a_long_row_is_run_once_and_in_order_on_every_rank(make: Make) -> None:
     assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(500))] * 3
 
 
+def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, tmp_path: Path) -> None:
+    """For seconds, if that is what the call takes: nothing of ours has to look meanwhile."""
+    gate = tmp_path / "gate"
+    ex = make(Counter, 1)
+    future = ex.call(0, "wait_at", args=(str(gate),), non_block=True)
+    waiter = threading.Thread(target=future.result, args=(WAIT,))
+    waiter.start()
+    wait_for(f"{gate}.0")
+    hub = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-hub")
+
+    def naps() -> int:
+        told = Path(f"/proc/self/task/{hub}/status").read_text()
+        return int(told.split("\nvoluntary_ctxt_switches:\t")[1].split()[0])
+
+    before = naps()
+    time.sleep(1.0)  # nothing happens: there is no event for that
+    woken = naps() - before
+
+    gate.touch()
+    waiter.join()
+    assert woken < 50
+
+
 def test_calls_of_one_rank_keep_their_place_in_a_row(make: Make) -> None:
     ex = make(Counter, 2)
 

@@ -284,6 +284,44 @@ def test_a_stream_is_awaited_item_by_item(make: Make) -> None:
     assert ticks > 1
 
 
+def waits(_: Source, gate: str) -> None:
+    wait_for(gate)
+
+
+def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make: Make) -> None:
+    ex = make(Source, 1, queue_depth=1)
+
+    async def taken(count: int) -> list[int]:
+        return [item async for item in ex.aio.stream("count", args=(count,), rank=0)]
+
+    async def main() -> list[list[int]]:
+        return await asyncio.wait_for(asyncio.gather(*map(taken, range(12))), WAIT)
+
+    assert asyncio.run(main()) == [list(range(count)) for count in range(12)]
+
+
+def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: Path) -> None:
+    ex = make(Source, 1, queue_depth=1)
+    gate = tmp_path / "gate"
+    full = [ex.call(0, waits, args=(str(gate),), non_block=True) for _ in range(2)]
+    assert not ex.has_room
+
+    async def main() -> None:
+        never, late = (ex.aio.stream("count", args=(3,), rank=0) for _ in range(2))
+        await never.aclose()
+        assert [item async for item in never] == []
+        task = asyncio.ensure_future(anext(late))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(task, 0.05)
+        gate.touch()
+
+    asyncio.run(main())  # waits for the thread that opens the stream
+
+    assert [future.result(WAIT) for future in full] == [None, None]
+    assert ex.call(0, "listed", WAIT) == [1, 2, 3]
+    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+
+
 def test_a_stream_waits_for_a_restart_like_any_call(make: Make) -> None:
     executor = make(Source, 2)
     os.kill(executor.ranks[0].pid or 0, signal.SIGKILL)

@@ -40,6 +40,8 @@ class Keeper(Echo):
                 os.kill(os.getpid(), signal.SIGKILL)
             case "hang":
                 time.sleep(600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
             case _:
                 self.join(ctx)
 
@@ -68,6 +70,22 @@ class Keeper(Echo):
 
     def meet_by_env(self) -> tuple[str | None, str | None]:
         return os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
+
+
+class Sender(Keeper):
+    """Rank 1 sends rank 0 more than it takes at once; the others wait for rank 0."""
+
+    def reduce_for_ever(self, mark: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(1 << 26)  # 256 MiB
+        Path(f"{mark}.{self.ctx.rank}").touch()
+        while True:
+            if self.ctx.rank == 1:
+                dist.send(tensor, 0)
+            else:
+                dist.recv(tensor, 1 if self.ctx.rank == 0 else 0)
 
 
 class Loner(Keeper):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -28,15 +29,25 @@ def processes_of(ex: Executor[Any], what: str) -> list[int]:
 
 
 def processes_named(group: str, what: str) -> list[int]:
-    """The processes of the group of that name, by what they show of themselves."""
+    """The processes of our group of that name, by what they show of themselves.
+
+    Tests run beside us have groups of the same names.
+    """
     found: list[int] = []
-    for pid, task in tree.read_all().items():
+    tasks = tree.read_all()
+    for pid, task in tasks.items():
         with contextlib.suppress(OSError):
             title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
-            ours = title.startswith(f"phalanx: {group}") and title.strip().endswith(what)
-            if ours and task.state != "Z":
+            named = title.startswith(f"phalanx: {group}") and title.strip().endswith(what)
+            if named and task.state != "Z" and _is_ours(task, tasks):
                 found.append(pid)
     return sorted(found)
+
+
+def _is_ours(task: tree.Task, tasks: dict[int, tree.Task]) -> bool:
+    while task.parent in tasks and task.pid != os.getpid():
+        task = tasks[task.parent]
+    return task.pid == os.getpid()
 
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:
@@ -46,10 +57,17 @@ def wait_running(ex: Executor[Any], *ranks: int) -> None:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as sock:
-        sock.bind((host, 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """Return a port that stays free until somebody asks for it by number.
+
+    The kernel gives one of its own range to whoever does not care, between two tests or two lines.
+    """
+    least = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    while True:
+        port = random.randrange(1024, least)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with socket.socket(family) as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            return port
 
 
 class Relay:

@@ -101,6 +101,14 @@ class Stuck(Echo):
         return "done"
 
 
+class StopsInStart(Echo):
+    """Its second incarnation stops in its start."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if ctx.incarnation == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
 class StuckTogether(Stuck):
     """Hangs while the others wait for it in a collective operation."""
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import StartFails
-from tests.chaos.deeds import OFTEN, wait_until
+from tests.chaos.deeds import OFTEN, kill, wait_healed, wait_stopped, wait_until
 from tests.chaos.frozen import Freezer
-from tests.chaos.stuck import Stuck, StuckTogether
+from tests.chaos.stuck import StopsInStart, Stuck, StuckTogether
 
 from phalanx.actors import Executor, StopPolicy, limits, stopping
 from phalanx.runtime import Runtime, tree
@@ -128,11 +128,22 @@ def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
 
 
+def test_a_rank_that_is_stopped_in_its_start_is_started_anew(make: Make) -> None:
+    ex = make(StopsInStart, stopped_after=0.5, start_timeout=600.0)
+    kill(ex)
+    wait_healed(ex, 2)
+
+    assert ex.collective_rpc("rank", LONG) == [0]
+    died = ex.status().reports[-1]
+    assert (died.incarnation, died.reason.kind) == (2, ExitKind.UNRESPONSIVE)
+    assert "stopped for" in str(died.reason)
+
+
 def test_a_rank_that_goes_on_in_time_is_left_alone(make: Make, tmp_path: Path) -> None:
     ex = make(stopped_after=20.0)
     future = ex.call(0, "stop_until", args=(str(tmp_path / "gate"),), non_block=True)
     pid = ex.ranks[0].pid
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_stopped(pid)
 
     (tmp_path / "gate").touch()
 
@@ -229,7 +240,7 @@ def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) ->
         ex.tell("hang", (how, str(marks[rank]), rank), rank=rank)
     wait_until(lambda: all(mark.exists() for mark in marks))
     pid = ex.ranks[2].pid
-    wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    wait_stopped(pid)
 
     with pytest.raises(Unhealthy, match="rank 1 is waiting") as caught:
         ex.check_health(1.0)
@@ -238,6 +249,7 @@ def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) ->
     assert caught.value.ranks == (0, 1, 2)
     assert "at _loop" in caught.value.details[0]
     assert "at _deadlock" in caught.value.details[1]
+    ex.kill()  # none of them would end if it were asked to
 
 
 def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path) -> None:
@@ -254,6 +266,7 @@ def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path
     for rank in (0, 2):
         assert "holds the interpreter lock" in caught.value.details[rank]
     assert ex.status().reports == ()  # silence alone kills nobody
+    ex.kill()
 
 
 def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:

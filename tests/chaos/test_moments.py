@@ -270,8 +270,22 @@ def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_pa
     assert len(told) == len(calls)
 
 
+def tell_nonsense(ex: Executor[Any]) -> None:
+    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+
+
+def strike_between_two_notices(ex: Executor[Any]) -> None:
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("ExecutorActor"))
+    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TypeError)
+    )
+    assert struck == 1
+    ex._core.tell("wake up")  # it is raised as soon as the thread runs again
+
+
+@pytest.mark.parametrize("strike", [tell_nonsense, strike_between_two_notices])
 def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybody(
-    make: Make, tmp_path: Path
+    make: Make, tmp_path: Path, strike: Callable[[Executor[Any]], None]
 ) -> None:
     ex = make()
     told: list[ExitReason] = []
@@ -279,7 +293,7 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     ex.register_failure_callback(telling(told, once))
     call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
 
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+    strike(ex)
 
     assert isinstance(call.exception(LONG), ExecutorClosed)
     assert once.wait(LONG)
@@ -287,28 +301,6 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
     assert "the executor itself: TypeError" in str(told[0])
     with pytest.raises(ExecutorClosed, match="TypeError"):
         ex.collective_rpc("rank")
-
-
-def test_an_error_that_strikes_it_between_two_notices_ends_the_group_as_well(
-    make: Make, tmp_path: Path
-) -> None:
-    ex = make()
-    told: list[ExitReason] = []
-    once = threading.Event()
-    ex.register_failure_callback(telling(told, once))
-    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
-    (thread,) = (t for t in threading.enumerate() if t.name.startswith("ExecutorActor"))
-
-    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
-        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(RuntimeError)
-    )
-    ex._core.tell("wake up")  # it is raised as soon as the thread runs again
-
-    assert struck == 1
-    assert isinstance(call.exception(LONG), ExecutorClosed)
-    assert once.wait(LONG)
-    assert "the executor itself: RuntimeError" in str(told[0])
-    assert ex._core.shared.gone.wait(LONG)
 
 
 class Exits(pykka.ThreadingActor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -37,7 +38,7 @@ from phalanx.chaos.worker_records import Ended
 from phalanx.cli import main
 from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.testing import FakeGpus
-from phalanx.supervision import ExecutorClosed, Intensity, SpecError, Strategy
+from phalanx.supervision import ExecutorClosed, Intensity, PhalanxError, SpecError, Strategy
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -290,6 +291,32 @@ def test_a_worker_that_forgets_is_found_by_its_own_traffic(tmp_path: Path) -> No
     assert "VIOLATED: right_answers" in result.render()
 
 
+def misspelt(executor: Executor[Any], _: random.Random) -> None:
+    executor.collective_rpc("no_such_method", 5.0)
+
+
+def wrong(executor: Executor[Any], _: random.Random) -> None:
+    raise PhalanxError("the answer is wrong")
+
+
+def of_torch(executor: Executor[Any], _: random.Random) -> None:
+    raise RuntimeError("epoch 3: WRONG RESULT")
+
+
+@pytest.mark.parametrize("traffic", [misspelt, wrong, of_torch])
+def test_an_error_that_no_fault_explains_is_told(
+    runtime: Runtime, traffic: Any, tmp_path: Path
+) -> None:
+    def target() -> Any:
+        return targets.Quiet(runtime)(), traffic
+
+    schedule = at_once(("kill", "0", ""))
+    plan = Chaos(duration=1.0, schedule=schedule, callers=1, record=tmp_path / "run")
+    result = run_chaos(target, plan)
+
+    assert {violation.invariant for violation in result.violations} == {"right_answers"}
+
+
 def test_a_record_tells_the_same_as_the_run(runtime: Runtime, tmp_path: Path) -> None:
     plan = Chaos(duration=2.0, rate=2.0, seed=6, record=tmp_path / "run")
     result = run_chaos(targets.Quiet(runtime), plan)
@@ -484,8 +511,21 @@ def test_a_rank_may_be_a_number_in_a_schedule_of_ones_own() -> None:
     assert [strike.target for strike in schedule] == ["1"]
     (stop,) = Schedule.from_json('[{"at": 1, "fault": "stop"}]')
     assert stop.seconds == FAULTS["stop"].seconds
-    with pytest.raises(SpecError, match="a name, or a rank's number"):
-        Schedule.from_json('[{"at": 1, "fault": "kill", "target": null}]')
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('[{"at": 1, "fault": "kill", "target": null}]', "a name, or a rank's number"),
+        ('[{"at": 1, "fault": "kill", "draw": 1.0}]', r"draw=1\.0"),
+        ('[{"at": 1, "fault": "kill", "number": [1]}]', r"number=\[1\]"),
+        ('[{"at": 1, "fault": "kill", "number": 2}, {"at": 2, "fault": "kill"}]', "number=2"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        Schedule.from_json(text)
 
 
 def test_a_factory_that_raises_is_heard() -> None:

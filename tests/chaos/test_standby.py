@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo, Reducer
-from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed
+from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.chaos.spares import Warm
 
 from phalanx.actors import Executor
@@ -161,6 +161,7 @@ def test_a_stopped_spare_is_passed_over(make: Make) -> None:
     wait_warm(ex)
     (spare,) = spares(ex)
     os.kill(spare, signal.SIGSTOP)
+    wait_stopped(spare)
 
     kill(ex, 0)
     wait_healed(ex, 1)

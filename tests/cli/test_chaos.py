@@ -74,7 +74,7 @@ def test_a_run_ends_with_the_table_and_leaves_its_record(folder: Path) -> None:
 
 
 def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path) -> None:
-    words = ("--duration", "1", "--seed", "4", "--out", "found", "--json")
+    words = ("--duration", "1", "--callers", "1", "--seed", "4", "--out", "found", "--json")
     run = chaos(folder, "mine:lying", *words)
     out, err = run.communicate(timeout=100)
 
@@ -85,7 +85,9 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
     assert "one is not one" in out
     assert "on my own stdout" in (folder / "found" / "output.log").read_text()
 
-    shrink = chaos(folder, "shrink", "found", "--repeat", "1", "--report", "page.html")
+    shrink = chaos(
+        folder, "shrink", "found", "--repeat", "1", "--runs", "5", "--report", "page.html"
+    )
     out, err = shrink.communicate(timeout=100)
 
     assert shrink.returncode == 0, err
@@ -122,6 +124,7 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
         (["mine:absent"], "has no 'absent'"),
         (["nowhere:build"], "cannot be imported"),
         (["mine:build", "--schedule", "absent.json"], "absent.json"),
+        (["mine:build", "--schedule", "/proc/self/exe"], "can't decode"),
         (["shrink"], "run=None"),
         (["shrink", "absent"], "no record of a run"),
         (["mine:build", "--runs", "3"], "phalanx chaos shrink RUN"),

@@ -38,7 +38,7 @@ ENDS = {{signal.SIGRTMIN + n: code for n, code in enumerate(CODES)}}
 TERM = {{"clean": {SHUTDOWN_CODE}, "normal": 0}}
 HELD = [signal.SIGTERM, *ENDS]
 
-def child(do, on_shutdown):
+def child(do):
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if do == "error":
@@ -47,15 +47,17 @@ def child(do, on_shutdown):
         os.abort()
     if do == "ignore":
         os._exit({IGNORE_CODE})
-    for number, code in ENDS.items():
-        signal.signal(number, lambda *_, code=code: os._exit(code))
-    if on_shutdown == "hang":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    elif on_shutdown == "crash":
-        signal.signal(signal.SIGTERM, lambda *_: os.abort())
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(TERM[on_shutdown]))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
+
+def live(on_shutdown):
+    # Waited for and not handled: Python sleeps through a signal that comes as its sleep begins.
+    while True:
+        number = signal.sigwait(HELD)
+        if number in ENDS:
+            os._exit(ENDS[number])
+        if on_shutdown == "crash":
+            os.abort()
+        if on_shutdown != "hang":
+            os._exit(TERM[on_shutdown])
 
 pids, ids = {{}}, {{}}
 def say(line):
@@ -88,11 +90,11 @@ while True:
     pid = os.fork()
     if pid == 0:
         os.close(0); os.close(1); os.close(up_r); os.close(wake_r); os.close(wake_w)
-        child(*rest)
+        do, on_shutdown = rest
+        child(do)
         os.write(up_w, b"R")
         os.close(up_w)
-        while True:
-            signal.pause()
+        live(on_shutdown)
     os.close(up_w)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD)
     pids[name], ids[pid] = pid, name

@@ -51,14 +51,14 @@ def test_help_names_every_option(
 @pytest.mark.usefixtures("leak_check")
 @pytest.mark.parametrize("name", PIPELINES)
 def test_ranks_are_killed_at_work_and_the_result_is_that_of_one_process(name: str) -> None:
-    argv = ["--ranks", "3", "--kills", "2", "--seed", "1", "--passages", "240", "--batch", "8"]
+    argv = ["--ranks", "3", "--kills", "2", "--seed", "1", "--passages", "120", "--batch", "8"]
 
     done = run(name, *argv, "--query", "how do I open a file", "--json")
 
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     assert result["ok"] is True
-    assert (result["calls"], result["lost"], result["twice"], result["errors"]) == (31, 0, 0, [])
+    assert (result["calls"], result["lost"], result["twice"], result["errors"]) == (16, 0, 0, [])
     assert result["kills"] == len(result["recoveries"]) == result["restarts"] == 2
     assert result["hits"] >= 1
     assert result["difference"] < 1e-5

@@ -13,7 +13,7 @@ import pytest
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Hub, Watch
+    from phalanx.runtime.hub import Hub, Timer, Watch
 
 LONG = 20.0
 
@@ -131,9 +131,17 @@ def test_timers_come_in_the_order_of_their_times_and_not_before(hub: Hub) -> Non
 
 def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(hub: Hub) -> None:
     called: list[int] = []
-    timers = [hub.call_at(time.monotonic() + 0.01, lambda: called.append(1)) for _ in range(1000)]
-    for timer in timers:
-        timer.cancel()
+    timers: list[Timer] = []
+
+    def set_and_cancel() -> None:
+        """On the hub's thread, which calls nobody meanwhile."""
+        now = time.monotonic()
+        timers.extend(hub.call_at(now, lambda: called.append(1)) for _ in range(1000))
+        for timer in timers:
+            timer.cancel()
+
+    hub.post(set_and_cancel)
+    on_hub(hub)
     done = threading.Event()
     hub.call_at(time.monotonic() + 0.02, done.set)
 

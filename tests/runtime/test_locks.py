@@ -76,9 +76,9 @@ def kill(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def run_lockers(kills: int, seed: int) -> dict[str, Any]:
+def run_script(name: str, *words: object) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "lockers.py"), str(kills), "4", str(seed)],
+        [sys.executable, str(Path(__file__).parent / name), *map(str, words)],
         capture_output=True,
         text=True,
         timeout=110,
@@ -93,7 +93,7 @@ def run_lockers(kills: int, seed: int) -> dict[str, Any]:
     ("kills", "seed"), [(60, 1), pytest.param(1000, 2, marks=pytest.mark.soak)]
 )
 def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int) -> None:
-    result = run_lockers(kills, seed)
+    result = run_script("lockers.py", kills, 4, seed)
 
     assert (result["stuck"], result["torn"]) == (0, 0)
     assert result["told"] > kills // 10
@@ -102,17 +102,8 @@ def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    """Run each way of ending; return what the next holder was told after it."""
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "lock_ends.py")],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
+    """What the next holder was told after each way of ending."""
+    return run_script("lock_ends.py")
 
 
 @pytest.mark.parametrize("way", sorted(WAYS))

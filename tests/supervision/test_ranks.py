@@ -213,6 +213,24 @@ def test_a_resize_forms_the_group_anew_with_the_new_size() -> None:
     assert taken[2] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 1))),)
 
 
+def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
+    """So no incarnation has a namesake, of which there may still be news."""
+    _, taken = run(
+        serving(Strategy.ONE_FOR_ALL, size=2),
+        ResizeAsked(1, 1.0),
+        RankExited(0, 1, SHUTDOWN, 2.0),
+        RankExited(1, 1, SHUTDOWN, 2.0),
+        RankReady(0, 2, 3.0),
+        ResizeAsked(1, 4.0),
+        RankExited(0, 2, SHUTDOWN, 5.0),
+        RankReady(0, 3, 6.0),
+        ResizeAsked(3, 7.0),
+        RankExited(0, 3, SHUTDOWN, 8.0),
+    )
+
+    assert taken[-1] == (StartRanks(4, 3, ((0, 4), (1, 2), (2, 1))),)
+
+
 def test_close_stops_every_rank_in_good_order_and_ends_once() -> None:
     _, taken = run(
         serving(Strategy.ONE_FOR_ONE, size=2),

@@ -335,6 +335,27 @@ def test_ctrl_c_during_a_hanging_start_ends_the_program_and_what_had_started() -
     assert (done.returncode, done.stdout) == (0, "interrupted True\n"), done.stderr
 
 
+def test_ctrl_c_before_the_start_is_waited_for_ends_the_tree_too() -> None:
+    done = in_sub_process("""
+        import os, signal, sys, threading
+        from phalanx.supervision import ChildSpec, Supervisor, SupervisorExited, SupervisorSpec
+        sys.setswitchinterval(30)  # threads give way where they wait, the first time for each other
+        notices = []
+        def hang(ctx):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+        spec = SupervisorSpec("top", children=[ChildSpec("b", hang)])
+        for _ in range(10):
+            try:
+                Supervisor(spec, subscriber=notices.append)
+            except KeyboardInterrupt:
+                print("interrupted")
+        print(sum(isinstance(each, SupervisorExited) for each in notices), "ended")
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "interrupted\n" * 10 + "10 ended\n"), done.stderr
+
+
 class Exits(pykka.ThreadingActor):
     """An actor of the program's own that ends by SystemExit."""
 
