@@ -77,10 +77,12 @@ class Killer:
         self._unsubscribe: Callable[[], object] = lambda: None
         self._note = note
         self._random = random.Random(seed)
-        # Not so late that nothing is left to be done, nor in the last tenth: what is killed there
-        # has little to heal for.
+        # Not before the first answer, for how long a call takes is not known then; not so late that
+        # nothing is left to be done, nor in the last tenth: what is killed there has little to heal
+        # for.
         latest = max(0.0, min(0.9 * calls, calls - depth))
-        self._moments = sorted(self._random.uniform(0.0, latest) for _ in range(kills))
+        earliest = min(1.0, latest)
+        self._moments = sorted(self._random.uniform(earliest, latest) for _ in range(kills))
         self._changed = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="killer", daemon=True)
@@ -121,7 +123,7 @@ class Killer:
     def _run(self) -> None:
         for moment in self._moments:
             # The whole part says after how many answers, the rest how far into the next call; the
-            # answer to that ends the wait, for the pace may have been that of a slow beginning.
+            # answer to that ends the wait, for it may take less time than any before.
             if not self._ledger.wait_answered(int(moment)):
                 return
             self._ledger.wait_answered(int(moment) + 1, (moment % 1) * self._ledger.pace)

@@ -7,6 +7,7 @@ call shows up as one call answered twice and another one lost.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -19,7 +20,8 @@ class Ledger:
         self._changed = threading.Condition()
         self._made: set[int] = set()
         self._answers: Counter[int] = Counter()
-        self._began = time.monotonic()
+        self._last = time.monotonic()
+        self._pace = math.inf
         self._closed = False
 
     def made(self, ticket: int) -> None:
@@ -31,6 +33,8 @@ class Ledger:
         """Note that an answer with *ticket* came in."""
         with self._changed:
             self._answers[ticket] += 1
+            now = time.monotonic()
+            self._pace, self._last = min(self._pace, now - self._last), now
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -69,6 +73,6 @@ class Ledger:
 
     @property
     def pace(self) -> float:
-        """Seconds per answer so far."""
+        """Seconds that an answer takes at least, as far as is known; 0 before the first."""
         with self._changed:
-            return (time.monotonic() - self._began) / max(1, len(self._answers))
+            return self._pace if self._answers else 0.0

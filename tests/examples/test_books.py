@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +52,19 @@ def test_an_answer_matched_to_the_wrong_call_is_one_twice_and_one_lost() -> None
         ledger.answered(0)
 
     assert (ledger.in_flight, ledger.twice) == (1, 1)
+
+
+def test_the_pace_is_that_of_the_quickest_answer_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 14.0, 15.0, 18.0])  # it is made, and answered three times
+    monkeypatch.setattr("minilm.ledger.time", SimpleNamespace(monotonic=lambda: next(clock)))
+    ledger = Ledger()
+    paces = [ledger.pace]
+
+    for ticket in range(3):
+        ledger.answered(ticket)
+        paces.append(ledger.pace)
+
+    assert paces == [0.0, 4.0, 1.0, 1.0]
 
 
 def test_an_answer_to_no_call_counts_as_one_too_many() -> None:
