@@ -56,7 +56,9 @@ def open_gloo_connections() -> int | None:
 
     An operation may wait where there is none left. When a connection ends gloo tells those whose
     message is yet to be sent or received, and not those in the middle of one: these wait until the
-    group's timeout, for what nobody will send (`Pair::signalException`, as of torch 2.13).
+    group's timeout, for what nobody will send or take. Even a byte is in the middle where it is
+    written after the reset: it is queued, and then forgotten (`Pair::sendAsyncMode` and
+    `Pair::signalException`, as of torch 2.13).
     """
     found = None
     for task in _loops():

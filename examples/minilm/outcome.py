@@ -31,6 +31,7 @@ class Way:
         meaning: What it does, in a few words.
         recoveries: Seconds from each kill until the group was whole again.
         loads: How many ranks have loaded their weights again after the start.
+        untold: How many survivors of a kill had to be replaced as well: gloo never told them of it.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Way:
     kills: int
     recoveries: list[float]
     loads: int
+    untold: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,8 @@ def _times(recoveries: list[float]) -> str:
 
 
 def _loads(way: Way) -> str:
-    return f"by {way.loads} ranks after {way.kills} kills"
+    untold = f", {way.untold} of them not told by gloo" if way.untold else ""
+    return f"by {way.loads} ranks after {way.kills} kills{untold}"
 
 
 def _short(text: str, limit: int = 88) -> str:

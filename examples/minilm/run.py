@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from phalanx import Emitted, PhalanxError
+from phalanx import Emitted, ExitKind, PhalanxError
 
 from .arguments import BOTH, Options, parse
 from .corpus import corpus
@@ -125,6 +125,7 @@ def run(pipeline: Pipeline, options: Options) -> Outcome:
                 kills=len(result.job.killer.kills),
                 recoveries=result.recoveries,
                 loads=result.loads,
+                untold=result.untold,
             )
             for part, result in ran
             if pipeline.ways
@@ -152,6 +153,7 @@ class PartResult:
     hits: int
     restarts: int
     loads: int
+    untold: int
 
     @property
     def recoveries(self) -> list[float]:
@@ -188,7 +190,8 @@ def run_part(pipeline: Pipeline, part: Part, folder: str, vectors: torch.Tensor)
         status = group.status()
     pids = {kill.pid for kill in job.killer.kills}
     hits = sum(report.pid in pids and report.call is not None for report in status.reports)
-    return PartResult(job, hits, status.restarts, len(loaded))
+    untold = sum(report.reason.kind is ExitKind.UNRESPONSIVE for report in status.reports)
+    return PartResult(job, hits, status.restarts, len(loaded), untold)
 
 
 def reference(weights: Weights, work: Sequence[Batch]) -> torch.Tensor:

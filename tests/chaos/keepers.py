@@ -59,11 +59,12 @@ class Keeper(Echo):
         dist.all_reduce(tensor)
         return float(tensor)
 
-    def reduce_for_ever(self, mark: str) -> None:
-        """Meet the others until one of them is gone; say in a file that it has begun."""
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
+        """Meet the others until one is gone, or never comes; say in a file that it has begun."""
         Path(f"{mark}.{self.ctx.rank}").touch()
-        while True:
+        while self.ctx.rank != absent:
             self.total()
+        time.sleep(600)
 
     def busy(self, gate: str) -> Any:
         wait_for(gate, 600)
@@ -75,7 +76,7 @@ class Keeper(Echo):
 class Sender(Keeper):
     """Rank 1 sends rank 0 more than it takes at once; the others wait for rank 0."""
 
-    def reduce_for_ever(self, mark: str) -> None:
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
         import torch
         import torch.distributed as dist
 
@@ -136,9 +137,9 @@ class Holder(Keeper):
         with contextlib.suppress(RuntimeError):
             dist.all_reduce(torch.ones(1), group=group)
 
-    def reduce_for_ever(self, mark: str) -> None:
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
         try:
-            super().reduce_for_ever(mark)
+            super().reduce_for_ever(mark, absent)
         except RuntimeError as error:
             if self.how == "error":
                 self.held.append(error)
