@@ -323,4 +323,8 @@ class NestedSupervisor:
 def run(actor: SupervisorActor) -> None:
     """Start *actor*: what `pykka.Actor.start` does after it has made one."""
     pykka.ActorRegistry.register(actor.actor_ref)
-    actor._start_actor_loop()  # noqa: SLF001 # the class method would make another actor  # pyright: ignore[reportPrivateUsage] # as above
+    try:
+        actor._start_actor_loop()  # noqa: SLF001 # the class method would make another actor  # pyright: ignore[reportPrivateUsage] # as above
+    except BaseException:
+        pykka.ActorRegistry.unregister(actor.actor_ref)
+        raise

@@ -11,7 +11,6 @@ Left to others: the supervisors themselves (`actor`), what they do (`decide`).
 from __future__ import annotations
 
 import atexit
-import contextlib
 import threading
 import time
 from functools import partial
@@ -217,7 +216,8 @@ class Supervisor(SupervisorView):
         self.exits = Lifeline(spec.id, self._asked_to_stop, failed=self._tree.watcher_failed)
         if subscriber is not None:
             self._tree.subscribe(subscriber)
-        self._started: pykka.ThreadingFuture[None] = pykka.ThreadingFuture()
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
         self._ended = threading.Event()
         actor = SupervisorActor(
             spec, spec.id, self._tree, on_start=self._on_start, on_exit=self._on_exit
@@ -227,14 +227,17 @@ class Supervisor(SupervisorView):
         try:
             atexit.register(self.stop)
             run(actor)
-            self._await_start()
-        except Exception as error:
+            error = self._await_start()
+        except BaseException as error:
+            # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline. Or there
+            # was no thread to run on, and so nobody to hear of a stop.
+            self.kill()
+            if isinstance(error, Exception):
+                raise StartFailed(f"{spec.id}: the supervisor did not start: {error}") from error
+            raise
+        if error is not None:
             self._join()
             raise StartFailed(f"{spec.id}: a child did not start: {error}") from error
-        except BaseException:
-            # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline.
-            self.kill()
-            raise
 
     @classmethod
     def start(cls, spec: SupervisorSpec, **options: Any) -> Self:
@@ -287,18 +290,17 @@ class Supervisor(SupervisorView):
     def _asked_to_stop(self, reason: ExitReason) -> None:
         self._top.post(StopRequested(reason, 0.0))
 
-    def _await_start(self) -> None:
-        while True:
-            # Python does not see a signal that comes as the wait begins until the wait is over.
-            with contextlib.suppress(pykka.Timeout):
-                self._started.get(timeout=_GLANCE)
-                return
+    def _await_start(self) -> BaseException | None:
+        """Return once it has started, or has failed to, and with what."""
+        # Python does not see a signal that comes as the wait begins until the wait is over.
+        while not self._started.wait(_GLANCE):
+            pass
+        return self._start_error
 
     def _on_start(self, error: BaseException | None) -> None:
-        if error is None:
-            self._started.set()
-        else:
-            self._started.set_exception((type(error), error, error.__traceback__))
+        self._start_error = error
+        self._started.set()
+        if error is not None:
             self._ended.set()
 
     def _on_exit(self, reason: ExitReason) -> None:

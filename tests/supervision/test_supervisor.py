@@ -314,6 +314,20 @@ def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
     assert done.stdout.splitlines() == ["end of program", "stopped"]
 
 
+def test_a_tree_without_a_thread_to_run_on_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(StartFailed, match="top: the supervisor did not start: can't start new"):
+        Supervisor(tree(ChildSpec("a", Puppet())))
+
+    assert not pykka.ActorRegistry.get_all()
+
+
 def test_ctrl_c_during_a_hanging_start_ends_the_program_and_what_had_started() -> None:
     done = in_sub_process("""
         import os, signal, threading
