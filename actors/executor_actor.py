@@ -161,13 +161,12 @@ class ExecutorActor(SteadfastActor):
                 member = self._members.find(rank, incarnation)
                 if member is not None:
                     self._staff.deadlines.exit(member)
-            case Overdue():
-                self._suspicion.hear_overdue(notice)
+            case Overdue() | ReformOverdue() | LeaveDue() | Look() | Examined():
+                self._suspicion.hear(notice)
             case StopOverdue():
                 self._stop_overdue(notice)
             case Launched(launch):
                 self._staff.land(launch, first=self._state.served_at is None)
-                self._suspicion.watch_arrivals()
                 self._show()
             case NotStarted(ranks, reason):
                 if self.shared.probe is not None:
@@ -198,24 +197,16 @@ class ExecutorActor(SteadfastActor):
             case Refill():
                 if self._state.phase is Phase.SERVING:
                     self._standby.fill()
-            case ReformOverdue():
-                self._suspicion.hear_reform_overdue(notice)
-            case LeaveDue():
-                self._staff.leavings.hear(notice)
             case DevicesDue(start):
                 if self._leases.is_waiting(start):
                     self._forming.start(start, first=self._state.served_at is None)
                     self._show()
             case LookAtDevices():
                 self._stopping.kill_broken(self._members.current(), self._leases.look())
-            case Look():
-                self._suspicion.look(notice)
             case LinkLost(rank, incarnation, why):
                 member = self._staff.find(rank, incarnation)
                 if member is not None:
                     self._stopping.examine(member, why)
-            case Examined():
-                self._suspicion.conclude(notice)
             case _:
                 pass  # an actor may be told anything; only notices mean something here
 
@@ -304,11 +295,9 @@ class ExecutorActor(SteadfastActor):
             match action:
                 case StartRanks():
                     self._forming.start(action, first=self._state.served_at is None)
-                    self._suspicion.watch_arrivals()
                 case ReformRanks():
                     self._forming.reform(action)
-                    self._staff.leavings.begin(action.epoch)
-                    self._suspicion.watch_arrivals()
+                    self._suspicion.watch_leaving(action.epoch)
                 case StopRanks():
                     self._forming.stop(action)
                 case Hold():

@@ -18,7 +18,6 @@ from .herald import Herald
 from .keeper import Keeper
 from .launching import Launches
 from .leases import Leases
-from .leaving import Leavings
 from .links import Links
 from .members import Members
 from .outfit import Outfit
@@ -68,7 +67,7 @@ class Staff:
         links = None
         if spec.transport is not None:
             links = Links(spec.transport, runtime, spec.name, tell, publish)
-        self.deadlines = Deadlines(hub, tell)
+        self.deadlines = Deadlines(hub, shared.watch, tell)
         self.stopping = Stopping(spec.stop, self.deadlines)
         self.outfit = Outfit(spec, runtime, shared.plane.arena, probe=shared.probe)
         self.launches = Launches(spec.name, tell)
@@ -120,9 +119,6 @@ class Staff:
             find=self.find,
             state=state,
         )
-        self.leavings = Leavings(
-            self.members, self.stopping, shared.pulses, hub, tell=tell, state=state
-        )
         self.hearing = Hearing(
             spec.name,
             shared,
@@ -153,7 +149,7 @@ class Staff:
         shared = self._shared
         for give_back in (
             shared.watch.close,
-            self.leavings.close,
+            self.suspicion.close,
             self.standby.close,
             self.members.close,
             self.forming.close,

@@ -3,8 +3,8 @@
 Guarantees: whoever is suspected is examined first, and let go where the suspicion holds no more; a
 rank that was asked to stop has its own deadlines and is not suspected.
 
-Left to others: when to look (`watch`), what the examined were doing (`examination`), ending them
-(`stopping`).
+Left to others: when to look (`watch`), what the examined were doing (`examination`), who cannot
+leave an old process group (`leaving`), ending them (`stopping`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import RankState
 
 from .examination import Examinations, Suspect
+from .leaving import Leavings
+from .notices import Examined, LeaveDue, Look, Overdue, ReformOverdue
 from .seat import Running
 
 if TYPE_CHECKING:
@@ -26,10 +28,13 @@ if TYPE_CHECKING:
 
     from .member import Member
     from .members import Members
-    from .notices import Examined, Look, Notice, Overdue, ReformOverdue
+    from .notices import Notice
     from .shared import Shared
     from .spec import ExecutorSpec
     from .stopping import Stopping
+
+Doubt = Overdue | ReformOverdue | LeaveDue | Look | Examined
+"""What may speak against a rank."""
 
 _LOOK_AGAIN = 0.5  # seconds for ranks that waited for one that hung to come free by its death
 
@@ -62,8 +67,31 @@ class Suspicion:
         self._find = find
         self._state = state
         self._examinations = Examinations(shared.pulses, hub, tell, find)
+        self._leavings = Leavings(members, stopping, shared.pulses, hub, tell=tell, state=state)
 
-    def hear_overdue(self, notice: Overdue) -> None:
+    def hear(self, notice: Doubt) -> None:
+        """Suspect, examine, or end whom *notice* speaks against."""
+        match notice:
+            case Overdue():
+                self._overdue(notice)
+            case ReformOverdue():
+                self._reform_overdue(notice)
+            case LeaveDue():
+                self._leavings.hear(notice)
+            case Look():
+                self._look(notice)
+            case Examined():
+                self._conclude(notice)
+
+    def watch_leaving(self, epoch: int) -> None:
+        """Watch those that have just been told to leave their process group for *epoch*."""
+        self._leavings.begin(epoch)
+
+    def close(self) -> None:
+        """Wait for no more answers."""
+        self._leavings.close()
+
+    def _overdue(self, notice: Overdue) -> None:
         """Suspect a rank that has had its time."""
         member = self._find(notice.rank, notice.incarnation)
         starting = notice.what == "start"
@@ -82,7 +110,7 @@ class Suspicion:
         )
         self._examinations.begin([suspect])
 
-    def hear_reform_overdue(self, notice: ReformOverdue) -> None:
+    def _reform_overdue(self, notice: ReformOverdue) -> None:
         """Suspect, or end, a rank that could not be kept; what follows is decided by its exit."""
         member = self._members.find(notice.rank, notice.incarnation)
         if member is None:
@@ -116,11 +144,7 @@ class Suspicion:
                         member.broken = f"it could not be re-formed: {failure.headline}"
                     self._stopping.kill(member)
 
-    def watch_arrivals(self) -> None:
-        """See to it that ranks which start, or join another epoch, are looked at too."""
-        self._watch.wake(None)
-
-    def look(self, look: Look) -> None:
+    def _look(self, look: Look) -> None:
         """See whether a rank hangs, and suspect those that seem to."""
 
         def is_stopped(running: Running) -> bool:
@@ -142,7 +166,7 @@ class Suspicion:
                 suspects.append(Suspect(rank.rank, rank.incarnation, why, holds, in_call=in_call))
         self._examinations.begin(suspects, running)
 
-    def conclude(self, notice: Examined) -> None:
+    def _conclude(self, notice: Examined) -> None:
         """End those that an examination has found to hang."""
         findings, look_again = self._examinations.end(notice)
         if look_again:

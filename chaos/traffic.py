@@ -221,8 +221,10 @@ class Callers:
             return bool({"large", "memory"} & self._explained)
         if isinstance(error, MemoryError):
             return "memory" in self._explained
-        if isinstance(error, PhalanxError) or not self._explained:
-            return bool(self._explained) and isinstance(error, _OF_TREES)
+        if not self._explained:
+            return False
+        if isinstance(error, PhalanxError):
+            return isinstance(error, _OF_TREES)
         # What ranks in a process group raise when another is gone.
         is_of_torch = type(error).__module__.partition(".")[0] == "torch"
         return is_of_torch or (

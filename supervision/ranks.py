@@ -192,10 +192,10 @@ def _resume(
 def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
     there = len(state.ranks)
     reached = (*(rank.incarnation for rank in state.ranks), *state.reached[there:])
-    known = dict(enumerate(reached))
-    new = (Rank(number, known.get(number, 0)) for number in range(there, state.size))
-    ranks = (*state.ranks[: state.size], *new)
-    grown = frozenset(range(len(state.ranks), state.size))
+    back = (Rank(n, reached[n]) for n in range(there, min(state.size, len(reached))))
+    new = (Rank(n) for n in range(len(reached), state.size))
+    ranks = (*state.ranks[: state.size], *back, *new)
+    grown = frozenset(range(there, state.size))
     chosen = frozenset(n for n in state.mending | grown if n < state.size)
     # Under one_for_one the ranks never meet: the survivors' calls go on in their epoch.
     alone = state.strategy is Strategy.ONE_FOR_ONE and len(chosen) < state.size
@@ -210,9 +210,15 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
         for rank in ranks
     )
     phase = Phase.STARTING if state.served_at is None else Phase.MENDING
-    fresh = state.fresh | chosen
-    state = replace(state, ranks=ranks, epoch=epoch, phase=phase, mending=frozenset(), fresh=fresh)
-    state = replace(state, reached=reached)
+    state = replace(
+        state,
+        ranks=ranks,
+        epoch=epoch,
+        phase=phase,
+        mending=frozenset(),
+        fresh=state.fresh | chosen,
+        reached=reached,
+    )
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
     start = StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)
