@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import find_gpus, read_tasks
 
@@ -24,6 +25,9 @@ from .belongings import SHM
 from .journal import now
 from .parts import trees_of
 from .referee_records import Left
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 _PATIENCE = 10.0  # seconds for what is on its way out already
 _LOOK_AGAIN = 0.05
@@ -89,7 +93,13 @@ class Footprint:
         )
 
     def left(
-        self, trees: set[str], pids: set[int], made: set[Path], *, own: bool = True
+        self,
+        trees: set[str],
+        pids: set[int],
+        made: set[Path],
+        kin: Collection[tuple[int, int]] = (),
+        *,
+        own: bool = True,
     ) -> list[Left]:
         """Return what is there still, and was not then; waits for what is on its way out.
 
@@ -97,15 +107,27 @@ class Footprint:
             trees: The marks of the run's trees.
             pids: Every process the run had.
             made: Files that the run was seen to make.
+            kin: Processes (pid, ticks) that its workers were seen to start.
             own: Whether this process is the driver, whose threads and descriptors count.
         """
         deadline = time.monotonic() + _PATIENCE
-        while (found := self._left(trees, pids, made, own=own)) and time.monotonic() < deadline:
+        while found := self._left(trees, pids, made, kin, own=own):
+            if time.monotonic() >= deadline:
+                break
             time.sleep(_LOOK_AGAIN)
         return found
 
-    def _left(self, trees: set[str], pids: set[int], made: set[Path], *, own: bool) -> list[Left]:
-        found = [Left(at=now(), what="process", name=name) for name in self._strays(trees, own=own)]
+    def _left(
+        self,
+        trees: set[str],
+        pids: set[int],
+        made: set[Path],
+        kin: Collection[tuple[int, int]],
+        *,
+        own: bool,
+    ) -> list[Left]:
+        strays = self._strays(trees, kin, own=own)
+        found = [Left(at=now(), what="process", name=name) for name in strays]
         numbers = {str(pid) for pid in {*pids, os.getpid()}}
         there = _files() | frozenset(path for path in made if path.exists())
         for path in sorted(there - self.files):
@@ -126,7 +148,7 @@ class Footprint:
                 found.append(Left(at=now(), what="device memory", name=f"{uuid}: {more} bytes"))
         return found
 
-    def _strays(self, trees: set[str], *, own: bool) -> list[str]:
+    def _strays(self, trees: set[str], kin: Collection[tuple[int, int]], *, own: bool) -> list[str]:
         found: list[str] = []
         for task in read_tasks().values():
             if task.key in self.processes or task.is_kernel_thread:
@@ -140,7 +162,8 @@ class Footprint:
                 command = Path(f"/proc/{task.pid}/cmdline").read_bytes()
             except OSError:
                 continue
-            if any(_is_of(tree, environ, keeps=tree in self.trees) for tree in trees):
+            is_marked = any(_is_of(tree, environ, keeps=tree in self.trees) for tree in trees)
+            if is_marked or task.key in kin:
                 shown = command.replace(b"\0", b" ").decode(errors="replace").strip()
                 found.append(f"{task.pid} {shown[:120]}")
         return found

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 _EDGE = 0.25  # seconds by which the time of a death in a report may differ from the one counted
 _NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds, the machine may not
+_WARM = 10  # calls in which a worker opens what it will need, and within which counts differ
+_MOST_DESCRIPTORS = 64  # arbitrary; libraries open some when they are first used
 _GONE_FOR_GOOD = ("give up", "stop the group")
 
 
@@ -288,6 +290,19 @@ def right_answers(history: History) -> Iterator[Violation]:
 
 
 def nothing_left(history: History) -> Iterator[Violation]:
-    """Nothing is there after the end that was not there before the beginning."""
+    """Nothing is there after the end that was not there before, nor heaps up in a worker."""
     for left in history.every(Left):
         yield found("nothing_left", f"{left.what} {left.name}", (left,))
+    turns: dict[tuple[str, int, int], list[Began]] = defaultdict(list)
+    for began in history.every(Began):
+        if began.descriptors and began.turn > _WARM:
+            turns[began.group, began.rank, began.incarnation].append(began)
+    for (group, rank, _), every in turns.items():
+        # What is open for a while is in some of these only.
+        first = max(every[:_WARM], key=lambda began: began.descriptors)
+        last = min(every[-_WARM:], key=lambda began: began.descriptors)
+        more = last.descriptors - first.descriptors
+        if more > _MOST_DESCRIPTORS:
+            between = last.turn - first.turn
+            text = f"{more} descriptors more in rank {rank} of {group} after {between} calls"
+            yield found("nothing_left", text, (first, last))

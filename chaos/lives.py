@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import encode_by_value
 from phalanx.supervision import RuntimeFault
 
-from .belongings import Belongings
+from .belongings import Belongings, read_made
 from .faults import SIGNALS
 from .footprint import Footprint
 from .journal import Journal, now, read_history
+from .kin import read_kin
 from .parts import trees_of
 from .referee_records import LifeEnded, Missed, Struck
 from .session import Progress, Session
@@ -133,7 +134,9 @@ class _Referee:
                 raised = _raised_in(self._folder / f"driver-{life}{_RAISED}")
                 raise fault if raised is None else raised from fault
             return None
-        for left in before.left(trees, {driver.pid}, belongings.paths, own=False):
+        kin = read_kin(self._folder)
+        made = belongings.paths | read_made(self._folder)
+        for left in before.left(trees, {driver.pid}, made, kin, own=False):
             self._journal.write(left)
         self._journal.write(LifeEnded(at=now(), life=life, closed=False, how=f"status {code}"))
         return at

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors import Executor, installed
 from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
 
-from .belongings import Belongings
+from .belongings import Belongings, read_made
 from .faults import is_rank
 from .footprint import Footprint
 from .journal import Journal, now
+from .kin import WORKERS, Kin, keys_in, read_kin
 from .parts import trees_of
 from .recorder import Recorder
 from .referee_records import Examined, LifeBegan, LifeEnded
@@ -89,6 +90,7 @@ class Session:
     _recorder: Recorder = field(init=False)
     _striker: Striker = field(init=False)
     _belongings: Belongings = field(init=False)
+    _kin: Kin = field(init=False)
     _trees: set[str] = field(default_factory=set[str])
     _subject: Subject | None = None
     _struck: int = 0
@@ -103,7 +105,10 @@ class Session:
         """
         self._journal = Journal(self.folder, f"driver-{self.life}")
         before = Footprint.now(devices=_may_use_devices())
-        self._striker = Striker(self._journal, lambda: self._recorder.groups, self._call_large)
+        self._kin = Kin(self.folder)
+        self._striker = Striker(
+            self._journal, lambda: self._recorder.groups, self._call_large, self._kin.look
+        )
         widened = None if self.plan.keep_intensity else _widened(self.plan)
         self._recorder = Recorder(
             self.folder, self._journal, self._striker, life=self.life, widened=widened
@@ -122,7 +127,10 @@ class Session:
                     self._close()
         finally:
             self._striker.finish()
-            for left in before.left(self._trees, self._pids(), self._belongings.paths):
+            pids = {pid for pid, _ in keys_in(self.folder, WORKERS)}
+            kin = read_kin(self.folder)
+            made = self._belongings.paths | read_made(self.folder)
+            for left in before.left(self._trees, pids, made, kin):
                 self._journal.write(left)
             self._journal.write(LifeEnded(at=now(), life=self.life, closed=True))
             self._journal.close()
@@ -190,6 +198,7 @@ class Session:
             self._build_again()
             self._striker.provoke()
             self._belongings.look(self._trees)
+            self._kin.look()
             gone = time.monotonic() - began
             self._tell(gone)
             if gone >= at:
@@ -311,14 +320,6 @@ class Session:
             pass  # an outcome as any other; it is in the history
         except Exception as error:  # noqa: BLE001  # whatever it is, it is told
             complain(self._journal, error)
-
-    def _pids(self) -> set[int]:
-        return {
-            int(line.split()[0])
-            for path in self.folder.glob("*.pids")
-            for line in path.read_text().splitlines()
-            if line.strip()
-        }
 
 
 def _size_of(_worker: object, load: bytes) -> int:

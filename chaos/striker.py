@@ -50,10 +50,12 @@ class Striker:
         journal: Journal,
         groups: Callable[[], list[Watched]],
         call_large: Callable[[Strike], None],
+        look: Callable[[], None],
     ) -> None:
         self._journal = journal
         self._groups = groups
         self._call_large = call_large
+        self._look = look  # what a worker has started is somebody else's once it is dead
         self._before = {part.pid for part in parts_of(os.getpid())}
         self._lock = threading.RLock()
         self._armed: list[Strike] = []
@@ -221,6 +223,7 @@ class Striker:
         part = _process_of(group, rank)
         if part is None:
             return  # it is being started already
+        self._look()
         self.told(strike, group, rank, part.pid, lethal=True, note="killed, to be started again")
         part.send(signal.SIGKILL)
 
@@ -252,6 +255,7 @@ class Striker:
     def _hit(
         self, strike: Strike, group: Watched, rank: int | None, part: Part, number: int
     ) -> None:
+        self._look()
         self.told(strike, group, rank, part.pid, lethal=FAULTS[strike.fault].lethal)
         if number == signal.SIGSTOP:
             timer = self._hold(strike, part)

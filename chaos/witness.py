@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors import AsyncOutput
 from phalanx.runtime import read_task
 
+from .belongings import note_made
 from .envelope import Letter, Order, Reply
 from .faults import FAULTS
 from .journal import Journal, now
+from .kin import WORKERS, Kin
 from .orders import INSTEAD, carry_out, carry_out_on
 from .referee_records import Struck
 from .worker_records import Began, Ended, Woke
@@ -70,8 +72,9 @@ class Witness:
         self._post = post
         self._folder = Path(post.folder)
         name = f"{post.group}-{post.rank}".replace("/", "_")
-        self._pids = self._folder / f"{name}.pids"
+        self._pids = self._folder / f"{name}{WORKERS}"
         self._journal = Journal(self._folder, f"worker-{name}-{post.incarnation}-{os.getpid()}")
+        note_made(self._folder)
         self._context: WorkerContext | None = None
         self._turn = 0
         self._due: list[Order] = []
@@ -175,7 +178,9 @@ class Witness:
 
     def _begin(self, letter: Letter, wire: int) -> None:
         self._turn += 1
-        self._journal.write(Began(**self._of(letter, wire), turn=self._turn))
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only
+        began = Began(**self._of(letter, wire), turn=self._turn, descriptors=descriptors)
+        self._journal.write(began)
 
     def _end(self, letter: Letter, wire: int, error: str = "") -> None:
         self._journal.write(Ended(**self._of(letter, wire), error=error))
@@ -202,6 +207,8 @@ class Witness:
     def _obey(self, order: Order) -> None:
         if not _claim(self._folder, order):
             return
+        if FAULTS[order.fault].lethal:
+            Kin(self._folder).look()
         own = order.whom is None
         self._journal.write(
             Struck(

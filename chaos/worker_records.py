@@ -39,6 +39,7 @@ class Began(Record):
 
     Attributes:
         turn: How many this incarnation has begun, with it.
+        descriptors: How many it had open; 0 where that was not looked at.
     """
 
     kind: ClassVar[str] = "began"
@@ -49,6 +50,7 @@ class Began(Record):
     call: int
     wire: int
     turn: int
+    descriptors: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

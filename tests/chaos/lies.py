@@ -226,3 +226,9 @@ def traffic_complained(teller: Teller) -> None:
 
 def something_left(teller: Teller) -> None:
     teller.add(Left, what="process", name="4711 sleep 600")
+
+
+def descriptors_heap_up(teller: Teller) -> None:
+    for count in range(100):
+        teller.descriptors = 20 + count
+        teller.serve()

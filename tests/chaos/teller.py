@@ -36,6 +36,7 @@ class Teller:
         self.epoch = 0
         self.incarnations = dict.fromkeys(range(size), 0)
         self.turns: dict[tuple[int, int], int] = {}
+        self.descriptors = 0
         self.add(LifeBegan, life=1, pid=100)
         built = {"strategy": "one_for_all", "intensity": 3, "period": 60.0, **options}
         self.add(GroupBuilt, group="g", world_size=size, **built)
@@ -89,7 +90,7 @@ class Teller:
         key = rank, self.incarnations[rank]
         self.turns[key] = self.turns.get(key, 0) + 1
         fields = {**self.who(rank), "call": call, "wire": wire, "turn": self.turns[key]}
-        self.add(Began, **{**fields, **other})
+        self.add(Began, **{**fields, "descriptors": self.descriptors, **other})
 
     def end(self, call: int, wire: int, rank: int, error: str = "") -> None:
         self.add(Ended, **self.who(rank), call=call, wire=wire, error=error)

@@ -129,6 +129,16 @@ def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
     assert teller.broken() == set()
 
 
+def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> None:
+    teller = whole()
+    for turn in range(100):
+        teller.descriptors = 20 if turn < 5 else 300 if turn % 10 == 3 else 200
+        teller.serve()
+    teller.close()
+
+    assert teller.broken() == set()
+
+
 # --- what is found ------------------------------------------------------------------------
 
 
@@ -169,6 +179,7 @@ def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
         ("heals", lies.never_healed),
         ("right_answers", lies.traffic_complained),
         ("nothing_left", lies.something_left),
+        ("nothing_left", lies.descriptors_heap_up),
     ],
 )
 def test_a_lie_is_found_by_its_rule(invariant: str, lie: Callable[[Teller], None]) -> None:

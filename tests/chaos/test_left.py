@@ -1,0 +1,88 @@
+"""What workers leave behind without a name, a mark or a parent that tells whose it was."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.transport import TRANSPORT
+
+from phalanx.actors import Executor, WorkerActor, WorkerContext
+from phalanx.chaos import ChaosResult, Schedule, Strike, footprint, run_chaos
+from phalanx.chaos.referee_records import Left
+from phalanx.runtime import Runtime
+
+pytestmark = pytest.mark.timeout(120)
+
+SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
+WRITTEN = Path("/dev/shm/written-and-closed")  # named for nobody
+FOREIGN = "somebody-elses"
+
+
+class Careless(WorkerActor):
+    """Leaves one thing of each kind."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        self.heap: list[Any] = []
+        if ctx.incarnation == 1:
+            quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            subprocess.Popen(SLEEP, env={}, start_new_session=True, **quiet)
+
+    def work(self) -> None:
+        if not self.heap:
+            WRITTEN.write_bytes(b"x")
+            os.close(tempfile.mkstemp(prefix="careless-")[0])
+            Path(tempfile.mkdtemp(prefix="careless-")).rmdir()
+        self.heap.append(Path("/dev/null").open())  # noqa: SIM115  # that is the mistake
+
+
+def careless(runtime: Runtime) -> tuple[Executor[Any], Any]:
+    return Executor(Careless, 1, preload=(), runtime=runtime, transport=TRANSPORT), working
+
+
+def working(executor: Executor[Any], _chance: random.Random) -> None:
+    foreign = Path(tempfile.gettempdir()) / FOREIGN
+    subprocess.run(["/usr/bin/touch", foreign, f"/dev/shm/{FOREIGN}"], check=True)
+    executor.collective_rpc("work", 30.0)
+
+
+def clear(result: ChaosResult) -> None:
+    for left in result.history.every(Left):
+        if left.what == "process":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(left.name.split()[0]), signal.SIGKILL)
+        elif left.name.startswith("/"):
+            Path(left.name).unlink()
+
+
+def test_what_a_worker_leaves_is_found_though_nothing_says_whose_it_is(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(footprint, "_PATIENCE", 0.5)
+    schedule = Schedule((Strike(number=1, at=1.0, fault="kill", target="0"),))
+
+    result = run_chaos(
+        lambda: careless(runtime), duration=2.5, schedule=schedule, record=tmp_path / "run"
+    )
+    clear(result)
+    for folder in ("/dev/shm", tempfile.gettempdir()):
+        (Path(folder) / FOREIGN).unlink()
+
+    left = [(each.what, Path(each.name).name) for each in result.history.every(Left)]
+    assert [name for what, name in left if what == "shared memory"] == [WRITTEN.name]
+    files = [name for what, name in left if what == "file"]
+    assert len(files) == 2  # one of each incarnation
+    assert all(name.startswith("careless-") for name in files)
+    assert [what for what, name in left if "sleep(3600)" in name] == ["process"]
+    assert len(left) == 4
+    heaps = [each for each in result.violations if "descriptors more in rank 0" in each.message]
+    assert {each.invariant for each in heaps} == {"nothing_left"}
+    assert heaps
