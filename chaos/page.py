@@ -91,6 +91,8 @@ def render_page(result: ChaosResult) -> str:
 def _head(result: ChaosResult) -> list[str]:
     plan = result.plan
     verdict = "every invariant held" if result.ok else "violated"
+    if result.void and not result.violations:
+        verdict = f"nothing shown: {result.void}"
     kind = "verdict" if result.ok else "verdict broken"
     cut = ", interrupted" if result.interrupted else ""
     strikes = len(plan.strikes)
@@ -220,7 +222,11 @@ def _faults(result: ChaosResult) -> list[str]:
         shown = ("-" if seconds is None else f"{seconds:.2f} s" for seconds in picked)
         rows.append((each.fault, str(each.done), str(each.missed), *shown))
     head = ("fault", "done", "missed", "recovery p50", "p99", "max")
-    return ["<h2>Faults</h2>", _table(head, rows)]
+    drawn = ["<h2>Faults</h2>", _table(head, rows)]
+    missed = [
+        (each.fault, str(count), why) for each in result.faults for why, count in each.reasons
+    ]
+    return [*drawn, _table(("missed", "times", "why"), missed)] if missed else drawn
 
 
 def _calls(result: ChaosResult) -> list[str]:
@@ -238,7 +244,7 @@ def _invariants(result: ChaosResult) -> list[str]:
 
 
 def _violations(result: ChaosResult) -> list[str]:
-    if result.ok:
+    if not result.violations:
         return []
     drawn = ["<h2>Violations</h2>"]
     shown = result.told(_SHOWN)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from .call_records import Settled
+from .call_records import Issued, Settled
 from .checker import check
 from .group_records import GroupEnded, RankDied
 from .referee_records import Missed, Struck
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .violation import Violation
 
 _SHOWN = 5  # violations that are shown in full
+_OF_THE_RUN = "_ping"  # the method of `Executor.check_health`, with which a run ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,14 @@ class FaultSummary:
         done: How many were done.
         missed: How many found nobody, or no moment.
         recoveries: Seconds from each to the next call that its victim ran to the end.
+        reasons: Why those were missed, and how many for that, most frequent first.
     """
 
     fault: str
     done: int
     missed: int
     recoveries: tuple[float, ...] = ()
+    reasons: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,19 @@ class ChaosResult:
 
     @property
     def ok(self) -> bool:
-        """Whether every invariant held."""
-        return not self.violations
+        """Whether every invariant held, in a run that could have broken one."""
+        return not self.violations and not self.void
+
+    @cached_property
+    def void(self) -> str:
+        """Why this run shows nothing, whatever held; empty where it shows something."""
+        if self.plan.strikes and not any(each.done for each in self.faults):
+            if self.interrupted:
+                return "it was interrupted before the first of its faults was done"
+            return f"none of the faults that were asked for ({len(self.plan.strikes)}) was done"
+        if all(issued.method == _OF_THE_RUN for issued in self.history.every(Issued)):
+            return "its traffic made no call"
+        return ""
 
     @cached_property
     def violations(self) -> tuple[Violation, ...]:
@@ -97,7 +111,9 @@ class ChaosResult:
     def faults(self) -> tuple[FaultSummary, ...]:
         """What came of the faults, by kind."""
         done: dict[str, set[int]] = defaultdict(set)
-        missed = Counter(each.fault for each in self.history.every(Missed))
+        missed: dict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.history.every(Missed):
+            missed[each.fault][each.why] += 1
         times: dict[str, list[float]] = defaultdict(list)
         for struck in self.history.every(Struck):
             if struck.strike not in done[struck.fault]:
@@ -106,7 +122,13 @@ class ChaosResult:
                 if took is not None:
                     times[struck.fault].append(took)
         return tuple(
-            FaultSummary(name, len(done[name]), missed[name], tuple(times[name]))
+            FaultSummary(
+                name,
+                len(done[name]),
+                missed[name].total(),
+                tuple(times[name]),
+                tuple(missed[name].most_common()),
+            )
             for name in sorted({*done, *missed})
         )
 
@@ -144,13 +166,13 @@ class ChaosResult:
         """Return the closing table, and the violations if there are any."""
         lines = [self._title(), ""]
         lines += self._table_of_faults()
+        for each in self.faults:
+            lines += [f"missed     {count} {each.fault}: {why}" for why, count in each.reasons]
         calls = ", ".join(f"{count} {outcome}" for outcome, count in self.calls.items()) or "none"
         runs = len(self.history.every(Began))
-        ended = sum(bool(each.cause) for each in self.history.every(GroupEnded))
         lines += ["", f"calls      {sum(self.calls.values())}: {calls}"]
         lines += [f"runs       {runs} by workers", f"deaths     {self.restarts} unasked"]
-        if ended:
-            lines.append(f"groups     {ended} gave up and were built again")
+        lines += self._given_up()
         lines += ["", *self._table_of_invariants()]
         shown = self.told(_SHOWN)
         for violation in shown:
@@ -169,6 +191,8 @@ class ChaosResult:
         cut = " (interrupted)" if self.interrupted else ""
         if self.ok:
             return f"ok: every invariant held{cut}"
+        if self.void and not self.violations:
+            return f"NOTHING SHOWN: {self.void}{cut}"
         broken = sorted({violation.invariant for violation in self.violations})
         return f"VIOLATED: {', '.join(broken)}{cut}; again with --seed {self.plan.seed}"
 
@@ -182,6 +206,19 @@ class ChaosResult:
                 shown = "".join(f"{seconds:>6.2f} s" for seconds in picked)
             lines.append(f"{each.fault:<12}{each.done:>6}{each.missed:>8}   {shown:>27}")
         return lines
+
+    def _given_up(self) -> list[str]:
+        """Return how many groups gave up, and how many were built in their drivers after that."""
+        ends = [
+            (each.at, self.history.groups[each.group].pid)
+            for each in self.history.every(GroupEnded)
+            if each.cause
+        ]
+        later = sum(
+            any(built.pid == pid and built.at >= at for at, pid in ends)
+            for built in self.history.groups.values()
+        )
+        return [f"groups     {len(ends)} gave up, {later} built after that"] if ends else []
 
     def _table_of_invariants(self) -> list[str]:
         broken = Counter(violation.invariant for violation in self.violations)
@@ -199,6 +236,7 @@ class ChaosResult:
                 "seed": self.plan.seed,
                 "ok": self.ok,
                 "interrupted": self.interrupted,
+                "void": self.void,
                 "duration": self.plan.duration,
                 "calls": self.calls,
                 "deaths": self.restarts,
@@ -207,6 +245,7 @@ class ChaosResult:
                         "fault": each.fault,
                         "done": each.done,
                         "missed": each.missed,
+                        "reasons": dict(each.reasons),
                         "recovery_p50": quantile(sorted(each.recoveries), 0.5),
                         "recovery_p99": quantile(sorted(each.recoveries), 0.99),
                         "recovery_max": max(each.recoveries, default=None),

@@ -76,7 +76,7 @@ def run_chaos(
             record=folder,
         )
         (folder / RESULT).write_text(result.to_json())
-        kept = kept or not result.ok
+        kept = kept or bool(result.violations)
     except OSError as error:
         msg = f"the record of the run could not be written to {folder}: {error}"
         raise RuntimeFault(msg) from error

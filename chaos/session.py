@@ -206,12 +206,13 @@ class Session:
             self.interrupt.wait(min(_LOOK, at - gone))
 
     def _build_again(self) -> None:
-        """Build the target anew where its group has ended for good."""
+        """Build the target anew where its group, or the root of its tree, has ended for good."""
         subject = self._subject
-        if subject is None or subject.executor is None or not subject.executor.is_failed:
-            return
-        self._subject = None
-        subject.close()
+        if subject is not None:
+            if not subject.is_over:
+                return
+            self._subject = None
+            subject.close()
         # Its start may meet a fault as well: then there is none until the next look.
         with contextlib.suppress(PhalanxError):
             self._subject = self.target.build()

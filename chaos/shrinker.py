@@ -125,7 +125,7 @@ def shrink_run(
     if not seconds > 0:
         raise SpecError("seconds", seconds, "give a number above 0")
     failed = load_run(run)
-    if failed.ok:
+    if not failed.violations:
         raise SpecError("run", str(run), "broke nothing, so there is nothing to shrink")
     where = Path(run).resolve()
     kept = where.with_name(f"{where.name}-shrunk") if out is None else Path(out).resolve()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors import Executor, WorkerActor
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, Supervisor
 
 if TYPE_CHECKING:
     import random
@@ -48,6 +48,14 @@ class Subject:
     handle: Any
     executor: Executor[Any] | None
     traffic: Traffic | None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has given up; of what is neither an executor nor a supervisor, unknown."""
+        if self.executor is not None:
+            return self.executor.is_failed
+        root: Any = self.handle
+        return isinstance(root, Supervisor) and root.reason is not None
 
     def close(self) -> None:
         """End it."""

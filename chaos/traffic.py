@@ -200,6 +200,8 @@ class Callers:
             except BaseException as error:  # noqa: BLE001  # whatever it is, it is told
                 if not self._is_explained(error):
                     self._complain(error)
+                elif isinstance(error, _OF_TREES):
+                    self._stop.wait(_PAUSE)
             self.rounds += 1
 
     def _complain(self, error: BaseException) -> None:

@@ -1,13 +1,16 @@
 """What a history shows that may not happen.
 
 Guarantees: a violation names the rule, says what went wrong, and holds the fewest records that
-show it, by time; its text ends with the seed that leads there again.
+show it, by time; its text ends with the seed that leads there again, and does nothing to a
+terminal.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from phalanx.runtime import safe_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,7 +58,8 @@ class Violation:
         """Return it as a person reads it."""
         again = "" if self.seed is None else f"\n  again with seed {self.seed}"
         shown = "".join(f"\n  {record.line()}" for record in self.records)
-        return f"{self.invariant}: {self.message}{shown}{again}"
+        told = f"{self.invariant}: {self.message}{shown}{again}"
+        return "\n".join(safe_text(line) for line in told.split("\n"))
 
 
 def found(invariant: str, message: str, records: Iterable[Record]) -> Violation:

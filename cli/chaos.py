@@ -1,8 +1,9 @@
 """``phalanx chaos``: do faults to a target under traffic, and say whether it lost anything.
 
-Guarantees: the exit code is 0 if every invariant held, 1 if one was broken, 2 where what was asked
-for makes no sense and nothing was started, 130 after Ctrl-C; the closing table is printed in every
-case but that one. What the target itself prints goes into the run's folder.
+Guarantees: the exit code is 0 if every invariant held, 1 if one was broken or if no fault or no
+call was made, 2 where what was asked for makes no sense and nothing was started, 130 after Ctrl-C;
+the closing table is printed in every case but 2. What the target itself prints goes into the run's
+folder.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, render_page, run_chaos
+from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
 from .output import ESCAPED
@@ -95,19 +97,21 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     except Exception as error:  # noqa: BLE001  # the target's own, told as Python tells it
         live.end()
-        if isinstance(error, PhalanxError):
-            print(f"phalanx chaos: {error}", file=sys.stderr)
-        else:
-            traceback.print_exception(error)
+        told = [f"phalanx chaos: {error}"]
+        if not isinstance(error, PhalanxError):
+            told = traceback.format_exception(error)
+        print("\n".join(map(safe_text, "".join(told).splitlines())), file=sys.stderr)
         print(f"the target's output is in {plan.record}", file=sys.stderr)
         return 1
     live.end()
     print(result.to_json() if arguments.json else result.render())
     if arguments.report is not None:
         arguments.report.write_text(render_page(result), encoding="utf-8", errors=ESCAPED)
-    if not result.ok:
+    if result.violations:
         return 1
-    return 130 if result.interrupted else 0
+    if result.interrupted:
+        return 130
+    return 0 if result.ok else 1
 
 
 def check_report(path: Path | None) -> None:

@@ -71,6 +71,18 @@ def tree() -> tuple[Supervisor, Any]:
     return Supervisor.start(spec), echoing
 
 
+def brittle() -> tuple[Supervisor, Any]:
+    """A tree that is at its end with the first death in it."""
+    options: dict[str, Any] = {"preload": (), "transport": TRANSPORT}
+    child = executor_child("a", Echo, 1, intensity=Intensity(0, 60.0), **options)
+    spec = SupervisorSpec(id="root", intensity=Intensity(0, 60.0), children=(child,))
+    return Supervisor.start(spec), calling_a
+
+
+def calling_a(root: Supervisor, _chance: random.Random) -> None:
+    root.child("a").collective_rpc("again", 10.0, (1.0,))
+
+
 def echoing(root: Supervisor, chance: random.Random) -> None:
     value = chance.random()
     answer = root.child(chance.choice("ab")).collective_rpc("again", 10.0, (value,), retries=9)

@@ -32,7 +32,7 @@ from phalanx.chaos import (
 )
 from phalanx.chaos.faults import points_of
 from phalanx.chaos.full_disk import FullDisk
-from phalanx.chaos.group_records import RankDied
+from phalanx.chaos.group_records import GroupEnded, RankDied
 from phalanx.chaos.referee_records import LifeEnded, Missed, Struck
 from phalanx.chaos.worker_records import Ended
 from phalanx.cli import main
@@ -275,6 +275,18 @@ def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
 
     assert result.violations == ()
     assert len(result.history.groups) > 1
+
+
+def test_a_tree_whose_root_gives_up_is_built_again_where_it_keeps_its_intensity() -> None:
+    schedule = at_once(*[("kill", "random", "")] * 4, gap=0.4)
+
+    result = run_chaos(targets.brittle, duration=2.5, schedule=schedule, keep_intensity=True)
+
+    assert result.violations == ()
+    assert "gave up, " in result.render()
+    ends = [each.at for each in result.history.every(GroupEnded) if each.cause]
+    assert ends
+    assert max(built.at for built in result.history.groups.values()) > min(ends)
 
 
 # --- what a run finds ---------------------------------------------------------------------

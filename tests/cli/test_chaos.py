@@ -98,6 +98,15 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
     assert (folder / "found-shrunk" / "schedule.json").read_text() == "[]"
 
 
+def test_a_run_that_shows_nothing_is_exit_code_1_and_says_why(folder: Path) -> None:
+    run = chaos(folder, "mine:build", "--duration", "1", "--faults", "device")
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1, err
+    assert "missed     1 device: its devices are no fakes" in out
+    assert "NOTHING SHOWN: none of the faults that were asked for (1) was done" in out
+
+
 def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None:
     run = chaos(folder, "mine:build", "--duration", "600", "--rate", "2", "--out", "cut")
     assert run.stderr is not None
