@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from .call_records import Issued, Settled
 from .checker import check
 from .group_records import GroupEnded, RankDied
-from .referee_records import Missed, Struck
+from .referee_records import LifeEnded, Missed, Struck
 from .violation import INVARIANTS
 from .worker_records import Began, Ended
 
@@ -189,6 +189,8 @@ class ChaosResult:
 
     def _verdict(self) -> str:
         cut = " (interrupted)" if self.interrupted else ""
+        if self.interrupted and not any(life.closed for life in self.history.every(LifeEnded)):
+            cut = " (interrupted twice: what was left behind was not looked for)"
         if self.ok:
             return f"ok: every invariant held{cut}"
         if self.void and not self.violations:

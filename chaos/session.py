@@ -1,8 +1,9 @@
 """One life of a driver: the target is built, called and struck until the time is up, then closed.
 
-Guarantees: what was built is closed, whatever happens, Ctrl-C included; a group that has given up
-is built again; every caller has its answers, or is told of as waiting; what is left is looked for
-when everything has been closed.
+Guarantees: what was built is closed, whatever happens; a group that has given up is built again;
+every caller has its answers, or is told of as waiting; what is left is looked for when everything
+has been closed. A run that is to end early waits for no start, and is not judged by its recovery;
+a KeyboardInterrupt ends it at once, and has its ranks killed.
 
 Left to others: how many lives there are (`lives`), what came of it all (`result`).
 """
@@ -24,6 +25,7 @@ from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
 from .belongings import Belongings, read_made
 from .faults import is_rank
 from .footprint import Footprint
+from .haste import hastened, kill_ranks
 from .journal import Journal, now
 from .kin import WORKERS, Kin, keys_in, read_kin
 from .parts import trees_of
@@ -43,6 +45,8 @@ if TYPE_CHECKING:
 
 _LOOK = 0.25  # seconds between looks whether the group has given up, and between two progresses
 _PING = 10.0
+_GLANCE = 0.01
+_HURRY = 0.5  # seconds for calls under way, where the run is to end early; then they fail
 _LARGE_BYTES = 64 << 20
 _LARGE_TIMEOUT = 30.0
 _OVER = 8  # calls beyond what the queue holds
@@ -115,27 +119,46 @@ class Session:
         )
         self._journal.write(LifeBegan(at=now(), life=self.life, pid=os.getpid()))
         self._belongings = Belongings(before.files)
+        closed = True
         try:
             with installed(self._recorder), self._belongings.noted():
                 try:
-                    self._subject = self.target.build()
+                    self._subject = self._build()
                     self._trees |= trees_of(os.getpid())
-                    self._check()
-                    self._serve()
+                    if self._subject is not None:
+                        self._check()
+                        self._serve()
                 finally:
                     self._trees |= trees_of(os.getpid())
                     self._close()
+        except KeyboardInterrupt:
+            closed = False
+            kill_ranks(self._recorder.groups)
+            raise
         finally:
             self._striker.finish()
-            pids = {pid for pid, _ in keys_in(self.folder, WORKERS)}
-            kin = read_kin(self.folder)
-            made = self._belongings.paths | read_made(self.folder)
-            for left in before.left(self._trees, pids, made, kin):
-                self._journal.write(left)
-            self._journal.write(LifeEnded(at=now(), life=self.life, closed=True))
+            if closed:
+                self._tell_left(before)
+            self._journal.write(LifeEnded(at=now(), life=self.life, closed=closed))
             self._journal.close()
         if self._journal.problem is not None:
             raise self._journal.problem
+
+    def _build(self) -> Subject | None:
+        """Build the target; return None where the run was ended before it had come up."""
+        with hastened(self.interrupt, lambda: self._recorder.groups):
+            try:
+                return self.target.build()
+            except Exception:
+                if not self.interrupt.is_set():
+                    raise
+                return None  # that is what came of its start
+
+    def _tell_left(self, before: Footprint) -> None:
+        pids = {pid for pid, _ in keys_in(self.folder, WORKERS)}
+        made = self._belongings.paths | read_made(self.folder)
+        for left in before.left(self._trees, pids, made, read_kin(self.folder)):
+            self._journal.write(left)
 
     # --- the run ------------------------------------------------------------------------
 
@@ -215,17 +238,26 @@ class Session:
             subject.close()
         # Its start may meet a fault as well: then there is none until the next look.
         with contextlib.suppress(PhalanxError):
-            self._subject = self.target.build()
+            self._subject = self._build()
 
     def _settle(self, callers: Callers, deadline: float) -> None:
         """Wait for what is under way, and see whether the groups serve."""
         self._striker.let_go()
-        for flood in self._floods:
-            flood.join(max(0.0, deadline - time.monotonic()))
-        waiting = callers.wait(deadline)
+        self._wait(lambda: not any(flood.is_alive() for flood in self._floods), deadline)
+        self._wait(lambda: not callers.waiting(), deadline)
+        waiting = callers.waiting()
         for group in self._recorder.groups:
             if not self._is_old(group):
-                self._journal.write(self._examine(group, deadline, waiting))
+                examined = self._examine(group, deadline, waiting)
+                if examined.ok or not self.interrupt.is_set():
+                    self._journal.write(examined)
+
+    def _wait(self, holds: Callable[[], bool], deadline: float) -> None:
+        """Wait until that *holds*, or for *deadline*; hardly where the run is to end early."""
+        while not holds() and time.monotonic() < deadline:
+            if self.interrupt.is_set():
+                deadline = min(deadline, time.monotonic() + _HURRY)
+            time.sleep(_GLANCE)
 
     def _is_old(self, group: Watched) -> bool:
         """Whether a later group of the same name has taken its place."""
@@ -234,12 +266,9 @@ class Session:
 
     def _examine(self, group: Watched, deadline: float, waiting: list[str]) -> Examined:
         shared = group.shared
-        with shared.changed:
-            shared.changed.wait_for(
-                lambda: shared.view.phase in (Phase.SERVING, Phase.CLOSING, Phase.ENDED),
-                max(0.0, deadline - time.monotonic()),
-            )
-            phase = shared.view.phase
+        settled = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
+        self._wait(lambda: shared.view.phase in settled, deadline)
+        phase = shared.view.phase
         ended = phase in (Phase.CLOSING, Phase.ENDED)
         limit = self.plan.recovery_limit
         detail = ""
@@ -256,19 +285,21 @@ class Session:
         subject = self._subject
         if subject is None or subject.executor is None or subject.executor.name != group.spec.name:
             return ""
-        while True:
+        while not self.interrupt.is_set():
             try:
                 subject.executor.check_health(_PING)
             except PhalanxError as error:
                 if time.monotonic() >= deadline:
                     return f"a rank did not answer: {error}"
             else:
-                return ""
+                break
+        return ""
 
     def _close(self) -> None:
         subject, self._subject = self._subject, None
         if subject is not None:
-            subject.close()
+            with hastened(self.interrupt, lambda: self._recorder.groups):
+                subject.close()
 
     # --- further ------------------------------------------------------------------------
 

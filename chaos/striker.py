@@ -220,7 +220,7 @@ class Striker:
         return group, info.rank
 
     def _provoke(self, strike: Strike, group: Watched, rank: int) -> None:
-        part = _process_of(group, rank)
+        part = process_of(group, rank)
         if part is None:
             return  # it is being started already
         self._look()
@@ -245,7 +245,7 @@ class Striker:
             else:
                 self._hit(strike, group, None, part, number)
             return
-        victims = [(rank, _process_of(group, rank)) for rank in ranks]
+        victims = [(rank, process_of(group, rank)) for rank in ranks]
         if all(part is None for _, part in victims):
             self.miss(strike, f"rank {', '.join(map(str, ranks))} had no process just then")
         for rank, part in victims:
@@ -383,7 +383,7 @@ class Striker:
         self._journal.write(missed)
 
 
-def _process_of(group: Watched, rank: int) -> Part | None:
+def process_of(group: Watched, rank: int) -> Part | None:
     """Return the process of *rank*, if it has one; a child of ours that nobody has collected."""
     for info in group.shared.view.ranks:
         if info.rank == rank and info.pid is not None:

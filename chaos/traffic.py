@@ -181,10 +181,8 @@ class Callers:
         """Make no further round."""
         self._stop.set()
 
-    def wait(self, deadline: float) -> list[str]:
-        """Return the names of those that are still waiting for an answer at *deadline*."""
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+    def waiting(self) -> list[str]:
+        """Return the names of those that are still waiting for an answer."""
         return [thread.name for thread in self._threads if thread.is_alive()]
 
     def _run(self, chance: random.Random) -> None:

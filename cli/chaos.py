@@ -17,10 +17,20 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from phalanx.chaos import FAULTS, TARGETS, Chaos, Schedule, Target, render_page, run_chaos
+from phalanx.chaos import (
+    FAULTS,
+    TARGETS,
+    Chaos,
+    Schedule,
+    Target,
+    load_run,
+    render_page,
+    run_chaos,
+)
 from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
@@ -90,8 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
     live = _Live(shown)
     try:
         assert plan.record is not None
-        with ctrl_c(stop), output_to(plan.record / OUTPUT):
-            result = run_chaos(target, plan, on_progress=live.show, interrupt=stop)
+        try:
+            with ctrl_c(stop), output_to(plan.record / OUTPUT):
+                result = run_chaos(target, plan, on_progress=live.show, interrupt=stop)
+        except KeyboardInterrupt:  # the second one: what there is of it is told all the same
+            result = replace(load_run(plan.record), interrupted=True)
     except CallerError:
         _forget(plan)
         raise
@@ -185,7 +198,7 @@ def _forget(plan: Chaos) -> None:
 
 @contextlib.contextmanager
 def ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
-    """Have Ctrl-C end the run in good order; a second one ends it at once."""
+    """Have Ctrl-C end what runs in good order; a second one ends it at once."""
 
     def on_sigint(_number: int, _frame: FrameType | None) -> None:
         if stop.is_set():

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from phalanx.chaos import load_run, render_page
 from phalanx.cli import main
 
 ROOT = Path(__file__).parents[2]
+KILL_SOON = '[{"at": 0.1, "fault": "kill", "target": 0}]'
+KILL_LATE = '[{"at": 500, "fault": "kill"}]'
+KILL_BOTH = '[{"at": 0.1, "fault": "kill"}, {"at": 500, "fault": "kill", "target": "driver"}]'
 
 TARGETS = """
 from phalanx import Executor, WorkerActor
@@ -99,7 +103,8 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
 
 
 def test_a_run_that_shows_nothing_is_exit_code_1_and_says_why(folder: Path) -> None:
-    run = chaos(folder, "mine:build", "--duration", "1", "--faults", "device")
+    (folder / "device.json").write_text('[{"at": 0.1, "fault": "device"}]')
+    run = chaos(folder, "mine:build", "--duration", "1", "--schedule", "device.json")
     out, err = run.communicate(timeout=100)
 
     assert run.returncode == 1, err
@@ -119,6 +124,80 @@ def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None
     assert run.returncode == 130, err
     assert "held       nothing_left" in out
     assert "(interrupted)" in out
+
+
+SLOW = """
+import time
+from pathlib import Path
+from phalanx import Executor, StopPolicy, WorkerActor
+
+class Slow(WorkerActor):
+    def __init__(self, hook, incarnation):
+        self.hook = hook
+        self.incarnation = incarnation
+
+    def on_start(self, ctx):
+        self.sleep("on_start")
+
+    def on_stop(self, reason):
+        self.sleep("on_stop")
+
+    def sleep(self, hook):
+        if self.hook == hook and self.ctx.incarnation >= self.incarnation:
+            Path("slow").touch()
+            time.sleep(600)
+
+def build(hook, incarnation):
+    stop = StopPolicy(ask=600.0)
+    args = (hook, incarnation)
+    return Executor(Slow, 1, args=args, preload=(), start_timeout=600.0, stop=stop)
+
+def start(): return build("on_start", 1)
+def restart(): return build("on_start", 2)
+def stop(): return build("on_stop", 1)
+"""
+
+
+def await_file(path: Path, run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not path.exists():
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # a file tells nobody
+
+
+@pytest.mark.parametrize("faults", ["kill", "kill,kill:driver"])
+@pytest.mark.parametrize("factory", ["start", "restart"])
+def test_ctrl_c_does_not_wait_for_a_start(folder: Path, factory: str, faults: str) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "kill.json").write_text(KILL_SOON if faults == "kill" else KILL_BOTH)
+    run = chaos(folder, f"slow:{factory}", "--duration", "600", "--schedule", "kill.json")
+    await_file(folder / "slow", run)
+
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 130, err
+    assert "held       nothing_left" in out
+    assert "(interrupted)" in out
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_stop_and_prints_the_table(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "kill.json").write_text(KILL_LATE)
+    run = chaos(folder, "slow:stop", "--duration", "600", "--schedule", "kill.json")
+    assert run.stderr is not None
+    while "serving" not in run.stderr.readline():
+        assert run.poll() is None
+
+    run.send_signal(signal.SIGINT)
+    await_file(folder / "slow", run)
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 130, err
+    assert "fault         done  missed" in out
+    assert "(interrupted twice: what was left behind was not looked for)" in out
 
 
 @pytest.mark.parametrize(
