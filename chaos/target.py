@@ -13,6 +13,7 @@ a factory too, of an executor with two ranks of it.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import sys
 from collections.abc import Callable
@@ -148,13 +149,15 @@ def _find(name: str) -> Any:
     module, colon, path = name.partition(":")
     if not module or (colon and not path):
         raise SpecError("target", name, "write it as module:factory, or name an example")
+    _import_from(Path.cwd())
     examples = find_examples()
-    example = examples.get(module.removeprefix("examples.").removesuffix(".py"))
+    bare = module.removesuffix(".py")
+    example = examples.get(bare.removeprefix("examples."))
     if example is not None:
-        module = example.stem
-        _import_from(example.parent)
-    else:
-        _import_from(Path.cwd())
+        module = bare
+        if not _is_there(bare, example):
+            module = example.stem
+            _import_from(example.parent)
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
@@ -173,9 +176,20 @@ def _find(name: str) -> Any:
     return found
 
 
+def _is_there(module: str, example: Path) -> bool:
+    """Whether a module of the user's has the name of *example*: then that one is meant."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin != str(example)
+
+
 def _import_from(folder: Path) -> None:
-    if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))
+    """Have *folder* be looked in first."""
+    if str(folder) in sys.path:
+        sys.path.remove(str(folder))
+    sys.path.insert(0, str(folder))
 
 
 def find_examples() -> dict[str, Path]:

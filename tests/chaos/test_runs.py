@@ -27,6 +27,7 @@ from phalanx.chaos import (
     Schedule,
     Strike,
     Target,
+    find_examples,
     load_run,
     run_chaos,
 )
@@ -562,6 +563,41 @@ def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:
 
 def test_a_worker_class_is_a_target_by_itself() -> None:
     assert Target.of("tests.actors.workers:Echo").name == "tests.actors.workers:Echo"
+
+
+OWN = """
+from tests.chaos.targets import build as chaos
+"""
+
+
+@pytest.mark.parametrize("name", ["count_words", "count_words:chaos", "count_words.py"])
+def test_a_module_of_the_users_is_meant_where_an_example_has_its_name(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "count_words" in find_examples()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "count_words", raising=False)
+    (tmp_path / "count_words.py").write_text(OWN)
+
+    found = Target.of(name)
+
+    assert found.factory is targets.build
+    assert Path(sys.modules.pop("count_words").__file__ or "") == tmp_path / "count_words.py"
+
+
+def test_an_example_is_meant_by_its_full_name_whatever_else_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "count_words.py").write_text(OWN)
+
+    with pytest.raises(SpecError, match="count_words has no 'absent'"):
+        Target.of("examples.count_words:absent")
+
+    example = find_examples()["count_words"]
+    assert Path(sys.modules.pop("count_words").__file__ or "") == example
 
 
 Make = Callable[..., Executor[Any]]
