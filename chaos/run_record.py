@@ -20,18 +20,19 @@ from .journal import read_history
 from .plan import Chaos
 from .result import ChaosResult
 from .schedule import Schedule
+from .target import Target
 
 PLAN = "run.json"
 RESULT = "result.json"
 _FORMAT = 1
 
 
-def save_plan(folder: Path, target: str, plan: Chaos) -> None:
-    """Write down what is asked for, before it begins."""
+def save_plan(folder: Path, target: str, plan: Chaos, home: str | None = "") -> None:
+    """Write down what is asked for, before it begins; *home* as in `Target`."""
     given = {f.name: getattr(plan, f.name) for f in fields(plan)}
     given["schedule"] = json.loads(plan.strikes.to_json())
     del given["record"]
-    text = json.dumps({"format": _FORMAT, "target": target, "plan": given}, indent=1)
+    text = json.dumps({"format": _FORMAT, "target": target, "home": home, "plan": given}, indent=1)
     (folder / PLAN).write_text(text)
 
 
@@ -53,6 +54,23 @@ def load_plan(folder: Path) -> tuple[str, Chaos]:
         if isinstance(error, SpecError):
             raise
         raise SpecError("run", str(folder), f"no record of a run: {error}") from error
+
+
+def load_target(folder: Path) -> Target:
+    """Return the target of the run in *folder*.
+
+    Raises:
+        SpecError: it cannot be imported by the name in the record.
+    """
+    name, _ = load_plan(folder)
+    home: str | None = json.loads((folder / PLAN).read_text()).get("home", "")
+    if home is None:
+        remedy = (
+            "cannot be imported by a name: point runs at a function or class at the top level of "
+            "a module, or call phalanx.chaos.shrink_run(folder, target=...)"
+        )
+        raise SpecError("target", name, remedy)
+    return Target.of(name, home=home)
 
 
 def load_run(folder: Path | str) -> ChaosResult:

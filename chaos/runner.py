@@ -63,7 +63,7 @@ def run_chaos(
     stop = threading.Event() if interrupt is None else interrupt
     kept = plan.record is not None
     try:
-        save_plan(folder, found.name, plan)
+        save_plan(folder, found.name, plan, found.home)
         if plan.hits_driver:
             run_lives(plan, found, folder, on_progress, stop)
         else:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import SpecError
 
 from .faults import FAULTS
-from .run_record import load_run
+from .run_record import load_run, load_target
 from .runner import run_chaos
 from .shrinking import smaller
 from .target import Target
@@ -70,6 +70,7 @@ class Shrunk:
             were used up.
         refuted: How many smaller ones failed in the search, and then in none of their replays; they
             are not taken.
+        home: The folder from which the target is imported, as in `Target`.
     """
 
     before: int
@@ -79,6 +80,7 @@ class Shrunk:
     whole: Replays = Replays()
     smallest: Replays = Replays()
     refuted: int = 0
+    home: str | None = ""
 
     @property
     def is_flaky(self) -> bool:
@@ -106,7 +108,7 @@ def shrink_run(
 
     Args:
         run: The folder of its record.
-        target: What it was pointed at; None takes it by the name in the record.
+        target: What it was pointed at; None imports it by the name in the record.
         out: The new folder for the record of the smallest run that failed, with ``schedule.json``
             in it; None takes the name of *run* with ``-shrunk`` behind it.
         runs: How many runs are made at most.
@@ -131,7 +133,7 @@ def shrink_run(
     kept = where.with_name(f"{where.name}-shrunk") if out is None else Path(out).resolve()
     if kept.exists():
         raise SpecError("out", str(kept), "is there already; name one that is not")
-    found = Target.of(failed.target if target is None else target)
+    found = load_target(where) if target is None else Target.of(target)
     with tempfile.TemporaryDirectory(prefix="chaos-shrink-") as folder:
         search = _Search(
             failed,
@@ -158,6 +160,7 @@ def shrink_run(
         whole=search.whole,
         smallest=search.smallest,
         refuted=search.refuted,
+        home=found.home,
     )
 
 

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -67,24 +68,35 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A factory and what it is called."""
+    """A factory and what it is called.
+
+    Attributes:
+        home: The folder from which *name* can be imported; empty for where names are looked up
+            anyway, None where *name* cannot be imported.
+    """
 
     name: str
     factory: Callable[[], Any]
+    home: str | None = ""
 
     @classmethod
-    def of(cls, given: Target | str | Callable[[], Any]) -> Target:
-        """Return the target that is meant by *given*.
+    def of(cls, given: Target | str | Callable[[], Any], *, home: str = "") -> Target:
+        """Return the target that is meant by *given*: in a text by a name in *home*.
 
         Raises:
             SpecError: there is no such thing, or it is no factory.
         """
         if isinstance(given, Target):
             return given
-        factory: Any = _find(given) if isinstance(given, str) else given
-        name = given if isinstance(given, str) else getattr(given, "__qualname__", repr(given))
+        whence: str | None = home
+        factory: Any
+        if isinstance(given, str):
+            name, factory = given, _find(given, home)
+        else:
+            factory = given
+            name, whence = _address_of(factory)
         if _is_worker_class(factory):
-            return cls(name, partial(_executor_of, factory))
+            return cls(name, partial(_executor_of, factory), whence)
         if not callable(factory):
             kind = factory.__class__.__name__
             raise SpecError("target", name, f"is a {kind}, not a factory: {_FORMS} from a function")
@@ -94,7 +106,7 @@ class Target:
             raise SpecError("target", name, f"a factory takes no arguments: {error}") from error
         except ValueError:
             pass  # written in C, and does not say what it takes
-        return cls(name, factory)
+        return cls(name, factory, whence)
 
     def build(self) -> Subject:
         """Build it.
@@ -145,12 +157,34 @@ def _executor_of(worker: type[WorkerActor]) -> Executor[Any]:
     return Executor(worker, _RANKS)
 
 
-def _find(name: str) -> Any:
+def _address_of(factory: Any) -> tuple[str, str | None]:
+    """Return what *factory* is called, and the folder to import that from, if it can be."""
+    path = getattr(factory, "__qualname__", None)
+    if not isinstance(path, str):
+        return repr(factory), None
+    module = sys.modules.get(getattr(factory, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if module is None or file is None or module.__name__ == "__main__":
+        return path, None
+    try:
+        if attrgetter(path)(module) is not factory:
+            return path, None
+    except AttributeError:
+        return path, None  # made within a function
+    place = Path(file).resolve().with_suffix("")
+    words = module.__name__.split(".")
+    parts = place.parts[:-1] if place.name == "__init__" else place.parts
+    if list(parts[-len(words) :]) != words:
+        return path, None  # loaded by a name of somebody's own
+    return f"{module.__name__}:{path}", str(Path(*parts[: -len(words)]))
+
+
+def _find(name: str, home: str) -> Any:
     module, colon, path = name.partition(":")
     if not module or (colon and not path):
         raise SpecError("target", name, "write it as module:factory, or name an example")
-    _import_from(Path.cwd())
-    examples = find_examples()
+    _import_from(Path(home) if home else Path.cwd())
+    examples = {} if home else find_examples()
     bare = module.removesuffix(".py")
     example = examples.get(bare.removeprefix("examples."))
     if example is not None:

@@ -61,7 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
         point = f" @{strike.point}" if strike.point else ""
         lasts = f" for {strike.seconds:g} s" if strike.seconds else ""
         print(f"  at {strike.at:g} s  {strike.fault} {strike.target}{point}{lasts}")
-    print(f"\n{shrunk.result.violations[0].render()}\n\nagain with\n  {_again(shrunk.result)}")
+    print(f"\n{shrunk.result.violations[0].render()}")
+    print(f"\nagain with\n  {_again(shrunk.result, shrunk.home)}")
     return 130 if stop.is_set() else 0
 
 
@@ -78,11 +79,12 @@ def _how_often(shrunk: Shrunk) -> str:
     return f"flaky: {told}one run that holds shows nothing: make several, or raise --repeat\n"
 
 
-def _again(result: ChaosResult) -> str:
-    """Return the command that runs it again."""
+def _again(result: ChaosResult, home: str | None) -> str:
+    """Return the command that runs it again, with a target that is imported from *home*."""
     plan = result.plan
     assert result.record is not None
-    words = ["phalanx", "chaos", result.target, "--schedule", str(result.record / "schedule.json")]
+    words = ["env", f"PYTHONPATH={home}"] if home and home != str(Path.cwd()) else []
+    words += ["phalanx", "chaos", result.target, "--schedule", str(result.record / "schedule.json")]
     words += ["--duration", f"{plan.duration:g}", "--seed", str(plan.seed)]
     words += ["--callers", str(plan.callers), "--call-timeout", f"{plan.call_timeout:g}"]
     words += ["--recovery-limit", f"{plan.recovery_limit:g}"]

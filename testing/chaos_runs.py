@@ -30,7 +30,8 @@ class ChaosRuns:
     Attributes:
         seed: What the faults of this test are drawn from: ``--chaos-seed``, or else that of the
             marker, or else a new one.
-        records: The folders of the runs so far; each can be given to ``phalanx chaos shrink``.
+        records: The folders of the runs so far; each can be given to ``phalanx chaos shrink``,
+            if its target stands at the top level of a module.
     """
 
     def __init__(

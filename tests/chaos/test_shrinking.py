@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import shlex
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ from phalanx.chaos import (
     shrink_run,
     shrinker,
 )
-from phalanx.chaos.run_record import save_plan
+from phalanx.chaos.run_record import load_target, save_plan
 from phalanx.chaos.shrinking import smaller
 from phalanx.chaos.traffic import complain
 from phalanx.runtime import Runtime
@@ -178,6 +180,42 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     assert shrunk.refuted == 1
     assert shrunk.is_flaky
     assert (shrunk.whole.failed, shrunk.whole.made) == (3, 3)
+
+
+def test_a_target_at_the_top_of_a_module_is_imported_from_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "tests_of_mine" / "package"
+    package.mkdir(parents=True)
+    (package / "homed.py").write_text("from tests.chaos.targets import build\ndef own(): ...\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "tests_of_mine"), *sys.path])
+    own = importlib.import_module("package.homed").own
+    target = Target.of(own)
+    save_plan(tmp_path, target.name, Chaos(), target.home)
+    monkeypatch.setattr(sys, "path", sys.path[1:])
+    monkeypatch.delitem(sys.modules, "package.homed")
+    monkeypatch.delitem(sys.modules, "package")
+
+    again = load_target(tmp_path)
+
+    assert (again.name, again.home) == ("package.homed:own", str(tmp_path / "tests_of_mine"))
+    assert again.factory.__code__.co_filename == str(package / "homed.py")
+    for name in ("package.homed", "package"):
+        monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize("way", ["within a function", "an instance", "lambda"])
+def test_a_target_that_no_name_leads_to_is_refused_with_what_to_do(
+    way: str, tmp_path: Path
+) -> None:
+    def within() -> None: ...
+
+    given = {"within a function": within, "an instance": partial(within), "lambda": lambda: None}
+    target = Target.of(given[way])
+    save_plan(tmp_path, target.name, Chaos(), target.home)
+
+    with pytest.raises(SpecError, match=r"top level of a module, or call .*target=\.\.\."):
+        load_target(tmp_path)
 
 
 def test_what_cannot_be_shrunk_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -67,6 +68,11 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
             "record *chaos-1",
         ]
     )
+    (record,) = (Path(line[7:]) for line in result.outlines if line.startswith("record "))
+    noted = json.loads((record / "run.json").read_text())
+    assert noted["target"].startswith("test_a_run_that_breaks_an_invariant")
+    assert noted["target"].endswith(":lying")
+    assert noted["home"] == str(pytester.path)
 
 
 def test_a_run_that_holds_passes_and_a_test_that_fails_of_itself_tells_the_seed_too(
