@@ -80,7 +80,7 @@ def note_made(folder: Path) -> None:
         is_lost = path.is_relative_to(SHM) or path.is_relative_to(tempfile.gettempdir())
         if is_lost and path not in known:
             known.add(path)
-            with contextlib.suppress(OSError), file.open("a") as lines:
+            with file.open("a") as lines:
                 lines.write(f"{os.fsencode(path).hex()}\n")
 
     _watch(note)
@@ -88,8 +88,12 @@ def note_made(folder: Path) -> None:
 
 def read_made(folder: Path) -> set[Path]:
     """Return what the workers of the run in *folder* were seen to make."""
-    lines = [line for path in folder.glob(f"*{_MADE}") for line in path.read_text().splitlines()]
-    return {Path(os.fsdecode(bytes.fromhex(line))) for line in lines}
+    found: set[Path] = set()
+    for path in folder.glob(f"*{_MADE}"):
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(ValueError):  # a full disk has cut it short
+                found.add(Path(os.fsdecode(bytes.fromhex(line))))
+    return found
 
 
 _watching: list[Callable[[Path], object] | None] = []
@@ -110,11 +114,13 @@ def _on_audit(event: str, args: tuple[Any, ...]) -> None:
         return  # the files in which it is written down
     _busy.now = True
     try:
-        made = _made_by(event, args)
-        if made is not None and not _is_importing():
-            for told in _watching:
-                if told is not None:
-                    told(made)
+        # What is raised here is raised in what is looked at, a folder that is gone included.
+        with contextlib.suppress(Exception):
+            made = _made_by(event, args)
+            if made is not None and not _is_importing():
+                for told in _watching:
+                    if told is not None:
+                        told(made)
     finally:
         _busy.now = False
 
@@ -131,8 +137,8 @@ def _made_by(event: str, args: tuple[Any, ...]) -> Path | None:
         name = args[_NAMING.get(event, 0)]
     if isinstance(name, bytes):
         name = os.fsdecode(name)
-    if not isinstance(name, str | os.PathLike):
-        return None
+    if not isinstance(name, str | Path):
+        return None  # a descriptor
     path = Path(name)
     if event in _TEMPORARY:
         return path.absolute()

@@ -9,6 +9,7 @@ loses between two looks is found by its mark alone); whether it is there at the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -54,7 +55,9 @@ class Kin:
                 new += fresh
             if new:
                 self._seen.update(new)
-                with (self._folder / f"{os.getpid()}{_SUFFIX}").open("a") as file:
+                path = self._folder / f"{os.getpid()}{_SUFFIX}"
+                # On a full disk it is not known, and what is being watched goes on.
+                with contextlib.suppress(OSError), path.open("a") as file:
                     file.writelines(f"{pid} {ticks}\n" for pid, ticks in new)
 
 

@@ -210,7 +210,11 @@ def test_a_target_that_no_name_leads_to_is_refused_with_what_to_do(
 ) -> None:
     def within() -> None: ...
 
-    given = {"within a function": within, "an instance": partial(within), "lambda": lambda: None}
+    given: dict[str, Any] = {
+        "within a function": within,
+        "an instance": partial(within),
+        "lambda": lambda: None,
+    }
     target = Target.of(given[way])
     save_plan(tmp_path, target.name, Chaos(), target.home)
 
