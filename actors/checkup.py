@@ -22,7 +22,7 @@ from .pulses import PATIENCE
 from .terms import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from .pulses import Sign
@@ -51,23 +51,37 @@ def check_up(
     before: dict[int, Vitals] = {}
     signs: dict[int, Sign] = {}
     asking = min(PATIENCE, timeout / 2)
-    if not _is_done(future, deadline - asking):
+    there = {info.rank: info.incarnation for info in ranks}
+    late, gone = set(there), set[int]()
+    if _is_done(future, deadline - asking):
+        late, gone = _silent(future, there)
+    if late:  # so far, or when this was woken long after the deadline
         before = {info.rank: Vitals.of(info.pid) for info in ranks}
-        with shared.pulses.ask({info.rank: info.incarnation for info in ranks}) as asked:
-            if not _is_done(future, deadline):
-                asked.wait(deadline + PATIENCE - asking)
+        with shared.pulses.ask(there) as asked:
+            late, gone = _silent(future, there)  # its own deadline ends that
+            asked.wait(late, time.monotonic() + PATIENCE - asking)
             signs = asked.signs()
-    try:
-        silent = [each.rank for each in future.result() if each.kind is not OutcomeKind.OK]
-    except CallTimeout:  # it was never sent: the group is not whole
-        silent = [info.rank for info in shared.view.ranks]
-    if not silent:
+    if not late and not gone:
         return
     check_open()
-    diagnoses = diagnose(silent, shared.view.ranks, shared.plane.seating.running(), before, signs)
+    silent = sorted(late | gone)
+    now = shared.view.ranks
+    gone |= {info.rank for info in now if there.get(info.rank) != info.incarnation}
+    running = shared.plane.seating.running()
+    diagnoses = diagnose(silent, now, running, before, signs, gone=gone)
     states = {rank: each.state for rank, each in diagnoses.items()}
     details = {rank: str(each) for rank, each in diagnoses.items()}
     raise Unhealthy("check_health", silent, timeout, states, details)
+
+
+def _silent(future: Future[Any], there: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return who of those *there* has not answered in time, and who died before it could."""
+    try:
+        outcomes = future.result()
+    except CallTimeout:  # it was never sent: the group is not whole
+        return set(there), set()
+    late = {each.rank for each in outcomes if each.kind not in (OutcomeKind.OK, OutcomeKind.DEAD)}
+    return late, {each.rank for each in outcomes if each.kind is OutcomeKind.DEAD}
 
 
 def _is_done(future: Future[Any], deadline: float) -> bool:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import Vitals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Mapping
 
     from .pulses import Sign
     from .seat import Running
@@ -43,6 +43,8 @@ def diagnose(
     running: Iterable[Running],
     before: Mapping[int, Vitals],
     signs: Mapping[int, Sign],
+    *,
+    gone: Container[int],
 ) -> dict[int, Diagnosis]:
     """Return what the *silent* ones are doing.
 
@@ -52,13 +54,19 @@ def diagnose(
         running: What they run.
         before: Vitals from a while ago.
         signs: What came of asking for a sign of life.
+        gone: Those that died meanwhile: who has their place now is not who was silent.
     """
     infos = {info.rank: info for info in ranks}
     busy = {each.rank: each for each in running}
     now = time.monotonic()
     return {
         rank: _one(
-            infos.get(rank), busy.get(rank), before.get(rank, Vitals()), signs.get(rank), now
+            infos.get(rank),
+            busy.get(rank),
+            before.get(rank, Vitals()),
+            signs.get(rank),
+            now,
+            is_gone=rank in gone,
         )
         for rank in silent
     }
@@ -70,6 +78,8 @@ def _one(
     before: Vitals,
     sign: Sign | None,
     now: float,
+    *,
+    is_gone: bool,
 ) -> Diagnosis:
     vitals = Vitals.of(info.pid) if info is not None and info.pid is not None else Vitals()
     pulse = sign.pulse if sign is not None else None
@@ -77,10 +87,12 @@ def _one(
     place = f", in {vitals.wait}" if vitals.wait else ""
     if info is None or not vitals.state:
         return Diagnosis("dead")
+    if info.state == "starting":
+        return Diagnosis("stopped" if vitals.state == "T" else "starting")
+    if is_gone:
+        return Diagnosis("dead")
     if vitals.state == "T":
         return Diagnosis("stopped")
-    if info.state == "starting":
-        return Diagnosis("starting")
     if info.state == "stopping":
         return Diagnosis("dead", "being stopped")
     if running is None or not (running.began or running.method):

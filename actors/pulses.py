@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Self
 from phalanx.runtime import Kind, Payload, Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from phalanx.runtime import Frame
 
@@ -54,10 +54,11 @@ class Question:
         self._then: list[Callable[[], None]] = []
         self._at = time.monotonic()
 
-    def wait(self, deadline: float) -> None:
-        """Return once every rank has answered, or at *deadline* (monotonic)."""
+    def wait(self, ranks: Collection[int], deadline: float) -> None:
+        """Return once these *ranks* have answered, or at *deadline* (monotonic)."""
         with self._changed:
-            self._changed.wait_for(self._is_answered, max(0.0, deadline - time.monotonic()))
+            patience = max(0.0, deadline - time.monotonic())
+            self._changed.wait_for(lambda: self._answers.keys() >= set(ranks), patience)
 
     def when_answered(self, then: Callable[[], None]) -> None:
         """Run *then* once every rank has answered; on whichever thread hears of it: be quick."""
@@ -82,10 +83,10 @@ class Question:
         """Note what *rank* has answered."""
         with self._changed:
             self._answers[rank] = pulse, time.monotonic() - self._at
+            self._changed.notify_all()
             if not self._is_answered():
                 return
             then, self._then = self._then, []
-            self._changed.notify_all()
         for each in then:
             each()
 

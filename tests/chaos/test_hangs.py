@@ -269,6 +269,21 @@ def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path
     ex.kill()
 
 
+@pytest.mark.parametrize("timeout", [1e-5, 1e-3])
+def test_health_takes_neither_the_dead_nor_the_hurried_for_wedged(
+    make: Make, timeout: float
+) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+    kill(ex, 1)
+
+    with pytest.raises(Unhealthy) as caught:
+        ex.check_health(timeout)  # over before the death is known, or while it is mended
+
+    states = caught.value.states
+    assert states.pop(1) in ("dead", "starting")
+    assert set(states.values()) <= {"waiting", "busy"}  # they had no time, but they do live
+
+
 def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:
     """A worker's threads sleep until they are asked: none of them is ever scheduled."""
     ex = make(world_size=1)
