@@ -42,6 +42,14 @@ def group_folders(controller: str, groups: Path = MOUNTED, own: Path = OWN) -> I
         yield from (groups / mount / path.lstrip("/") for mount in mounts)
 
 
+def nearest(folder: Path, groups: Path = MOUNTED) -> Path:
+    """Return *folder*, or where that is not to be seen the nearest around it that is.
+
+    In a container the path may be one of the host's: then the mount is that very group.
+    """
+    return next((each for each in enclosing(folder, groups) if each.is_dir()), folder)
+
+
 def enclosing(folder: Path, groups: Path = MOUNTED) -> Iterator[Path]:
     """Yield *folder* and those of the groups around it.
 

@@ -18,7 +18,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .control_group import group_folders
+from .control_group import group_folders, nearest
 from .kernel_log import is_kernel_log_told, killed_for_memory
 
 _KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
@@ -48,7 +48,7 @@ class OomEvidence:
 
     def sample(self) -> OomSample:
         """Return the counts as they are now; of the control group that we are in now."""
-        for folder in group_folders("memory"):
+        for folder in map(nearest, group_folders("memory")):
             for name in ("memory.events", "memory.oom_control"):
                 count = _count(folder / name)
                 if count is not None:

@@ -16,7 +16,7 @@ from tests.actors.workers import Echo
 from tests.runtime.limited_group import limited_group
 
 from phalanx.actors import Executor
-from phalanx.runtime import evidence, kernel_log
+from phalanx.runtime import control_group, evidence, kernel_log
 from phalanx.runtime.evidence import OomEvidence, OomSample
 from phalanx.supervision import WorkerDied
 
@@ -85,6 +85,25 @@ def test_a_rise_of_the_count_is_evidence_for_one_death_only(counted: Path) -> No
 
     assert "oom_kill rose from 5 to 6" in seen.take(1, 0.0, before)
     assert seen.take(1, 0.0, before) == ""
+
+
+def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without a namespace of control groups."""
+    mount = tmp_path / "memory"
+    mount.mkdir()
+    count_in(mount / "memory.oom_control", 7)
+    own = tmp_path / "own"
+    own.write_text("4:memory:/docker/1234\n")
+    folders = list(control_group.group_folders("memory", tmp_path, own))
+    monkeypatch.setattr(evidence, "group_folders", lambda _: iter(folders))
+    monkeypatch.setattr(evidence, "nearest", lambda each: control_group.nearest(each, tmp_path))
+
+    assert OomEvidence().sample().counter == mount / "memory.oom_control"
+
+    folders[0].mkdir(parents=True)  # to be seen, without accounts: those around it count others
+    assert OomEvidence().sample().counter is None
 
 
 def test_what_rose_before_a_start_is_no_evidence(counted: Path) -> None:
