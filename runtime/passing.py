@@ -1,15 +1,17 @@
-"""Receiving descriptors over a socket.
+"""Descriptors over a socket.
 
-Guarantees: what comes in is closed on exec, and the flags are heeded. (``socket.recv_fds`` of
-CPython takes flags and drops them.)
-
-Left to others: sending; ``socket.send_fds`` does that.
+Guarantees: what comes in is closed on exec, and the flags are heeded. (``socket.recv_fds`` and
+``socket.send_fds`` of CPython take flags and drop them.)
 """
 
 from __future__ import annotations
 
 import array
 import socket
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def receive_with_fds(
@@ -23,3 +25,9 @@ def receive_with_fds(
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
     return data, fds.tolist()
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int], flags: int = 0) -> None:
+    """Send one packet and *fds* with it."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+    sock.sendmsg([data], [rights] if fds else [], flags)

@@ -32,6 +32,7 @@ from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 from . import ledger
 from .launcher import LaunchSpec
+from .passing import send_with_fds
 from .status import exit_of_process
 
 if TYPE_CHECKING:
@@ -369,7 +370,7 @@ def _listen() -> socket.socket:
 def _hand_over(link: socket.socket, listener: socket.socket, epoch: int) -> bool:
     """Send the listening socket of *epoch*; False where the process is gone."""
     with suppress(OSError):
-        socket.send_fds(link, [b"%d" % epoch], [listener.fileno()], socket.MSG_DONTWAIT)
+        send_with_fds(link, b"%d" % epoch, [listener.fileno()], socket.MSG_DONTWAIT)
         return True
     return False
 

@@ -24,6 +24,7 @@ from phalanx.supervision import RuntimeFault
 
 from . import ledger
 from .events import LoggedEvent, ScribeReplaced, ScribeUnavailable
+from .passing import send_with_fds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -296,7 +297,7 @@ class ScribeKeeper:
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         while True:
             try:
-                socket.send_fds(link, [data], fds or [], flags)
+                send_with_fds(link, data, fds or [], flags)
             except BlockingIOError:
                 if poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                     continue

@@ -10,12 +10,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from phalanx.runtime import scribe_keeper
 from phalanx.runtime.events import GroupDown, GroupUp, WorkerStarted
 from phalanx.runtime.scribe import Scribe
 from phalanx.supervision import RuntimeFault, SpecError
@@ -246,6 +248,29 @@ def test_a_hung_scribe_makes_drain_return_at_its_deadline(worker: Start, scribe:
     later = output.drain(soon())
 
     assert (in_time, later) == (False, True)
+
+
+def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
+    worker: Start, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scribe_keeper, "_PATIENCE", 0.2)
+    _, output = worker("input()")
+    stopped = scribe.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+
+    def talk() -> None:
+        while scribe.pid == stopped:
+            output.label()  # more than its socket holds
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    talking.join(LONG)
+    waits = talking.is_alive()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+
+    assert not waits
 
 
 def test_a_worker_that_logs_faster_than_anybody_reads_drops_and_says_so(
