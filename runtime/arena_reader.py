@@ -3,31 +3,20 @@
 Guarantees: a message can be read for as long as anything refers to its view, and its place is
 given back when nothing does. Writing to it changes nobody else's data: pages written to become
 this process's own, and die with the view, so the next message in that place is seen as it was
-written. A fork by Python code finds every view already made private, so a child's copy stays
-what it was.
+written.
 
-Left to others: when a place is used again (`arena`).
+Left to others: when a place is used again (`arena`), what is mapped and what is copied (`views`).
 """
 
 from __future__ import annotations
 
-import ctypes
-import mmap
+import functools
 import os
 import threading
-import weakref
 
 from . import ledger
 from .arena import PAGE, SLOTS
-from .memory import no_room_to_read
-
-COPY_LIMIT = 128 * 1024
-"""Bytes up to which a copy is quicker than a mapping with its page faults."""
-
-MOST_MAPPED = 256
-"""Views at once; each costs a descriptor and a mapping. Beyond that messages are copied."""
-
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; the mmap module has no name for it
+from .views import copied, mapped
 
 
 class ArenaReader:
@@ -56,13 +45,11 @@ class ArenaReader:
         if slot >= SLOTS or start % PAGE or start + size > self._size or not size:
             msg = f"slot {slot}, {size} bytes at {start}: no place in {self._size} bytes"
             raise ValueError(msg)
-        if size > COPY_LIMIT and len(_mapped) < MOST_MAPPED:
-            try:
-                return self._map(slot, start, size)
-            except OSError:
-                pass  # no descriptor or mapping left: a copy needs neither
+        view = mapped(self._fd, start, size, functools.partial(self.give_back, slot))
+        if view is not None:
+            return view
         try:
-            return self._copy(start, size)
+            return copied(self._fd, start, size)
         finally:
             self.give_back(slot)
 
@@ -84,64 +71,3 @@ class ArenaReader:
         # In a forked child the ledger has closed it, and its number may be somebody else's.
         if self._pid == os.getpid():
             self.close()
-
-    def _map(self, slot: int, start: int, size: int) -> memoryview:
-        length = -(-size // PAGE) * PAGE
-        flags = mmap.PROT_READ | mmap.PROT_WRITE
-        private = mmap.mmap(self._fd, length, mmap.MAP_PRIVATE, flags, offset=start)
-        # The collector would announce the end of a view in a dead cycle before the `__del__`
-        # methods in that cycle have run, which may read it. Unknown to the collector, it ends when
-        # its last reference goes. It refers to nothing, so no cycle passes through it.
-        _untrack(private)
-        lent = _Lent(private, _end)
-        lent.reader = self
-        lent.slot = slot
-        _mapped.add(lent)
-        return memoryview(private)[:size]
-
-    def _copy(self, start: int, size: int) -> memoryview:
-        try:
-            copy = memoryview(bytearray(size))
-        except MemoryError:
-            raise no_room_to_read(size) from None
-        done = 0
-        while done < size:
-            done += os.preadv(self._fd, [copy[done:]], start + done)
-        return copy
-
-
-class _Lent(weakref.ref[mmap.mmap]):
-    """A view that lives, and what to give back when it has died."""
-
-    __slots__ = ("reader", "slot")
-
-    reader: ArenaReader
-    slot: int
-
-
-def _end(lent: weakref.ref[mmap.mmap]) -> None:
-    assert isinstance(lent, _Lent)
-    _mapped.discard(lent)
-    lent.reader.give_back(lent.slot)
-
-
-_mapped: set[_Lent] = set()
-_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
-_untrack.argtypes = (ctypes.py_object,)
-_untrack.restype = None
-
-
-def _make_private() -> None:
-    """Copy every page of every view, so that a forked child depends on no place in any arena."""
-    for lent in list(_mapped):
-        view = lent()
-        if view is None:
-            continue
-        try:
-            view.madvise(_POPULATE_WRITE)
-        except OSError:
-            for at in range(0, len(view), PAGE):
-                view[at] = view[at]
-
-
-os.register_at_fork(before=_make_private)

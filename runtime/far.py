@@ -2,8 +2,8 @@
 
 Guarantees: such a body lies in the sender's arena, or, where that has no room or there is none, in
 a fresh sealed memory file whose descriptor rides on the packet. It is refused before its first
-byte is written where there is not memory enough. A reader maps either privately: writing in place
-changes nobody else's data. What claims to be such a body and is not ends in an exception.
+byte is written where there is not memory enough. A reader gets a private view of either: writing in
+place changes nobody else's data. What claims to be such a body and is not ends in an exception.
 
 What goes far away is the buffers. The pickle that refers to them stays in the packet, behind a
 table: how many buffers there are, and (offset, size) of each. So a reader that does not look at its
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import mmap
 import os
 import struct
 from pickle import loads
@@ -24,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import MessageTooLarge
 
-from .memory import no_room_to_read, reserve, writable_bytes
+from .memory import reserve, writable_bytes
+from .views import copied, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,8 +135,8 @@ def seal_message_file(file: int) -> int:
     return file
 
 
-def map_file(file: int, size: int) -> memoryview:
-    """Return the body in *file*, to be written in place as one likes.
+def read_file(file: int, size: int) -> memoryview:
+    """Return the body in *file*, to be written in place as one likes; *file* may be closed then.
 
     Raises:
         ValueError: no body of that size can lie in it.
@@ -147,11 +147,8 @@ def map_file(file: int, size: int) -> memoryview:
         # One that can shrink would end its reader by SIGBUS.
         msg = f"a message of {size} bytes in a file that is smaller or not sealed"
         raise ValueError(msg)
-    try:
-        private = mmap.mmap(file, size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        raise no_room_to_read(size) from error
-    return memoryview(private)
+    view = mapped(file, 0, size)
+    return copied(file, 0, size) if view is None else view
 
 
 def decode_far(body: memoryview, near: bytes = b"") -> Any:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.supervision import RuntimeFault
 
-from .far import decode_far, map_file
+from .far import decode_far, read_file
 from .wire import (
     ANCILLARY,
     CLOSE_ON_EXEC,
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 _read_head = HEADER.unpack_from
 _HEAD: Final = HEADER.size
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_FILES: Final = (Kind.SAVED, Kind.RESTORE)  # of these the file itself is wanted
 
 
 class Frame:
@@ -104,10 +105,13 @@ class FarFrame(Frame):
         lender: What a message in an arena is read through and given back to; None once it has been.
     """
 
-    __slots__ = ("fds", "lender")
+    __slots__ = ("_view", "fds", "lender")
 
-    fds: list[int]
-    lender: ArenaReader | None
+    def __init__(self, *head: Any) -> None:
+        super().__init__(*head)
+        self.fds: list[int] = []
+        self.lender: ArenaReader | None = None
+        self._view: memoryview | None = None
 
     def value(self) -> Any:
         """See `Frame.value`."""
@@ -123,9 +127,12 @@ class FarFrame(Frame):
 
     def large(self) -> memoryview:
         """See `Frame.large`."""
+        view, self._view = self._view, None
+        if view is not None:
+            return view
         try:
             if self.flags & Flag.FILE:
-                return map_file(self.fds[0], *IN_FILE.unpack_from(self.body))
+                return read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
             lender, self.lender = self.lender, None
             if lender is None:
                 msg = "this message has been read or dropped before"
@@ -134,8 +141,21 @@ class FarFrame(Frame):
         finally:
             self.drop()
 
+    def bring_home(self) -> None:
+        """Take the body out of its file: of answers nobody has asked for yet there may be many.
+
+        As many descriptors were gone once: further answers could not be received, and were lost.
+        """
+        try:
+            view = read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
+        except (MemoryError, OSError, ValueError):
+            return  # whoever asks for it is told
+        self.drop()
+        self._view = view
+
     def drop(self) -> None:
         """See `Frame.drop`."""
+        self._view = None
         while self.fds:
             os.close(self.fds.pop())
         lender, self.lender = self.lender, None
@@ -192,8 +212,9 @@ def unpack(
                 return Frame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
             far = FarFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
             far.fds = fds
-            far.lender = None
             if _is_whole(far, lender, lost=lost):
+                if fds and kind not in _FILES:
+                    far.bring_home()
                 return far
     for fd in fds:
         os.close(fd)

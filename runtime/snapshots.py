@@ -24,8 +24,8 @@ from .codec import encode
 from .far import (
     decode_far,
     lay_out,
-    map_file,
     new_message_file,
+    read_file,
     seal_message_file,
     write_all,
     write_file,
@@ -222,7 +222,7 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
     sealed = _is_sealed(file)
     if sealed:
         # The kernel's pages themselves: what is written in place becomes this process's own.
-        whole = map_file(file, start + size)[start:]
+        whole = read_file(file, start + size)[start:]
     else:
         # A file on a disk may be cut short under a mapping, which would end its reader by SIGBUS.
         whole = memoryview(bytearray(size))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, WorkerActor
 from phalanx.runtime import ARENA_IDLE
+from phalanx.runtime.arena import SLOTS
 from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
 
 if TYPE_CHECKING:
@@ -124,6 +126,23 @@ def test_more_than_the_arena_has_places_for_can_be_kept(make: Make) -> None:
 
     expected = [value % 200 * size for value in range(300)]
     assert executor.call(0, "totals_kept", WAIT) == expected
+
+
+def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make: Make) -> None:
+    executor = make(Keeper, 1)
+    size = 132 * 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        futures = [
+            executor.call(0, "made", WAIT, args=(size, value % 200), non_block=True)
+            for value in range(SLOTS + 256)  # as many as the arena holds, and the limit beyond
+        ]
+        kept = [future.result() for future in futures]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert all((array == value % 200).all() for value, array in enumerate(kept))
 
 
 def test_large_replies_of_every_rank_arrive_at_once_and_can_be_kept(make: Make) -> None:

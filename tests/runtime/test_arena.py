@@ -11,7 +11,8 @@ import pytest
 
 from phalanx.runtime.arena import PAGE, SLOTS, Arena, Borrower
 from phalanx.runtime.arena_exchange import DriverExchange
-from phalanx.runtime.arena_reader import COPY_LIMIT, ArenaReader
+from phalanx.runtime.arena_reader import ArenaReader
+from phalanx.runtime.views import COPY_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

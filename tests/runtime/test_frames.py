@@ -20,6 +20,7 @@ from phalanx.runtime.arena_reader import ArenaReader
 from phalanx.runtime.codec import encode
 from phalanx.runtime.frames import Frame, bundle, receive, send, unbundle, unpack
 from phalanx.runtime.payload import Payload
+from phalanx.runtime.views import COPY_LIMIT, MOST_MAPPED
 from phalanx.runtime.wire import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 
 if TYPE_CHECKING:
@@ -147,6 +148,29 @@ def test_too_many_descriptors_are_closed(wire: Wire) -> None:
         os.close(file)
 
     assert receive(wire.theirs, wire.reader) is None
+    assert descriptors() == before
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_messages_in_files_take_few_descriptors_however_many_are_kept(
+    wire: Wire, read: bool
+) -> None:
+    before = descriptors()
+    count = MOST_MAPPED + 40
+    kept: list[Any] = []
+
+    for number in range(count):
+        wire.send(np.full(COPY_LIMIT + 1, number % 251, dtype=np.uint8), use_arena=False)
+        frame = wire.receive()
+        kept.append(frame.value() if read else frame)
+
+    assert descriptors() <= before + MOST_MAPPED
+    arrays = kept if read else [frame.value() for frame in kept]
+    for number, array in enumerate(arrays):
+        np.add(array, 1, out=array)  # a copy may be written to like a mapping
+        assert int(array[0]) == int(array[-1]) == number % 251 + 1
+    del array, arrays, frame
+    kept.clear()
     assert descriptors() == before
 
 
