@@ -18,8 +18,9 @@ from phalanx.runtime import Arrival, Frame, Kind
 from .interrupts import uninterrupted
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
+
+    from phalanx.runtime import OwnedLock
 
     from .cuts import Cuts
     from .reading import Events, Reading
@@ -43,7 +44,7 @@ class Arriving:
 
     def __init__(
         self,
-        lock: threading.Lock,
+        lock: OwnedLock,
         *,
         seats: Seats,
         reading: Reading,
@@ -69,7 +70,7 @@ class Arriving:
     def on_ready(self, events: Events) -> None:
         """Act on what epoll says; on whichever thread reads."""
         ended: list[Seat] = []
-        with self._lock:
+        with self._lock.unasked:
             reading = self._seats.reading
             for fd, event in events:
                 seat = reading(fd)

@@ -10,6 +10,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime import ReentrantLock
 from phalanx.supervision import WouldDeadlock
 
 if TYPE_CHECKING:
@@ -27,26 +28,30 @@ class Callbacks:
         self._report = report
         self._queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
         self._queue = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer may hand something over in the middle of `run`.
+        self._lock = ReentrantLock()
         self._thread: threading.Thread | None = None
+        self._ident: int | None = None
         self._closed = False
 
     def run(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` soon; after `close`, at once in the caller's thread."""
         with self._lock:
             if not self._closed:
+                self._queue.put((callback, args))
                 if self._thread is None:
-                    self._thread = threading.Thread(
+                    made = threading.Thread(
                         target=self._loop, name="phalanx-callbacks", daemon=True
                     )
-                    self._thread.start()
-                self._queue.put((callback, args))
+                    if self._thread is None:  # still
+                        self._thread = made
+                        made.start()
                 return
         self._call(callback, args)
 
     def is_current(self) -> bool:
         """Whether the calling thread is the one that runs callbacks."""
-        return threading.current_thread() is self._thread
+        return threading.get_ident() == self._ident
 
     def check_may_wait(self, what: str) -> None:
         """Raise `WouldDeadlock` where *what* would wait on the thread of the callbacks."""
@@ -65,8 +70,10 @@ class Callbacks:
                 thread.join(timeout)
 
     def _loop(self) -> None:
+        self._ident = threading.get_ident()
         while (item := self._queue.get()) is not None:
             self._call(*item)
+        self._ident = None  # the next thread may have it
 
     def _call(self, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         try:

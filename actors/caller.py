@@ -94,6 +94,7 @@ class Caller:
             tell=tell,
         )
         self._core.check_process()
+        self._plane.check_may_enter(name, waits=not non_block)
         if not non_block:
             self._callbacks.check_may_wait(name)
         tap = self._tap(name, method, shape, rank, is_stream=window is not None)

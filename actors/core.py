@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pykka
 
-from phalanx.runtime import acquire_shared, release_shared
+from phalanx.runtime import ReentrantLock, acquire_shared, release_shared
 from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase
 
 from .callbacks import Callbacks
@@ -65,7 +65,7 @@ class Core:
         probe = current_probe()
         self.spec = spec = spec if probe is None else probe.adjust(spec)
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
         self.runtime = acquire_shared() if runtime is None else runtime
         release = partial(release_shared, self.runtime) if runtime is None else _keep
         try:
@@ -124,12 +124,13 @@ class Core:
     def end(self, *, grace: float = 0.0) -> None:
         """Let calls in flight end for *grace* seconds, then stop everything; waits for it.
 
-        From one of the executor's own threads it only asks for the end.
+        From one of the executor's own threads it only asks for the end; so it does from a finalizer
+        or signal handler that has interrupted what others need meanwhile.
         """
         if self._pid != os.getpid():
             return
         shared = self.shared
-        mine = shared.callbacks.is_current() or self.runtime.hub.is_current()
+        mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True)
         if grace > 0 and not mine and not shared.gone.is_set():
             self._refuse()
             shared.plane.wait_idle(time.monotonic() + grace)
@@ -142,6 +143,9 @@ class Core:
 
     def request_end(self) -> None:
         """Ask for the end, once; returns at once."""
+        if self.shared.plane.is_inside(waits=False):  # a finalizer, in the middle of a message
+            self.runtime.hub.post(self.request_end)
+            return
         with self._lock:
             if not self.shared.closing:
                 self.shared.closing = True
@@ -150,6 +154,9 @@ class Core:
 
     def kill(self) -> None:
         """Ask for the end, with no time for anybody; returns at once."""
+        if self.shared.plane.is_inside(waits=False):  # as above
+            self.runtime.hub.post(self.kill)
+            return
         self.request_end()
         self.tell(KillAll())
 

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import FarFrame, Flag, Kind, RemoteFailure, ledger
+from phalanx.runtime import FarFrame, Flag, Kind, OwnedLock, RemoteFailure, ledger
 from phalanx.supervision import RuntimeFault
 
 from .checkpoint import Checkpoint
@@ -65,7 +64,7 @@ class Cuts:
         self._policy = policy
         self._limit = limit
         self._together = together
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._open: dict[tuple[int, int], Cut] = {}  # by (wire id, rank)
         self._base = 0  # what wire ids are counted from
         self._last = 0  # the highest number so far
@@ -74,6 +73,10 @@ class Cuts:
         self._tell: Callable[[Any], None] = _nobody
         self._hub: Hub | None = None
         self._pid = os.getpid()
+
+    def is_locked(self) -> bool:
+        """Whether this thread is inside of them."""
+        return self._lock.is_mine() or self.kept.is_locked()
 
     @property
     def limit(self) -> float | None:

@@ -11,10 +11,9 @@ is waited for.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import SnapshotFolder
+from phalanx.runtime import OwnedLock, SnapshotFolder
 from phalanx.supervision import RuntimeFault, SpecError
 
 from .cut import find_cuts
@@ -47,13 +46,17 @@ class Kept:
         self._path = path
         self._together = together
         self._sealed = sealed
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._folder: SnapshotFolder | None = None
         self._cuts: list[Cut] = []  # by number
         self._gone: list[Cut] = []  # what is left of them is to be removed
         self._stray = False  # whether there may be files of others
         self._bound = _BACKLOG
         self._foreign = 0  # up to here what is in the folder is none of ours
+
+    def is_locked(self) -> bool:
+        """Whether this thread is inside of them."""
+        return self._lock.is_mine()
 
     @property
     def where(self) -> str:

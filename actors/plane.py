@@ -24,8 +24,8 @@ import time
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Arena, Payload
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside
+from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 from .arriving import Arriving
 from .interrupts import uninterrupted
@@ -75,9 +75,11 @@ class Plane:
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
     ) -> None:
+        self._hub = hub
         self.pid = os.getpid()  # of the driver; a forked child is none
         self.arena = Arena.create()
-        self._lock = lock = threading.Lock()
+        self._lock = lock = OwnedLock()
+        self._is_mine = lock.is_mine
         self._seats = seats = Seats(size)
         self._turns = turns = Turns(depth)
         self._reading = reading = Reading(hub, lock, lambda: seats.owed > 0)
@@ -135,7 +137,7 @@ class Plane:
                 seat.channel.close()
             self._seats.clear()
             self._trimming.close()
-            self.arena.close()
+        self.arena.close()
         self._reading.close()
 
     # --- calls --------------------------------------------------------------------------
@@ -147,6 +149,24 @@ class Plane:
             MessageTooLarge: there is not memory enough for it.
         """
         return Payload.of(encoded, self.arena)
+
+    def check_may_enter(self, what: str, *, waits: bool) -> None:
+        """Raise `WouldDeadlock` where *what* came out of the plane's own code on this thread.
+
+        One that *waits* must not have interrupted what others need meanwhile either.
+        """
+        if self._is_mine() or (self._cuts is not None and self._cuts.is_locked()):
+            raise called_from_inside(what)
+        if waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_held()):
+            raise called_from_inside(what)
+
+    def is_inside(self, *, waits: bool) -> bool:
+        """Whether `check_may_enter` would raise."""
+        try:
+            self.check_may_enter("", waits=waits)
+        except WouldDeadlock:
+            return True
+        return False
 
     @uninterrupted
     def check_open(self) -> None:
@@ -184,7 +204,7 @@ class Plane:
     @uninterrupted
     def _accept(self, call: Call, *, waits: bool) -> Ticket | None:
         """Send *call* or queue it, and return None; or return a ticket for a place in the queue."""
-        with self._lock:
+        with self._lock.unasked:
             closed = self._turns.closed
             size = len(self._seats)
             if closed is None and call.fits(size):

@@ -100,13 +100,13 @@ class RankGroup:
     def save(self, timeout: float | None) -> Checkpoint:
         """See `Executor.checkpoint`."""
         self.core.check_process()
-        self._shared.callbacks.check_may_wait("checkpoint")
+        self._check_may_wait("checkpoint")
         return self._caller.save(timeout, under_hold=False)
 
     def change(self, make: Callable[[], Planned], timeout: float | None) -> None:
         """Have a planned change carried out while nothing is in flight; tries until it is."""
+        self._check_may_wait("a planned change")
         self.check_open()
-        self._shared.callbacks.check_may_wait("a planned change")
         limit = None if timeout is None else check_seconds("timeout", timeout)
         deadline = None if limit is None else time.monotonic() + limit
         shared = self._shared
@@ -140,13 +140,17 @@ class RankGroup:
 
     def drain(self, timeout: float | None) -> None:
         """See `Executor.drain`."""
+        self._check_may_wait("drain")
         self.check_open()
         limit = None if timeout is None else check_seconds("timeout", timeout)
-        self._shared.callbacks.check_may_wait("drain")
         if not self._plane.wait_idle(None if limit is None else time.monotonic() + limit):
             msg = f"calls are still in flight after {timeout:g} s"
             raise TimeoutError(msg)
         self._plane.resume()
+
+    def _check_may_wait(self, what: str) -> None:
+        self._plane.check_may_enter(what, waits=True)
+        self._shared.callbacks.check_may_wait(what)
 
     # --- ending -------------------------------------------------------------------------
 

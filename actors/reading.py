@@ -22,14 +22,14 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.runtime import Spinner, ledger
+from phalanx.runtime import Spinner, called_from_inside, ledger
 
 from .interrupts import interrupts, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import Hub
+    from phalanx.runtime import Hub, OwnedLock
 
 Events = list[tuple[int, int]]
 
@@ -65,7 +65,7 @@ class Reading:
         spin: Seconds for which a caller looks for answers before it sleeps.
     """
 
-    def __init__(self, hub: Hub, lock: threading.Lock, is_due: Callable[[], bool]) -> None:
+    def __init__(self, hub: Hub, lock: OwnedLock, is_due: Callable[[], bool]) -> None:
         self._hub = hub
         self._lock = lock
         self._is_due = is_due
@@ -76,6 +76,7 @@ class Reading:
         self._epoll.register(*self._kicked)
         self._reader = 0  # the thread that reads; 0 for nobody
         self._reads_for: Waitable | None = None
+        self._sleepers: set[int] = set()  # the threads that wait while another reads
         self._next: deque[threading.Lock] = deque()  # callers that could read
         self._armed = False
         self._ticking = False
@@ -116,7 +117,14 @@ class Reading:
     # --- waiting ------------------------------------------------------------------------
 
     def wait(self, what: Waitable, deadline: float | None) -> bool:
-        """Return True once *what* is done, False at *deadline*; reads if nobody else does."""
+        """Return True once *what* is done, False at *deadline*; reads if nobody else does.
+
+        Raises:
+            WouldDeadlock: this thread is waiting already, or has the lock; a finalizer or a signal
+                handler has interrupted that.
+        """
+        if not what.done and (self.is_mine() or self._lock.is_mine()):
+            raise called_from_inside("waiting")
         while not what.done:
             turn: threading.Lock | None = None
             leaves = True
@@ -138,10 +146,17 @@ class Reading:
                 return False
         return True
 
+    def is_mine(self) -> bool:
+        """Whether this thread is in the middle of waiting: for others too, perhaps."""
+        if not self._reader and not self._sleepers:
+            return False
+        me = threading.get_ident()
+        return self._reader == me or me in self._sleepers
+
     @uninterrupted
     def _enter(self, what: Waitable) -> threading.Lock | None:
         """Make this thread the reader and return None, or a lock that others release for it."""
-        with self._lock:
+        with self._lock.unasked:
             if not self._reader:
                 self._reader = threading.get_ident()
                 self._reads_for = what
@@ -152,11 +167,12 @@ class Reading:
                 turn.acquire()
                 what.waiters += (turn,)
                 self._next.append(turn)
+                self._sleepers.add(threading.get_ident())
             return turn
 
     @uninterrupted
     def _exit(self, turn: threading.Lock | None, what: Waitable, *, leaves: bool) -> None:
-        with self._lock:
+        with self._lock.unasked:
             if turn is not None:
                 self._unfollow(turn, what, leaves=leaves)
             elif self._reader == threading.get_ident():
@@ -245,6 +261,7 @@ class Reading:
 
     def _unfollow(self, turn: threading.Lock, what: Waitable, *, leaves: bool) -> None:
         """Take a follower off the lists, however its wait ended. Under the lock."""
+        self._sleepers.discard(threading.get_ident())
         with contextlib.suppress(ValueError):
             at = what.waiters.index(turn)
             what.waiters = what.waiters[:at] + what.waiters[at + 1 :]

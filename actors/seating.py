@@ -20,10 +20,9 @@ from .seat import Progress, Running, Seat, Seats
 from .terms import Shape
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable
 
-    from phalanx.runtime import CallFate, Channel, CrashReport
+    from phalanx.runtime import CallFate, Channel, CrashReport, OwnedLock
 
     from .arriving import Arriving
     from .calls import Call
@@ -40,7 +39,7 @@ class Seating:
 
     def __init__(
         self,
-        lock: threading.Lock,
+        lock: OwnedLock,
         *,
         seats: Seats,
         turns: Turns,

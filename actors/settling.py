@@ -19,10 +19,9 @@ from .outcomes import Outcome, OutcomeKind
 from .terms import Shape
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Callable, Iterable, Iterator
 
-    from phalanx.runtime import Frame, Hub
+    from phalanx.runtime import Frame, Hub, OwnedLock
 
     from .calls import Call
     from .reading import Reading
@@ -41,7 +40,7 @@ class Settling:
     def __init__(
         self,
         hub: Hub,
-        lock: threading.Lock,
+        lock: OwnedLock,
         *,
         seats: Seats,
         turns: Turns,

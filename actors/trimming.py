@@ -13,15 +13,13 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import ARENA_IDLE, ARENA_LONGEST
 
 if TYPE_CHECKING:
-    import threading
-
-    from phalanx.runtime import Arena, Hub, Timer
+    from phalanx.runtime import Arena, Hub, OwnedLock, Timer
 
 
 class Trimming:
     """Trims one arena once nothing has been placed in it for a while. Under the plane's lock."""
 
-    def __init__(self, hub: Hub, lock: threading.Lock, arena: Arena) -> None:
+    def __init__(self, hub: Hub, lock: OwnedLock, arena: Arena) -> None:
         self._hub = hub
         self._lock = lock
         self._arena = arena
@@ -35,11 +33,12 @@ class Trimming:
         placed = arena.placed
 
         def look() -> None:
+            idle = arena.placed == placed
+            if idle:
+                # Not under the plane's lock: who is inside the arena may have to call the plane.
+                arena.trim()
             with self._lock:
                 self._timer = None
-                idle = arena.placed == placed
-                if idle:
-                    arena.trim()
                 if arena.is_warm:
                     # Idle and yet warm: a reader keeps something. Then look less often.
                     self.later(min(2 * wait, ARENA_LONGEST) if idle else ARENA_IDLE)

@@ -11,9 +11,10 @@ Left to others: stacks and killing (`stopping`), what is found before (`suspicio
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING
+
+from phalanx.runtime import ReentrantLock
 
 from .notices import Look
 
@@ -39,7 +40,8 @@ class HangWatch:
         self._hub = hub
         self._stopped_after = stopped_after
         self._tell = tell
-        self._lock = threading.Lock()
+        # Reentrant: under it a finalizer may make a call. A look too many is all it can cause.
+        self._lock = ReentrantLock()
         self._timer: Timer | None = None
         self._anew = 0.0  # when all limits began anew
         self._stopped: dict[tuple[int, int], float] = {}  # since when, as far as was seen

@@ -42,6 +42,7 @@ from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
+from .owned_lock import OwnedLock, ReentrantLock, called_from_inside
 from .payload import Payload, call_packet
 from .process import Process, ProcessStatus
 from .processors import usable_processors
@@ -126,12 +127,14 @@ __all__ = [
     "MessageMalformed",
     "Observer",
     "Outpost",
+    "OwnedLock",
     "Payload",
     "Process",
     "ProcessStatus",
     "Pulse",
     "Quarry",
     "RankGlance",
+    "ReentrantLock",
     "RemoteFailure",
     "Rendezvous",
     "RendezvousStore",
@@ -171,6 +174,7 @@ __all__ = [
     "bundle",
     "call_id_of",
     "call_packet",
+    "called_from_inside",
     "carried",
     "check_folder",
     "check_share",

@@ -27,12 +27,12 @@ import fcntl
 import mmap
 import os
 import resource
-import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from . import ledger
 from .memory import reserve
+from .owned_lock import OwnedLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -85,7 +85,7 @@ class Borrower:
 
 @dataclass(eq=False, slots=True)
 class Extent:
-    """The place of one message. Guarded by its arena.
+    """The place of one message. Found and taken back under its arena's lock.
 
     Attributes:
         start: Where it begins, in bytes; on a page.
@@ -125,13 +125,15 @@ class Arena:
         fd: The memory file; readers get it at their start.
         placed: How many messages have found a place so far.
         is_warm: Whether memory stands behind any of it.
+        is_held: Returns whether who else wants a place waits until this thread goes on.
     """
 
     def __init__(self, fd: int) -> None:
         self.fd = ledger.own(fd)
         self.placed = 0
         self.is_warm = False
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
+        self.is_held = self._lock.is_mine
         self._window: memoryview | None = None
         self._size = os.fstat(fd).st_size // PAGE
         self._backed = bytearray(self._size)  # one byte per page: whether memory stands behind it
@@ -156,6 +158,8 @@ class Arena:
 
     def place(self, size: int) -> Extent | None:
         """Return a place for *size* bytes with memory behind it, or None where there is none."""
+        if self._lock.is_mine():
+            return None  # a finalizer's message, in the middle of another's search for a place
         pages = -(-size // PAGE)
         try:
             return self._place(pages)
@@ -200,15 +204,14 @@ class Arena:
 
     def lend(self, extent: Extent, borrower: Borrower) -> None:
         """See `Extent.lend`."""
-        with self._lock:
-            borrower.lend(extent.slot)
-            if borrower not in extent.borrowers:
-                extent.borrowers.append(borrower)
+        # Without the lock: a place that is kept is not swept, and one thread at a time lends it.
+        borrower.lend(extent.slot)
+        if borrower not in extent.borrowers:
+            extent.borrowers.append(borrower)
 
     def let_go(self, extent: Extent) -> None:
         """See `Extent.let_go`."""
-        with self._lock:
-            extent.kept = False
+        extent.kept = False
 
     def trim(self) -> None:
         """Give the memory back behind which no message lies."""

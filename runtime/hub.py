@@ -24,12 +24,14 @@ import threading
 import time
 import traceback
 from collections import deque
+from threading import get_ident
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
 
 from . import ledger
 from .events import HubCallbackFailed
+from .owned_lock import ReentrantLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +101,9 @@ class Hub:
         """Start the thread; *emit* is told of callbacks that raise, None prints their traces."""
         self._pid = os.getpid()
         self._emit = emit
-        self._lock = threading.Lock()
+        # Reentrant: a finalizer, or a signal handler, may call the hub inside of one of these
+        # methods. Each is written so that it may: what it leaves half done no other looks at.
+        self._lock = ReentrantLock()
         self._watches: dict[int, Watch] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._cancelled = 0
@@ -107,6 +111,7 @@ class Hub:
         self._posted: deque[Callable[[], None]] = deque()
         self._closing = False
         self._closed = False
+        self._ident = 0
         self._epoll = ledger.own(select.epoll())
         self._wakeup = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._epoll.register(self._wakeup, select.EPOLLIN)
@@ -150,6 +155,10 @@ class Hub:
     def is_current(self) -> bool:
         """Whether the caller is on the hub's thread."""
         return threading.current_thread() is self._thread
+
+    def is_held(self) -> bool:
+        """Whether the hub stands still until the caller goes on: its thread, or inside of it."""
+        return get_ident() == self._ident or self._lock.is_mine()
 
     def close(self) -> None:
         """End the thread after what has been posted; then close what the hub holds.
@@ -196,11 +205,13 @@ class Hub:
         with self._lock:
             self._cancelled += 1
             if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
-                self._timers = [entry for entry in self._timers if entry[2].is_pending]
-                heapq.heapify(self._timers)
                 self._cancelled = 0
+                timers, self._timers = self._timers, []  # what comes meanwhile is not lost
+                self._timers.extend([entry for entry in timers if entry[2].is_pending])
+                heapq.heapify(self._timers)
 
     def _run(self) -> None:
+        self._ident = get_ident()
         while not self._closing:
             for fd, events in self._poll():
                 if fd == self._wakeup:
@@ -218,6 +229,7 @@ class Hub:
             self._timers.clear()
             ledger.close(self._epoll)
             ledger.close(self._wakeup)
+        self._ident = 0  # the next thread may have it
 
     def _poll(self) -> list[tuple[int, int]]:
         with self._lock:

@@ -219,3 +219,22 @@ def test_a_forked_child_of_the_driver_cannot_use_the_hub(hub: Hub) -> None:
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     on_hub(hub)
+
+
+def test_the_hub_may_be_called_in_the_middle_of_a_call(hub: Hub) -> None:
+    done = threading.Event()
+
+    class Sly(float):
+        """A time that is compared with others under the hub's lock, where finalizers may run."""
+
+        def __lt__(self, other: float) -> bool:
+            hub.post(done.set)
+            hub.note_cancelled_timer()
+            return float(self) < float(other)
+
+    later = hub.call_at(time.monotonic() + 1000, lambda: None)
+    timer = hub.call_at(Sly(time.monotonic() + 999), lambda: None)
+
+    assert done.wait(LONG)
+    timer.cancel()
+    later.cancel()

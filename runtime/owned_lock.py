@@ -1,0 +1,76 @@
+"""Locks for what a finalizer or a signal handler may call in the middle of our own code.
+
+A finalizer runs on whichever thread the collector runs on, a signal handler between any two steps
+of the main thread. Either may find itself inside a method of ours, under its lock, and call us.
+A plain lock would then wait for its own holder, for ever.
+
+Left to others: to look (`is_mine`) before there is anything to undo.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.supervision import WouldDeadlock
+
+if TYPE_CHECKING:
+
+    class _RLock:
+        """What the interpreter has; its stubs call it final, and do not know of its owner."""
+
+        def acquire(self) -> bool: ...
+        def release(self) -> None: ...
+        def __enter__(self) -> bool: ...
+        def __exit__(self, *_: object) -> None: ...
+        def _is_owned(self) -> bool: ...
+
+else:
+    from _thread import RLock as _RLock
+
+
+class ReentrantLock(_RLock):
+    """For what has been written so that it may be called in the middle of itself."""
+
+    def is_mine(self) -> bool:
+        """Whether this thread has it."""
+        return self._is_owned()  # `threading.Condition` asks in the same way
+
+    if not TYPE_CHECKING:
+        is_mine = _RLock._is_owned  # noqa: SLF001  # at no cost of its own
+
+
+class OwnedLock:
+    """For what may not: its holder gets an error in place of seeing what is half done.
+
+    Attributes:
+        unasked: The same lock for the hot path, which costs a third and does not look: for who
+            knows that this thread does not have it.
+    """
+
+    __slots__ = ("is_mine", "unasked")
+
+    def __init__(self) -> None:
+        self.unasked = ReentrantLock()
+        self.is_mine = self.unasked.is_mine
+
+    def __enter__(self) -> None:
+        """Take it.
+
+        Raises:
+            WouldDeadlock: this thread has it.
+        """
+        if self.is_mine():
+            raise called_from_inside("this call")
+        self.unasked.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.unasked.release()
+
+
+def called_from_inside(what: str) -> WouldDeadlock:
+    """Return the error of *what*, which came out of our own code on this very thread."""
+    msg = (
+        f"{what}: a finalizer or signal handler that interrupts phalanx may not call it in turn, "
+        "nor wait for it; have another thread make the call"
+    )
+    return WouldDeadlock(msg)

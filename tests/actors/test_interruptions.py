@@ -1,0 +1,234 @@
+"""Finalizers and signal handlers that call an executor in the middle of its own code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from phalanx.actors.callbacks import Callbacks
+from phalanx.runtime import Arena, OwnedLock
+from phalanx.supervision import ExecutorClosed, WouldDeadlock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from phalanx.actors import Executor
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+# The future is dropped, so what decodes its answer dies when the answer comes, with the plane's
+# lock in the hands of whoever reads it: as where the collector runs there, but each time. In a
+# process of its own: what the test is about would hold up all others.
+FINALIZER = """
+import threading
+from phalanx import Executor, ExecutorClosed, WorkerActor, WouldDeadlock
+
+class Worker(WorkerActor):
+    def nothing(self):
+        pass
+
+class Dying:
+    def __init__(self, act):
+        self.act = act
+        self.outcome = []
+
+    def look(self, values, lead):
+        return values
+
+    def __del__(self):
+        try:
+            self.outcome.append(self.act())
+        except BaseException as error:
+            self.outcome.append(error)
+
+def what_becomes_of(act):
+    dying = Dying(act)
+    outcome = dying.outcome
+    executor.collective_rpc("nothing", non_block=True, aggregate=dying.look)
+    del dying
+    while not outcome:
+        executor.collective_rpc("nothing", timeout=20)
+    return outcome[0]
+
+with Executor(Worker, 1, preload=()) as executor:
+    kept = executor.collective_rpc("nothing", non_block=True)
+    for act in (
+        lambda: executor.tell("nothing"),
+        lambda: executor.collective_rpc("nothing", timeout=20),
+        lambda: executor.collective_rpc("nothing", non_block=True, timeout=20),
+        lambda: executor.submit("nothing"),
+        lambda: next(executor.stream("nothing")),
+        lambda: executor.check_health(),
+        lambda: executor.restart(timeout=20),
+        lambda: executor.drain(timeout=20),
+        lambda: executor.status(),
+    ):
+        error = what_becomes_of(act)
+        assert isinstance(error, WouldDeadlock), error
+        assert "another thread" in str(error)
+        assert executor.collective_rpc("nothing", timeout=20) == [None]
+    try:
+        assert what_becomes_of(executor.close) is None
+        while True:
+            executor.collective_rpc("nothing", timeout=20)
+    except ExecutorClosed:
+        print("closed")
+"""
+
+
+def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_its_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FINALIZER], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout == "closed\n", done.stderr
+    assert done.returncode == 0
+
+
+@pytest.fixture
+def handle() -> Iterator[Callable[[Callable[[], Any]], list[Any]]]:
+    """Has SIGUSR1 make a call; returns the list that what becomes of it is added to."""
+    before = signal.getsignal(signal.SIGUSR1)
+
+    def install(act: Callable[[], Any]) -> list[Any]:
+        outcome: list[Any] = []
+
+        def handler(*_: object) -> None:
+            try:
+                outcome.append(act())
+            except BaseException as error:  # it is what is looked at
+                outcome.append(error)
+
+        signal.signal(signal.SIGUSR1, handler)
+        return outcome
+
+    yield install
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
+    """Strike the main thread once it waits; open *gate* once that is over."""
+    reading = executor._core.shared.plane._reading  # nobody else is told of it
+    main = threading.main_thread().ident
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        if reading._reader == main or main in reading._sleepers:  # as above
+            break
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    while not outcome and time.monotonic() < deadline:
+        time.sleep(0.01)
+    gate.touch()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("what", ["call", "result", "restart"])
+def test_a_signal_handler_may_not_wait_where_its_thread_does(
+    make: Make,
+    tmp_path: Path,
+    handle: Callable[[Callable[[], Any]], list[Any]],
+    what: str,
+    reads: bool,
+) -> None:
+    executor = make(world_size=2)
+    gate = tmp_path / "gate"
+    first = threading.Thread(target=executor.call, args=(0, "gated", WAIT, (str(gate),)))
+    if not reads:  # another thread does, and the main one sleeps meanwhile
+        first.start()
+        while executor.status().in_flight < 1:
+            time.sleep(0.01)
+    acts: dict[str, Callable[[], Any]] = {
+        "call": lambda: executor.call(1, "echo", 3.0),
+        "result": lambda: executor.call(0, "echo", non_block=True).result(3.0),
+        "restart": lambda: executor.restart(1, timeout=3.0),
+    }
+    outcome = handle(acts[what])
+    other = threading.Thread(target=interrupt, args=(executor, outcome, gate))
+    other.start()
+
+    answer = executor.call(0, "gated", WAIT, args=(str(gate), "served"))
+
+    other.join()
+    if not reads:
+        first.join()
+    assert answer == "served"
+    assert isinstance(outcome[0], WouldDeadlock)
+    assert executor.collective_rpc("rank", WAIT) == [0, 1]
+
+
+def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
+    make: Make, tmp_path: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    executor = make(world_size=1)
+    gate = tmp_path / "gate"
+    outcome = handle(executor.close)
+    other = threading.Thread(target=interrupt, args=(executor, outcome, gate))
+    other.start()
+
+    with contextlib.suppress(ExecutorClosed):  # the call may have been answered first
+        executor.call(0, "gated", WAIT, args=(str(gate),))
+
+    other.join()
+    assert outcome == [None]
+    with pytest.raises(ExecutorClosed):
+        executor.call(0, "echo", WAIT)
+
+
+def test_a_lock_that_its_holder_asks_for_again_says_so_and_stays_held() -> None:
+    lock = OwnedLock()
+
+    with lock:
+        with pytest.raises(WouldDeadlock), lock:
+            pass
+        assert lock.is_mine()
+
+    assert not lock.is_mine()
+
+
+def test_a_message_in_the_middle_of_the_search_for_a_place_finds_none() -> None:
+    arena = Arena.create(1 << 20)
+    found: list[Any] = []
+
+    class Sly:
+        """A reader whose counters are looked at: there a finalizer might run."""
+
+        def holds(self, _slot: int) -> bool:
+            found.append(arena.place(4096))
+            return False
+
+    first = arena.place(4096)
+    assert first is not None
+    first.borrowers.append(Sly())  # type: ignore[arg-type]  # a reader as far as is asked of it
+    first.let_go()
+
+    second = arena.place(4096)
+
+    assert found == [None]
+    assert second is not None
+    arena.close()
+
+
+def test_callbacks_handed_over_in_the_middle_of_handing_over_run_in_order() -> None:
+    callbacks = Callbacks(lambda _: None)
+    ran: list[int] = []
+    done = threading.Event()
+
+    with callbacks._lock:  # as where a finalizer runs in there
+        callbacks.run(ran.append, 1)
+        callbacks.run(ran.append, 2)
+        callbacks.run(done.set)
+
+    assert done.wait(WAIT)
+    assert ran == [1, 2]
+    callbacks.close(WAIT)
