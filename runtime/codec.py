@@ -83,10 +83,14 @@ def encode(value: object, what: str) -> Encoded:
 
     try:
         chunks = _dumps(value, keep_in_band)
-        alone = len(chunks) == 1  # then the pickle is all in it; else large ones are plain bytes
+        before = b""
         for chunk in chunks:
-            if (alone or _size(chunk) < 2 * _LARGE) and b"__main__" in chunk:
+            if _size(chunk) >= _LARGE and _announces(before, chunk):
+                before = b""  # to search it would take longer than to copy it
+            elif b"__main__" in chunk:
                 break
+            else:
+                before = chunk
         else:
             return Encoded(chunks, tuple(buffers))
     except Exception:  # noqa: BLE001, S110  # whatever the fast way cannot do, cloudpickle may
@@ -106,6 +110,18 @@ def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
 
 def _size(chunk: bytes | bytearray | memoryview) -> int:
     return chunk.nbytes if isinstance(chunk, memoryview) else len(chunk)
+
+
+def _announces(before: bytes, chunk: bytes) -> bool:
+    """Whether *before* ends with the opcode and the size of *chunk*, which then is no pickle.
+
+    Nothing else tells one from the other. Pickle too may come in chunks of any size: a number is
+    never set apart, and two texts of just less than `_LARGE` share a chunk with what is between.
+    """
+    size = _size(chunk).to_bytes(8, "little")
+    return (before[-5:-4] in _SHORT and before[-4:] == size[:4]) or (
+        before[-9:-8] in _LONG and before[-8:] == size
+    )
 
 
 def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) -> Sequence[bytes]:
@@ -135,6 +151,8 @@ def _holds_large(value: Any) -> bool:
     return isinstance(value, _BYTES) and len(value) >= _LARGE
 
 
+_SHORT = (pickle.BINBYTES, pickle.BINUNICODE)  # followed by a size of four bytes
+_LONG = (pickle.BINBYTES8, pickle.BINUNICODE8, pickle.BYTEARRAY8)  # of eight
 _BYTES = (bytes, bytearray)
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 

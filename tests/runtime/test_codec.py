@@ -90,6 +90,32 @@ def test_a_text_that_mentions_main_is_no_reason_to_pickle_by_value() -> None:
     assert travel(value) == value
 
 
+@pytest.mark.parametrize("beside", [65_480, 65_492, 65_506, 65_520])
+@pytest.mark.parametrize("number", [1, 1 << (8 * 200_000)], ids=["small", "large"])
+def test_what_is_defined_in_main_travels_by_value_whatever_lies_beside_it(
+    monkeypatch: pytest.MonkeyPatch, beside: int, number: int
+) -> None:
+    ours = type("Ours", (), {"__module__": "__main__"})
+    monkeypatch.setattr(sys.modules["__main__"], "Ours", ours, raising=False)
+    large = b"x" * 70_000  # keeps the pickler from making one chunk of it all
+
+    encoded = encode((["a" * beside, ours(), number, "y" * 65_535], large), "it")
+
+    monkeypatch.undo()  # by name nobody would find it now
+    arrived = decode(encoded.body, encoded.buffers)
+    assert type(arrived[0][1]).__name__ == "Ours"
+
+
+def test_large_contents_that_mention_main_are_no_reason_to_pickle_by_value() -> None:
+    for size in (LARGE, 10 * LARGE):
+        content = b"__main__" * (size // 8)
+        for value in (content, bytearray(content), content.decode()):
+            encoded = encode((value, b"x" * 70_000), "it")
+
+            assert b"cloudpickle" not in encoded.body
+            assert decode(encoded.body, encoded.buffers)[0] == value
+
+
 def test_what_cannot_travel_is_named() -> None:
     with pytest.raises(NotPicklable, match="the arguments of f"):
         encode(threading.Lock(), "the arguments of f")
