@@ -101,6 +101,7 @@ class LateStream(ReplyStream):
 
     def __init__(self, opened: Callable[[], ReplyStream]) -> None:
         self._open = opened
+        self._opening: asyncio.Future[ReplyStream] | None = None
         self._stream: ReplyStream | None = None
         self._ended = False
 
@@ -112,15 +113,15 @@ class LateStream(ReplyStream):
         return next(self._stream)
 
     async def __anext__(self) -> Any:
-        stream = self._stream
-        if stream is None and not self._ended:
-            made: ReplyStream = await _made_elsewhere(self._open, (), {})
-            self._stream = stream = made
-            if self._ended:  # closed meanwhile
-                made.close()
-        if self._ended or stream is None:
+        if self._stream is None and not self._ended:
+            if self._opening is None:
+                self._opening = asyncio.ensure_future(asyncio.to_thread(self._open))
+                self._opening.add_done_callback(self._opened)
+            # Who is cancelled here may ask again, for the same stream: its generator runs once.
+            await asyncio.shield(self._opening)
+        if self._ended or self._stream is None:
             raise StopAsyncIteration
-        return await anext(stream)
+        return await anext(self._stream)
 
     def close(self) -> None:
         """End the stream, which may never have been opened."""
@@ -130,6 +131,13 @@ class LateStream(ReplyStream):
 
     def __del__(self) -> None:
         """Leave the stream to its own finalizer."""
+
+    def _opened(self, opening: asyncio.Future[ReplyStream]) -> None:
+        self._opening = None
+        if not opening.cancelled() and opening.exception() is None:
+            self._stream = opening.result()
+            if self._ended:  # meanwhile
+                self._stream.close()
 
 
 async def _completed(future: Any) -> Any:
@@ -142,9 +150,9 @@ async def _completed(future: Any) -> Any:
 async def _made_elsewhere(
     call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
 ) -> Any:
-    """Return what *call* returns on another thread: a future, or a stream.
+    """Return the future that *call* returns on another thread.
 
-    Where nobody waits for it any more it is withdrawn, or closed.
+    Where nobody waits for it any more it is withdrawn.
     """
     made: list[Any] = []
     given_up = False
@@ -152,7 +160,7 @@ async def _made_elsewhere(
     def make() -> None:
         made.append(call(*args, **options))
         if given_up:
-            _give_up(made[0])
+            made[0].cancel()
 
     try:
         await asyncio.to_thread(make)
@@ -161,10 +169,6 @@ async def _made_elsewhere(
         # two finds what the other has left.
         given_up = True
         for each in made:
-            _give_up(each)
+            each.cancel()
         raise
     return made[0]
-
-
-def _give_up(made: Any) -> None:
-    (made.close if isinstance(made, ReplyStream) else made.cancel)()

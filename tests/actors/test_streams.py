@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 from tests.actors.workers import wait_for
 
-from phalanx.actors import WorkerActor
+from phalanx.actors import ReplyStream, WorkerActor
+from phalanx.actors.aio import LateStream
 from phalanx.supervision import CallTimeout, ExecutorClosed, NotPicklable, Strategy, WorkerDied
 
 if TYPE_CHECKING:
@@ -319,7 +320,50 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
 
     assert [future.result(WAIT) for future in full] == [None, None]
     assert ex.call(0, "listed", WAIT) == [1, 2, 3]
+    until_idle(ex)
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_stream_that_is_asked_for_again_while_it_waits_for_a_place_is_opened_once(
+    make: Make, tmp_path: Path, ends: bool
+) -> None:
+    ex = make(Source, 1, queue_depth=1)
+    gate = tmp_path / "gate"
+    full = [ex.call(0, waits, args=(str(gate),), non_block=True) for _ in range(2)]
+    opened: list[ReplyStream] = []
+
+    def opens() -> ReplyStream:
+        opened.append(ex.stream("count", args=(3,), rank=0))
+        return opened[-1]
+
+    async def main() -> list[int]:
+        late = LateStream(opens)
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(anext(late), 0.05)
+        if ends:
+            await late.aclose()
+        gate.touch()
+        return [item async for item in late]
+
+    items = asyncio.run(main())
+
+    assert [future.result(WAIT) for future in full] == [None, None]
+    assert items == ([] if ends else [0, 1, 2])
+    until_idle(ex)
+    assert len(opened) == 1
+    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+
+
+def until_idle(executor: Executor[Any]) -> None:
+    """Return once nothing is under way any more: a stream that was dropped is closed soon."""
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        status = executor.status()
+        if not status.in_flight and not status.waiting:
+            return
+        time.sleep(0.01)
 
 
 def test_a_stream_waits_for_a_restart_like_any_call(make: Make) -> None:
