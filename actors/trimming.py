@@ -1,6 +1,8 @@
 """When a group's arena gives back the memory that lies idle.
 
-Guarantees: at rest no timer runs, unless a reader keeps something; then looks become rare.
+Guarantees: memory that nobody has any more is given back within `ARENA_LONGEST` seconds, and
+`ARENA_IDLE` after the last message where no reader kept any. At rest no timer runs, unless a reader
+keeps something, which a rank that is stopped does; then looks become rare.
 
 Left to others: the memory itself (`runtime.arena`).
 """

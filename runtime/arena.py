@@ -47,8 +47,9 @@ LIMIT = 1 << 30
 ARENA_IDLE = 2.0
 """Seconds without a message after which an arena is trimmed."""
 
-ARENA_LONGEST = 60.0
-"""Seconds between looks at an arena of which readers keep something."""
+ARENA_LONGEST = 10.0
+"""Seconds between looks at an arena of which readers keep something. So long may lie idle what they
+let go of, where nothing else is sent; it was a minute once, though a look takes microseconds."""
 
 # Bytes copied at once: both sides of a piece fit into a processor's own cache, which took two
 # thirds of the time of a megabyte; and the interpreter can serve other threads in between.
