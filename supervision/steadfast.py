@@ -13,6 +13,7 @@ the same reason, and heed none that comes from a stranger.
 
 from __future__ import annotations
 
+import queue
 from typing import TYPE_CHECKING, Any
 
 import pykka
@@ -29,6 +30,12 @@ class SteadfastActor(pykka.ThreadingActor):
     use_daemon_thread = True
 
     _has_stopped = False
+
+    @staticmethod
+    def _create_actor_inbox() -> queue.SimpleQueue[Any]:
+        # Pykka's own is written in Python: a finalizer that runs in the middle of one `tell` and
+        # tells the same actor something would wait for ever for a lock which its thread has.
+        return queue.SimpleQueue()
 
     def hear(self, message: Any, /) -> None:
         """Act on *message*."""

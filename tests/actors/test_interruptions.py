@@ -15,7 +15,7 @@ import pytest
 
 from phalanx.actors.callbacks import Callbacks
 from phalanx.runtime import Arena, OwnedLock
-from phalanx.supervision import ExecutorClosed, WouldDeadlock
+from phalanx.supervision import ExecutorClosed, SteadfastActor, WouldDeadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,6 +183,43 @@ def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
     assert outcome == [None]
     with pytest.raises(ExecutorClosed):
         executor.call(0, "echo", WAIT)
+
+
+def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() -> None:
+    heard: list[str] = []
+    ended = threading.Event()
+
+    class Hearing(SteadfastActor):
+        def hear(self, message: str, /) -> None:
+            heard.append(message)
+            if message == "end":
+                self.stop()
+                ended.set()
+
+        def failed(self, error: BaseException, /) -> None:
+            raise error
+
+    actor = Hearing.start()
+
+    def interrupt(*_: object) -> None:
+        sys.setprofile(None)
+        actor.tell("inner")
+        sys.setprofile(interrupt)
+
+    def tell() -> None:
+        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
+        actor.tell("outer")
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+
+    assert not thread.is_alive()
+    actor.tell("end")
+    assert ended.wait(WAIT)
+    assert heard.count("outer") == 1
+    assert "inner" in heard
 
 
 def test_a_lock_that_its_holder_asks_for_again_says_so_and_stays_held() -> None:

@@ -158,6 +158,8 @@ def test_messages_in_files_take_few_descriptors_however_many_are_kept(
     before = descriptors()
     count = MOST_MAPPED + 40
     kept: list[Any] = []
+    frame: Any = None
+    array: Any = None
 
     for number in range(count):
         wire.send(np.full(COPY_LIMIT + 1, number % 251, dtype=np.uint8), use_arena=False)
@@ -169,7 +171,8 @@ def test_messages_in_files_take_few_descriptors_however_many_are_kept(
     for number, array in enumerate(arrays):
         np.add(array, 1, out=array)  # a copy may be written to like a mapping
         assert int(array[0]) == int(array[-1]) == number % 251 + 1
-    del array, arrays, frame
+    frame = array = None
+    del arrays
     kept.clear()
     assert descriptors() == before
 
