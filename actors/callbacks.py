@@ -10,7 +10,6 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import ReentrantLock
 from phalanx.supervision import WouldDeadlock
 
 if TYPE_CHECKING:
@@ -28,26 +27,26 @@ class Callbacks:
         self._report = report
         self._queue: queue.SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...]] | None]
         self._queue = queue.SimpleQueue()
-        # Reentrant: a finalizer may hand something over in the middle of `run`.
-        self._lock = ReentrantLock()
+        # No lock around it all: callbacks are handed over under other locks, and where a finalizer
+        # runs in the middle of that.
+        self._unstarted = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ident: int | None = None
         self._closed = False
 
     def run(self, callback: Callable[..., Any], *args: Any) -> None:
         """Run ``callback(*args)`` soon; after `close`, at once in the caller's thread."""
-        with self._lock:
-            if not self._closed:
-                self._queue.put((callback, args))
-                if self._thread is None:
-                    made = threading.Thread(
-                        target=self._loop, name="phalanx-callbacks", daemon=True
-                    )
-                    if self._thread is None:  # still
-                        self._thread = made
-                        made.start()
-                return
-        self._call(callback, args)
+        if self._closed:
+            self._call(callback, args)
+            return
+        self._queue.put((callback, args))
+        if self._thread is None and self._unstarted.acquire(blocking=False):
+            self._thread = threading.Thread(
+                target=self._loop, name="phalanx-callbacks", daemon=True
+            )
+            self._thread.start()
+        if self._closed:
+            self._run_left()  # the thread may have ended in between
 
     def is_current(self) -> bool:
         """Whether the calling thread is the one that runs callbacks."""
@@ -61,13 +60,23 @@ class Callbacks:
 
     def close(self, timeout: float) -> None:
         """Run what is queued, then end the thread; waits at most *timeout* seconds."""
-        with self._lock:
-            self._closed = True
-            thread = self._thread
+        self._closed = True
+        thread = self._thread
         if thread is not None:
             self._queue.put(None)
             if thread is not threading.current_thread():
                 thread.join(timeout)
+
+    def _run_left(self) -> None:
+        while not self._queue.empty():
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return
+            if item is None:
+                self._queue.put(None)  # the thread has not ended yet: it does the rest
+                return
+            self._call(*item)
 
     def _loop(self) -> None:
         self._ident = threading.get_ident()

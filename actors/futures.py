@@ -59,8 +59,6 @@ class CallFuture(Future[Any]):
         self, call: Call, plane: Plane, callbacks: Callbacks, decode: Callable[[Call], Any]
     ) -> None:
         # The base class is not called: see `_Machinery`.
-        if not call.done:
-            call.future = self
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
@@ -70,6 +68,8 @@ class CallFuture(Future[Any]):
         self._whole = False
         self._value: Any = None
         self._error: BaseException | None = None
+        if not call.done:
+            call.future = self  # last: the call has been sent, and may be settled at any moment
 
     def become_whole(self) -> None:
         """Make what `concurrent.futures` needs, and see that it hears of the outcome.
@@ -85,7 +85,7 @@ class CallFuture(Future[Any]):
         # Settling sets *done* and then looks whether the future is whole; here it is the other way
         # round. So one of the two sees the other, or both do, and the second finds it finished.
         if self._call.done:
-            self.finish()
+            self._finish()
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -169,6 +169,7 @@ class CallFuture(Future[Any]):
             if self._callbacks.is_current():
                 msg = f"waiting for {call.name} in a callback: no callback may wait for a call"
                 raise WouldDeadlock(msg)
+            self._plane.check_may_enter(f"waiting for {call.name}", waits=True)
             deadline = None if timeout is None else time.monotonic() + timeout
             if not self._plane.wait(call, deadline):
                 msg = f"{call.name} is not done after {timeout:.3g} s; the call goes on"
@@ -194,7 +195,21 @@ class CallFuture(Future[Any]):
         return self._whole
 
     def finish(self) -> None:
-        """Tell who waits through `concurrent.futures` that the call is done; once."""
+        """Tell who waits through `concurrent.futures` that the call is done; now, or soon.
+
+        Under the plane's lock, where nothing may be waited for: who has the condition may have been
+        interrupted there, by a finalizer that wants to make a call.
+        """
+        condition = self._condition
+        if not condition._is_owned() and condition.acquire(blocking=False):  # noqa: SLF001
+            try:
+                self._finish()
+            finally:
+                condition.release()
+        else:
+            self._callbacks.run(self._finish)
+
+    def _finish(self) -> None:
         failed = self._call.error is not None or self._call.failed is not None
         cancelled = self.cancelled()
         with self._condition:

@@ -78,8 +78,8 @@ class Plane:
         self._hub = hub
         self.pid = os.getpid()  # of the driver; a forked child is none
         self.arena = Arena.create()
-        self._lock = lock = OwnedLock()
-        self._is_mine = lock.is_mine
+        inner = (hub.is_inside,) if cuts is None else (hub.is_inside, cuts.is_locked)
+        self._lock = lock = OwnedLock(*inner)
         self._seats = seats = Seats(size)
         self._turns = turns = Turns(depth)
         self._reading = reading = Reading(hub, lock, lambda: seats.owed > 0)
@@ -155,9 +155,9 @@ class Plane:
 
         One that *waits* must not have interrupted what others need meanwhile either.
         """
-        if self._is_mine() or (self._cuts is not None and self._cuts.is_locked()):
+        if self._lock.is_inside():
             raise called_from_inside(what)
-        if waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_held()):
+        if waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_current()):
             raise called_from_inside(what)
 
     def is_inside(self, *, waits: bool) -> bool:
@@ -195,10 +195,16 @@ class Plane:
             call.tap.issued(call)
         deadline = call.terms.deadline
         while (place := self._accept(call, waits=waits)) is not None:
-            if not self._reading.wait(place, deadline):
-                with self._lock:
-                    self._turns.give_up(place)
-                call.drop()
+            came = False
+            try:
+                self.check_may_enter(call.name, waits=True)
+                came = self._reading.wait(place, deadline)
+            finally:
+                if not came:
+                    with self._lock:
+                        self._turns.give_up(place)
+                    call.drop()
+            if not came:
                 raise call.timed_out()
 
     @uninterrupted

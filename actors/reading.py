@@ -22,7 +22,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.runtime import Spinner, called_from_inside, ledger
+from phalanx.runtime import Spinner, ledger
 
 from .interrupts import interrupts, uninterrupted
 
@@ -119,12 +119,8 @@ class Reading:
     def wait(self, what: Waitable, deadline: float | None) -> bool:
         """Return True once *what* is done, False at *deadline*; reads if nobody else does.
 
-        Raises:
-            WouldDeadlock: this thread is waiting already, or has the lock; a finalizer or a signal
-                handler has interrupted that.
+        Not for who is waiting already (`is_mine`), on a thread that was interrupted.
         """
-        if not what.done and (self.is_mine() or self._lock.is_mine()):
-            raise called_from_inside("waiting")
         while not what.done:
             turn: threading.Lock | None = None
             leaves = True

@@ -60,6 +60,7 @@ class ReplyStream:
                 if self._callbacks.is_current():
                     msg = f"waiting for {self._call.name} in a callback: no callback may wait"
                     raise WouldDeadlock(msg)
+                self._plane.check_may_enter(f"waiting for {self._call.name}", waits=True)
                 self._plane.wait_for(got)
             else:
                 return self._decoded(*got)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import ReentrantLock
-
 from .notices import Look
 
 if TYPE_CHECKING:
@@ -40,8 +38,6 @@ class HangWatch:
         self._hub = hub
         self._stopped_after = stopped_after
         self._tell = tell
-        # Reentrant: under it a finalizer may make a call. A look too many is all it can cause.
-        self._lock = ReentrantLock()
         self._timer: Timer | None = None
         self._anew = 0.0  # when all limits began anew
         self._stopped: dict[tuple[int, int], float] = {}  # since when, as far as was seen
@@ -95,14 +91,13 @@ class HangWatch:
 
     def close(self) -> None:
         """Look no more."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
+        if (timer := self._timer) is not None:
+            timer.cancel()
 
     def _look_at(self, at: float) -> None:
-        with self._lock:
-            if self._timer is not None and self._timer.is_pending:
-                if self._timer.at <= at:
-                    return
-                self._timer.cancel()
-            self._timer = self._hub.call_at(at, lambda: self._tell(Look(at)))
+        # No lock, for this is called under the plane's: a race causes a look too many at worst.
+        if (timer := self._timer) is not None and timer.is_pending:
+            if timer.at <= at:
+                return
+            timer.cancel()
+        self._timer = self._hub.call_at(at, lambda: self._tell(Look(at)))

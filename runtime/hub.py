@@ -93,7 +93,11 @@ class Timer:
 
 
 class Hub:
-    """The thread and its one epoll."""
+    """The thread and its one epoll.
+
+    Attributes:
+        is_inside: Returns whether the caller has interrupted one of these methods on its thread.
+    """
 
     def __init__(
         self, name: str = "phalanx-hub", *, emit: Callable[[LoggedEvent], None] | None = None
@@ -104,6 +108,7 @@ class Hub:
         # Reentrant: a finalizer, or a signal handler, may call the hub inside of one of these
         # methods. Each is written so that it may: what it leaves half done no other looks at.
         self._lock = ReentrantLock()
+        self.is_inside = self._lock.is_mine
         self._watches: dict[int, Watch] = {}
         self._timers: list[tuple[float, int, Timer]] = []
         self._cancelled = 0
@@ -154,11 +159,7 @@ class Hub:
 
     def is_current(self) -> bool:
         """Whether the caller is on the hub's thread."""
-        return threading.current_thread() is self._thread
-
-    def is_held(self) -> bool:
-        """Whether the hub stands still until the caller goes on: its thread, or inside of it."""
-        return get_ident() == self._ident or self._lock.is_mine()
+        return get_ident() == self._ident
 
     def close(self) -> None:
         """End the thread after what has been posted; then close what the hub holds.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from phalanx.actors.callbacks import Callbacks
+from phalanx.actors.futures import CallFuture
 from phalanx.runtime import Arena, OwnedLock
 from phalanx.supervision import ExecutorClosed, SteadfastActor, WouldDeadlock
 
@@ -94,6 +95,81 @@ def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_i
 
     assert done.stdout == "closed\n", done.stderr
     assert done.returncode == 0
+
+
+# What a finalizer may do wherever the collector happens to run: here in one of a hundred calls that
+# the library makes, on any of its threads.
+ANYWHERE = """
+import random, sys, threading
+from phalanx import Executor, WorkerActor, WouldDeadlock
+
+class Worker(WorkerActor):
+    def echo(self, value=None):
+        return value
+
+LARGE = bytes(300_000)
+rng = random.Random(1)
+local = threading.local()
+strays = []
+executor = None
+
+def act(which):
+    if which == 0:
+        executor.tell("echo", args=(LARGE,))
+    elif which == 1:
+        executor.collective_rpc("echo", args=(LARGE,), timeout=20)
+    elif which == 2:
+        future = executor.collective_rpc("echo", non_block=True, timeout=20)
+        future.add_done_callback(lambda _: None)
+    elif which == 3:
+        executor.collective_rpc("echo", non_block=True).cancel()
+    else:
+        executor.status()
+
+def interrupt(frame, event, _):
+    if executor is None or getattr(local, "busy", False) or rng.random() > 0.01:
+        return
+    local.busy = True
+    try:
+        act(rng.randrange(5))
+    except WouldDeadlock:
+        pass
+    except BaseException as error:
+        strays.append(error)
+    finally:
+        local.busy = False
+
+def traffic():
+    for _ in range(20):
+        assert made.collective_rpc("echo", args=(LARGE,), timeout=20) == [LARGE] * 2
+        futures = [made.collective_rpc("echo", args=(n,), non_block=True, timeout=20)
+                   for n in range(20)]
+        for future in futures:
+            future.add_done_callback(lambda _: None)
+        assert [future.result() for future in futures] == [[n] * 2 for n in range(20)]
+
+threading.setprofile(interrupt)
+with Executor(Worker, 2, preload=()) as made:
+    executor = made
+    threads = [threading.Thread(target=traffic) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    executor = None
+    made.drain(timeout=20)
+    status = made.status()
+    print(strays, status.in_flight, status.waiting)
+"""
+
+
+def test_a_finalizer_that_calls_an_executor_anywhere_neither_hangs_nor_spoils_a_call() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ANYWHERE], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.stdout == "[] 0 0\n", done.stderr
+    assert done.stderr == ""
 
 
 @pytest.fixture
@@ -222,6 +298,23 @@ def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() 
     assert "inner" in heard
 
 
+def test_a_call_may_be_settled_while_its_future_is_being_made() -> None:
+    class Settled:
+        """A call that is settled as soon as it knows of its future."""
+
+        done = False
+
+        def __setattr__(self, name: str, future: CallFuture) -> None:
+            assert name == "future"
+            assert not future.is_whole
+
+    nothing: Any = None
+
+    future = CallFuture(Settled(), nothing, nothing, nothing)  # type: ignore[arg-type]  # a call as far as is asked
+
+    assert not future.is_whole
+
+
 def test_a_lock_that_its_holder_asks_for_again_says_so_and_stays_held() -> None:
     lock = OwnedLock()
 
@@ -256,16 +349,28 @@ def test_a_message_in_the_middle_of_the_search_for_a_place_finds_none() -> None:
     arena.close()
 
 
-def test_callbacks_handed_over_in_the_middle_of_handing_over_run_in_order() -> None:
+def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> None:
     callbacks = Callbacks(lambda _: None)
     ran: list[int] = []
     done = threading.Event()
 
-    with callbacks._lock:  # as where a finalizer runs in there
-        callbacks.run(ran.append, 1)
+    def interrupt(*_: object) -> None:
+        sys.setprofile(None)
         callbacks.run(ran.append, 2)
+        sys.setprofile(interrupt)
+
+    def hand_over() -> None:
+        sys.setprofile(interrupt)  # at each call that is made meanwhile, as a finalizer may run
+        callbacks.run(ran.append, 1)
         callbacks.run(done.set)
+        sys.setprofile(None)
+
+    thread = threading.Thread(target=hand_over, daemon=True)
+    thread.start()
 
     assert done.wait(WAIT)
-    assert ran == [1, 2]
+    thread.join(WAIT)
+    assert ran.count(1) == 1
+    assert 2 in ran
+    assert [each.name for each in threading.enumerate()].count("phalanx-callbacks") == 1
     callbacks.close(WAIT)
