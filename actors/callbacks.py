@@ -45,8 +45,9 @@ class Callbacks:
                 target=self._loop, name="phalanx-callbacks", daemon=True
             )
             self._thread.start()
-        if self._closed:
-            self._run_left()  # the thread may have ended in between
+        if self._closed:  # meanwhile: the thread may have ended, or have been unknown to `close`
+            self._queue.put(None)
+            self._run_left()
 
     def is_current(self) -> bool:
         """Whether the calling thread is the one that runs callbacks."""
