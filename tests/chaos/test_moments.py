@@ -14,6 +14,7 @@ import pykka
 import pytest
 from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
 from tests.chaos.deeds import OFTEN, kill, telling, wait_until
+from tests.chaos.links import wait_running
 
 from phalanx.actors import Executor, StopPolicy, WorkerContext
 from phalanx.actors.notices import Look
@@ -126,6 +127,7 @@ def test_a_gather_that_no_rank_had_begun_is_sent_again(make: Make, tmp_path: Pat
     ex = make(Mortal, strategy=Strategy.ONE_FOR_ALL)
     gate, notes = tmp_path / "gate", tmp_path / "notes"
     running = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    wait_running(ex, 0, 1)  # else it too is sent again, and the other waits behind it
     queued = ex.gather("note", args=(str(notes), "n"), non_block=True)
 
     kill(ex, 0)

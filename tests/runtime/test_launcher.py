@@ -39,7 +39,7 @@ def test_a_process_is_our_child_and_leads_a_session_of_its_own(
     assert said["ppid"] == os.getpid()
     assert said["session"] == process.pid
     assert process.status is None
-    assert process.state() in "RS"
+    eventually(lambda: process.state() == "S", "sleep after it has spoken")
 
 
 @pytest.mark.parametrize("method", METHODS)
