@@ -56,10 +56,10 @@ $(VLLM)/installed: pyproject.toml tests/vllm/install.py
 	@touch $@
 
 test-vllm: $(VLLM)/installed
-	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 tests/vllm
+	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 -o faulthandler_timeout=1700 tests/vllm
 
 soak: setup
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600
 
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
 test-zmq: setup
