@@ -56,6 +56,10 @@ _PRELOAD = (
     "phalanx.integrations.vllm.worker",
     "phalanx.integrations.vllm.warmth",
 )
+_FORGOTTEN = (
+    "phalanx.vllm_calls_forgotten methods=%s: what these changed in the workers that died is lost; "
+    "if any changed what a worker computes, name it in the policy's replay"
+)
 _logger = init_logger("vllm.phalanx")
 
 
@@ -314,6 +318,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
                         entries = self._journal.entries()
                         self._group.collective_rpc("prepare", args=(epoch, entries))
                         self._prepared = epoch
+                        if forgotten := self._journal.forgotten:
+                            _logger.warning(_FORGOTTEN, ", ".join(forgotten))
                 except (WorkerDied, StaleEpoch):
                     continue
                 except ExecutorClosed as error:

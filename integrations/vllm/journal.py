@@ -10,8 +10,10 @@ Left to others: making the calls (`worker`), and when (`executor`). Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from .entry import Entry
+from .sleep import Sleep
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,20 +42,6 @@ REPEATABLE = frozenset(
 """Calls that may be made twice: after a death they are made again, and the caller waits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One call that a new worker is told.
-
-    Attributes:
-        answers: What the ranks answered, where the worker is to be told instead of asked.
-    """
-
-    method: str | bytes
-    args: tuple[Any, ...] = ()
-    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    answers: tuple[Any, ...] = ()
-
-
 class Journal:
     """The calls that have shaped the workers of one engine.
 
@@ -66,9 +54,15 @@ class Journal:
         self._start: dict[str, Entry] = {}
         self._loras: dict[int, Entry] = {}
         self._pinned: dict[int, Entry] = {}
-        self._asleep: list[Entry] = []
+        self._sleep = Sleep()
         self._profile: Entry | None = None
         self._own: list[Entry] = []
+        self._forgotten: set[str] = set()
+
+    @property
+    def forgotten(self) -> list[str]:
+        """Names of the user's methods whose calls a new worker is not told."""
+        return sorted(self._forgotten)
 
     def note(
         self,
@@ -79,7 +73,8 @@ class Journal:
     ) -> None:
         """Note that the call was made on all ranks, and that they answered it."""
         if isinstance(method, bytes):
-            return  # a callable: it has no name to be listed under
+            self._forgotten.add("a callable")  # it has no name to be listed under
+            return
         entry = Entry(method, args, dict(kwargs or {}))
         if method in self._replay:
             self._own.append(entry)
@@ -95,12 +90,16 @@ class Journal:
             self._pinned.pop(lora, None)
         elif method == "pin_lora":
             self._pinned[_given(entry, "lora_id")] = entry
-        elif method in ("sleep", "discard"):
-            self._asleep.append(entry)
+        elif method == "sleep":
+            self._sleep.begin(entry)
+        elif method == "discard":
+            self._sleep.discard(_given(entry, "tags"))
         elif method == "wake_up":
-            self._wake(entry)
+            self._sleep.wake(entry.kwargs.get("tags", entry.args[0] if entry.args else None))
         elif method == "profile":
             self._profile = entry if _is_start(entry) else None
+        elif method not in REPEATABLE:
+            self._forgotten.add(method)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the calls that a new worker is to be told, in order."""
@@ -112,15 +111,8 @@ class Journal:
             *self._pinned.values(),
             *self._own,
             *profile,
-            *self._asleep,
+            *self._sleep.entries(),
         )
-
-    def _wake(self, entry: Entry) -> None:
-        tags = entry.kwargs.get("tags", entry.args[0] if entry.args else None)
-        if tags is None:
-            self._asleep.clear()
-        elif self._asleep:
-            self._asleep.append(entry)
 
 
 def _given(entry: Entry, name: str) -> Any:

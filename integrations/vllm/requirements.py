@@ -74,6 +74,13 @@ def check_config(config: Any) -> None:
         )
     if getattr(parallel, "enable_elastic_ep", False):
         raise SpecError("enable_elastic_ep", value=True, remedy="ranks come and go by it; turn off")
+    if getattr(parallel, "numa_bind", False):
+        raise SpecError(
+            "numa_bind",
+            value=True,
+            remedy="ranks are started without numactl; "
+            "leave it, or run the whole program under numactl",
+        )
     for field in ("kv_transfer_config", "ec_transfer_config"):
         given = getattr(config, field, None)
         if given is not None:

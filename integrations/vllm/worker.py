@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from phalanx.actors import WorkerContext
     from phalanx.supervision import ExitReason
 
-    from .journal import Entry
+    from .entry import Entry
 
 _FOREVER = float("inf")
+_OF_ADAPTERS = frozenset(("add_lora", "pin_lora"))
 
 
 class StaleEpoch(Exception):  # named for what happened
@@ -127,6 +128,8 @@ class EngineWorker(WorkerActor):
         for entry in entries:
             if entry.method == "determine_available_memory":
                 self._warm_up(entry)
+            elif entry.method in _OF_ADAPTERS:
+                self._try(entry)
             else:
                 self._run(entry.method, entry.args, entry.kwargs)
         if entries and epoch > 1:
@@ -192,6 +195,13 @@ class EngineWorker(WorkerActor):
         if isinstance(method, bytes):
             return partial(cloudpickle.loads(method), self._worker)(*args, **kwargs)
         return getattr(self._worker, method)(*args, **kwargs)
+
+    def _try(self, entry: Entry) -> None:
+        """Make the call, and bear its failure: vLLM loads an adapter again for whoever wants it."""
+        try:
+            self._run(entry.method, entry.args, entry.kwargs)
+        except Exception as error:  # noqa: BLE001  # its files are the user's
+            self.ctx.log.warning("phalanx.vllm_adapter_lost", by=entry.method, error=str(error))
 
     def _warm_up(self, entry: Entry) -> None:
         """Compile and profile as the first worker did, and keep to the memory that it found."""
