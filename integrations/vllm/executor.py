@@ -38,7 +38,7 @@ from .names import new_mark, remove_names
 from .policy import Policy
 from .processors import choose_processors
 from .requirements import check_config, check_installed
-from .story import EngineEnded, tell_story
+from .story import EngineEnded, forget_story, tell_story
 from .worker import EngineWorker, StaleEpoch
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     def _init_executor(self) -> None:
         config = self.vllm_config
         check_config(config)
+        forget_story()
         policy = Policy.of_config(config.additional_config)
         parallel = config.parallel_config
         policy.check_size(parallel.world_size)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vllm.logger import init_logger
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
@@ -23,6 +24,8 @@ from .lost import LostStep
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.outputs import ModelRunnerOutput
+
+_logger = init_logger("vllm.phalanx")
 
 
 class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
@@ -85,7 +88,9 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
                 reasons[request.request_id] = why
         ended = self.finish_requests(reasons, RequestStatus.FINISHED_ERROR) if reasons else []
         for request in ended:
-            request.stop_reason = reasons[request.request_id]
+            request.stop_reason = why = reasons[request.request_id]
+            # vLLM's server tells its client of an internal error, and no more.
+            _logger.warning("phalanx.vllm_request_ended request=%s: %s", request.request_id, why)
         return ended
 
 

@@ -5,7 +5,8 @@ core is a process of its own, vLLM's `EngineDeadError` in the process of its cli
 
 The engine core can tell its client only that it is dead. So the client, which imports this before
 it starts the core, names a file in the environment that the core inherits; it is written at the end
-of an engine, and read and removed by the client.
+of an engine, and read and removed by the client. Of two engines that it has at the same time, both
+tell what the last one told.
 """
 
 from __future__ import annotations
@@ -47,6 +48,14 @@ def tell_story(text: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
         with os.fdopen(os.open(where, flags, 0o600), "w") as file:
             file.write(text)
+
+
+def forget_story() -> None:
+    """Begin an engine, to which what was told of an earlier one does not apply."""
+    where = os.environ.get(_VARIABLE)
+    if where is not None:
+        with suppress(OSError):
+            Path(where).unlink()
 
 
 def await_story() -> None:

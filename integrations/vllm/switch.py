@@ -34,6 +34,12 @@ def supervised(
     check_installed()
     if additional_config is not None and not isinstance(cast("object", additional_config), Mapping):
         raise SpecError("additional_config", additional_config, "give a mapping")
+    if KEY in (additional_config or {}):
+        raise SpecError(
+            "additional_config",
+            additional_config,
+            f"give the fields of {KEY} to supervised() itself",
+        )
     said = Policy.from_json(policy).to_json()
     from .executor import SupervisedExecutor  # noqa: PLC0415  # it derives from a class of vLLM's
 

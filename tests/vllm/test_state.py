@@ -1,4 +1,4 @@
-"""What a new worker is told of the state the old ones were in: sleep, and the calls of users."""
+"""What a new worker is told of the state the old ones were in, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from phalanx import SpecError
+from phalanx.integrations.vllm import supervised
 from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.requirements import check_config
 
@@ -80,3 +81,8 @@ def test_ranks_that_are_to_be_bound_by_numactl_are_refused_by_name() -> None:
         check_config(SimpleNamespace(parallel_config=parallel))
 
     assert caught.value.field == "numa_bind"
+
+
+def test_a_policy_given_in_two_ways_is_refused_and_neither_is_ignored() -> None:
+    with pytest.raises(SpecError, match="supervised"):
+        supervised(additional_config={"phalanx": {"standby": 1}}, standby=2)
