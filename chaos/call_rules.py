@@ -94,6 +94,17 @@ def at_least_once(history: History) -> Iterator[Violation]:
                 f"call {number} was answered with a value and never ran to its end on {where}",
                 (call.issued[0], *call.sent[-1:], *call.began, *call.ended, *call.settled),
             )
+            continue
+        settled = call.settled[0]
+        first = {(each.rank, each.wire): each for each in reversed(call.ended) if not each.error}
+        for rank, wire in sorted(needed):
+            if first[rank, wire].at > settled.at:
+                yield found(
+                    "at_least_once",
+                    f"call {number} was answered with a value before it had run on rank {rank}",
+                    (call.issued[0], *_sendings(call, {wire}), settled, first[rank, wire]),
+                )
+                break
 
 
 def one_order(history: History) -> Iterator[Violation]:

@@ -3,7 +3,8 @@
 Guarantees: pure: the same history gives the same verdict, on any machine; a rule that finds
 nothing has looked at every record that concerns it.
 
-Left to others: what each rule says (`call_rules`, `group_rules`); the history itself (`journal`).
+Left to others: what each rule says (`call_rules`, `delivery_rules`, `group_rules`); the history
+itself (`journal`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from . import call_rules, group_rules
+from . import call_rules, delivery_rules, group_rules
 from .violation import INVARIANTS
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from .history import History
     from .violation import Violation
 
+_RULES = (call_rules, delivery_rules, group_rules)
 _MOST = 20  # of one rule; one cause may show in thousands of calls
 
 RULES: Mapping[str, Callable[[History], Iterator[Violation]]] = {
-    name: getattr(call_rules, name, None) or getattr(group_rules, name) for name in INVARIANTS
+    name: next(getattr(rules, name) for rules in _RULES if hasattr(rules, name))
+    for name in INVARIANTS
 }
 """The rules by name."""
 

@@ -289,8 +289,11 @@ class Session:
             try:
                 subject.executor.check_health(_PING)
             except PhalanxError as error:
+                if group.shared.view.phase in (Phase.CLOSING, Phase.ENDED):
+                    break  # it has given up meanwhile, which others judge
                 if time.monotonic() >= deadline:
                     return f"a rank did not answer: {error}"
+                time.sleep(_GLANCE)
             else:
                 break
         return ""

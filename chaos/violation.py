@@ -21,6 +21,8 @@ INVARIANTS = {
     "one_outcome": "every call has exactly one outcome",
     "at_most_once": "a call that may not run twice ran at most once on each rank",
     "at_least_once": "a call that was answered had run on every rank that answered",
+    "sent_again": "a call that failed of a death had been begun, as often as it may be made",
+    "nothing_lost": "no call and no answer got lost on its way",
     "one_order": "all ranks ran the group's calls in one order",
     "one_epoch": "no call ran in two epochs",
     "in_time": "no call failed for want of time before its deadline, or ended long after it",

@@ -232,3 +232,76 @@ def descriptors_heap_up(teller: Teller) -> None:
     for count in range(100):
         teller.descriptors = 20 + count
         teller.serve()
+
+
+def passed_over(teller: Teller) -> None:
+    """Rank 1 never hears of a call, and runs the next."""
+    lost = teller.issue("retry", retries=1)
+    wire = teller.send(lost)
+    teller.begin(lost, wire, 0)
+    teller.end(lost, wire, 0)
+    teller.serve()
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    again(teller, lost)
+
+
+def unheard(teller: Teller) -> None:
+    """Both ranks answer a call that is made again for want of these answers."""
+    lost = teller.issue("retry", retries=1)
+    wire = teller.send(lost)
+    for rank in (0, 1):
+        teller.begin(lost, wire, rank)
+        teller.end(lost, wire, rank)
+    teller.serve()
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    again(teller, lost)
+
+
+def again(teller: Teller, call: int) -> None:
+    wire = teller.send(call)
+    for rank in (0, 1):
+        teller.begin(call, wire, rank)
+        teller.end(call, wire, rank)
+    teller.settle(call)
+
+
+def retry_never_made(teller: Teller) -> None:
+    call = teller.issue("retry", retries=2)
+    teller.begin(call, teller.send(call), 0)
+    teller.die(0, stopped=(1,))
+    teller.settle(call, "died")
+    teller.start(0, 1)
+
+
+def failed_and_never_begun(teller: Teller) -> None:
+    """Each rank dies in a call, and another that had waited behind it fails as well."""
+    first, second = teller.issue(), teller.issue()
+    wire = teller.send(first)
+    teller.send(second)
+    for rank in (0, 1):
+        teller.begin(first, wire, rank)
+    teller.die(0, stopped=(1,))
+    teller.settle(first, "died")
+    teller.settle(second, "died")
+    teller.start(0, 1)
+
+
+def sent_again_behind_a_later_one(teller: Teller) -> None:
+    call = teller.issue("retry", retries=1)
+    teller.begin(call, teller.send(call), 0)
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    teller.serve()
+    again(teller, call)
+
+
+def answered_before_it_had_run(teller: Teller) -> None:
+    call = teller.issue()
+    wire = teller.send(call)
+    for rank in (0, 1):
+        teller.begin(call, wire, rank)
+    teller.end(call, wire, 0)
+    teller.settle(call)
+    teller.end(call, wire, 1)

@@ -6,6 +6,7 @@ by the worker class `Planted`, in the worker itself, before it serves.
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 import time
@@ -18,12 +19,13 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo
 
-from phalanx.actors import Executor, WorkerContext, losing
+from phalanx.actors import Executor, WorkerContext, losing, seating
 from phalanx.actors.arriving import Arriving
 from phalanx.actors.herald import Herald
 from phalanx.actors.hosting import WorkerHost
 from phalanx.actors.members import Members
 from phalanx.actors.outfit import Outfit
+from phalanx.actors.sending import Sending
 from phalanx.actors.settling import Settling
 from phalanx.actors.turns import Turns
 from phalanx.runtime import Frame, Kind, WorkerExited, process, tree
@@ -138,6 +140,33 @@ def late_answers(patch: pytest.MonkeyPatch, *, checked: bool) -> None:
 
 def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
     late_answers(patch, checked=False)
+
+
+def lost_call(patch: pytest.MonkeyPatch) -> None:
+    """One call never gets to one of its ranks."""
+    send = Sending._send_one
+    numbers = itertools.count(1)
+
+    def losing_one(self: Any, call: Any, payload: Any, seats: Any, flags: int) -> None:
+        if next(numbers) == 20:
+            seats = tuple(seats)[1:]
+        if seats:
+            send(self, call, payload, seats, flags)
+
+    patch.setattr(Sending, "_send_one", losing_one)
+
+
+def retry_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """What a rank had begun is not made again, whatever its caller allowed."""
+    assess = losing.assess
+
+    def once(*words: Any) -> Any:
+        loss = assess(*words)
+        for call in loss.begun:
+            call.retries = 0
+        return loss
+
+    patch.setattr(seating, "assess", once)
 
 
 def lost_exit(patch: pytest.MonkeyPatch) -> None:
@@ -301,6 +330,8 @@ PLANTS = {
         ("answers by position", answers_by_position, "own_reply"),
         ("no incarnation check", no_incarnation_check, "own_reply"),
         ("answers of the dead", answers_of_the_dead, "own_reply one_epoch"),
+        ("lost call", lost_call, "nothing_lost"),
+        ("retry forgotten", retry_forgotten, "sent_again"),
         ("lost exit", lost_exit, "deaths_known"),
         ("retry of what had begun", retry_of_what_had_begun, "at_most_once"),
         ("restart before the end", restart_before_the_end, "death_first"),
@@ -320,6 +351,7 @@ PLANTS = {
 TRAFFIC = {
     "answers by position": hurrying,
     "answers of the dead": hurrying,
+    "retry forgotten": hurrying,
     "retry of what had begun": working,
 }
 """The plants that calls of every kind would show too seldom, and the calls that show them."""

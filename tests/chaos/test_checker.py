@@ -139,6 +139,48 @@ def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> N
     assert teller.broken() == set()
 
 
+def test_what_a_death_withdrew_was_not_passed_over() -> None:
+    teller = whole(strategy="one_for_one")
+    call = teller.issue()
+    wire = teller.send(call)  # nobody begins it
+    teller.die(1)
+    teller.start(1, meets=False, new_epoch=False)
+    teller.serve()
+    assert teller.wires > wire
+    wire = teller.send(call)
+    for rank in (0, 1):
+        teller.begin(call, wire, rank)
+        teller.end(call, wire, rank)
+    teller.settle(call)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_who_had_ended_a_call_may_have_begun_the_next_unseen() -> None:
+    teller = whole()
+    call = teller.issue()
+    teller.send(call)  # noted in the page of a rank, and nothing was done of it yet
+    teller.die(1, stopped=(0,))
+    teller.settle(call, "died")
+    teller.start(0, 1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_where_a_group_gives_up_no_call_is_made_again() -> None:
+    teller = whole(intensity=0)
+    call = teller.issue("retry", retries=5)
+    teller.begin(call, teller.send(call), 0)
+    teller.die(0, "give up: more than 0 restarts in 60 s", stopped=(1,))
+    teller.settle(call, "died")
+    teller.add(GroupEnded, group="g", epoch=1, cause="give up")
+    teller.add(LifeEnded, life=1, closed=True)
+
+    assert teller.broken() == set()
+
+
 # --- what is found ------------------------------------------------------------------------
 
 
@@ -152,6 +194,12 @@ def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> N
         ("at_most_once", lies.retried_too_often),
         ("at_most_once", lies.delivered_twice),
         ("at_least_once", lies.answered_and_never_run),
+        ("at_least_once", lies.answered_before_it_had_run),
+        ("sent_again", lies.retry_never_made),
+        ("sent_again", lies.failed_and_never_begun),
+        ("sent_again", lies.sent_again_behind_a_later_one),
+        ("nothing_lost", lies.passed_over),
+        ("nothing_lost", lies.unheard),
         ("one_order", lies.ranks_disagree_about_the_order),
         ("one_epoch", lies.one_sending_in_two_epochs),
         ("one_epoch", lies.answers_of_two_sendings),
