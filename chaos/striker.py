@@ -28,6 +28,7 @@ from .parts import Part, parts_of
 from .pending import HELPERS, Pending, is_by_worker, order_of, whose_of
 from .referee_records import Missed, Struck
 from .wall_clock import Jump
+from .witness import claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +65,7 @@ class Striker:
         self._starts: list[Pending] = []
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
         self._over = False
+        self._late: list[Strike] = []
         self._jumps: list[Jump] = []
         self._spoilt: dict[int, tuple[Callable[[], None], threading.Timer]] = {}
 
@@ -116,6 +118,7 @@ class Striker:
     def let_go(self) -> None:
         """Have what is stopped go on; from now on nothing is ordered any more."""
         self._over = True
+        self._withdraw()
         for pid in list(self._stopped):
             self._go_on(pid)
         for number in list(self._spoilt):
@@ -129,8 +132,21 @@ class Striker:
         with self._lock:
             missed = [*self._armed, *(p.strike for p in (*self._pending, *self._starts))]
             self._armed, self._pending, self._starts = [], [], []
+            late, self._late = self._late, []
         for strike in missed:
             self.miss(strike, "its moment never came")
+        for strike in late:
+            self.miss(strike, "the run was over before a worker came to it")
+
+    def _withdraw(self) -> None:
+        """Void the orders that no worker has come to: hangs would add up long after the end."""
+        with self._lock:
+            for pending in [each for each in self._pending if each.out]:
+                folder = pending.group.recorder.folder
+                voided = [claim(folder, key) for key in pending.out]
+                if all(voided):
+                    self._pending.remove(pending)
+                    self._late.append(pending.strike)
 
     # --- the points ---------------------------------------------------------------------
 

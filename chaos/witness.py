@@ -205,7 +205,7 @@ class Witness:
     # --- its orders ---------------------------------------------------------------------
 
     def _obey(self, order: Order) -> None:
-        if not _claim(self._folder, order):
+        if not claim(self._folder, order.key):
             return
         if FAULTS[order.fault].lethal:
             Kin(self._folder).look()
@@ -244,19 +244,19 @@ class _Later(AsyncOutput):
 
 
 def is_claimed(folder: Path, order: Order) -> bool:
-    """Whether somebody has carried out *order*."""
-    return _claim_path(folder, order).exists()
+    """Whether somebody has carried out *order*, or it has been withdrawn."""
+    return _claim_path(folder, order.key).exists()
 
 
-def _claim(folder: Path, order: Order) -> bool:
-    """Whether nobody has carried out *order*; from now on somebody has."""
+def claim(folder: Path, key: str) -> bool:
+    """Whether nobody has carried out the order *key*; from now on somebody has."""
     try:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        os.close(os.open(_claim_path(folder, order), flags, 0o600))
+        os.close(os.open(_claim_path(folder, key), flags, 0o600))
     except FileExistsError:
         return False
     return True
 
 
-def _claim_path(folder: Path, order: Order) -> Path:
-    return folder / f"order-{order.key}.done"
+def _claim_path(folder: Path, key: str) -> Path:
+    return folder / f"order-{key}.done"

@@ -47,6 +47,12 @@ def reducing(executor: Executor[Any], chance: random.Random) -> None:
         raise AssertionError(total)
 
 
+def calling_in_rows(executor: Executor[Any], _chance: random.Random) -> None:
+    """Make calls without any limit, of which most wait behind others."""
+    for future in [executor.collective_rpc("again", args=(1.0,), non_block=True) for _ in range(9)]:
+        future.result()
+
+
 class Reducing:
     """A target whose ranks meet in a process group."""
 

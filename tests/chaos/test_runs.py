@@ -68,6 +68,19 @@ def at_once(*strikes: tuple[str, str, str], gap: float = 0.4, **fields: Any) -> 
 # --- runs that hold -----------------------------------------------------------------------
 
 
+def test_hangs_that_wait_behind_a_hang_are_not_begun_after_the_end(runtime: Runtime) -> None:
+    def build() -> Any:
+        return targets.Quiet(runtime, 1)(), targets.calling_in_rows
+
+    hangs = tuple(
+        Strike(number=i + 1, at=0.3, fault="hang", target="0", seconds=1.0) for i in range(9)
+    )
+    result = run_chaos(build, duration=2.5, callers=1, call_timeout=0.5, schedule=Schedule(hangs))
+
+    assert result.violations == ()
+    assert result.faults[0].done < 6  # three take place within its time
+
+
 def test_kills_of_random_ranks_lose_nothing(runtime: Runtime) -> None:
     result = run_chaos(
         targets.Quiet(runtime, 3), duration=3.0, rate=3.0, faults=("kill", "term"), seed=11
