@@ -83,10 +83,17 @@ def _too_many(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violatio
                         (before, *others[-1:], record),
                     )
                 latest[record.rank] = record
-                causes[record.rank].clear()
+                causes[record.rank] = _later_than(record, causes[record.rank], built)
                 ready.discard(record.rank)
             case _:
                 pass
+
+
+def _later_than(started: RankStarted, causes: Sequence[Record], built: GroupBuilt) -> list[Record]:
+    """Return those that *started* did not come of: it was decided on before, and told of later."""
+    if built.strategy == "one_for_one":
+        return []  # its restarts have the epoch of the death before them
+    return [each for each in causes if isinstance(each, RankDied) and each.epoch >= started.epoch]
 
 
 def _too_few(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violation]:

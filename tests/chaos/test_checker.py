@@ -20,6 +20,7 @@ from phalanx.chaos.group_records import (
     NotStarted,
     RankDied,
     RankExited,
+    RankStarted,
 )
 from phalanx.chaos.referee_records import Examined, LifeEnded, Struck
 
@@ -81,6 +82,23 @@ def test_survivors_that_are_kept_are_right() -> None:
     teller = whole(3, survivors="keep")
     teller.die(1)
     teller.start(1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+@pytest.mark.parametrize("survivors", ["restart", "keep"])
+def test_a_start_may_be_told_of_after_a_death_that_came_later(survivors: str) -> None:
+    teller = whole(survivors=survivors)
+    teller.die(0, "restart ranks 0, 1", stopped=(1,))
+    teller.epoch += 1  # both are being started, and one dies before it is told of the other
+    for rank in (0, 1):
+        teller.incarnations[rank] += 1
+    teller.add(RankStarted, **teller.who(0), pid=1)
+    teller.die(0, "restart ranks 0, 1")
+    teller.add(RankStarted, **teller.who(1), pid=2)
+    teller.add(RankExited, **teller.who(1), pid=2, reason="shutdown")
+    teller.start(0, 1)
     teller.close()
 
     assert teller.broken() == set()
