@@ -2,8 +2,9 @@
 
 Guarantees: `kill` ends every process that carries the mark, sits in the session, or descends from
 one that does, and returns when each of them is gone or the deadline has passed. Everything is
-stopped before anything is killed, so that nobody forks while being hunted; no signal ever goes to
-a process that merely got the number of one that is gone.
+stopped before anything is killed, so that nobody forks while being hunted; who forks and ends
+while being looked for is found in his child; no signal ever goes to a process that merely got the
+number of one that is gone.
 
 Left to others: collecting the exit status of the caller's own children. A process that has left
 the session, cleared its environment and lost its parent is out of reach.
@@ -29,6 +30,7 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
 _SHORTEST_NEEDLE = 32  # the hexadecimal name of a tree
 _DEAD = ("Z", "X", "x")
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
+_LISTINGS = 100  # of the processes in one look; the second is the last where nobody is started
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,37 +137,39 @@ def read_all() -> dict[int, Task]:
 def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
     """Return the living processes of *quarry*, and whether the answer is sure.
 
-    It is not where some process was between two programs and had no environment to read.
+    It is not where some process was between two programs and had no environment to read. Whoever
+    ends between being listed and being read may have forked before, and his child not be in that
+    listing: so the processes are listed until a listing shows nobody new.
     """
-    tasks = read_all()
     # Whatever else is wrong: never init, never ourselves, never those we come from.
-    spare = {1, *_lineage(tasks, os.getpid()), *quarry.spare}
-    sessions = {
-        pid
-        for pid, ticks in quarry.sessions
-        # A living leader of another age means that number and session are somebody else's now.
-        if pid not in tasks or tasks[pid].ticks == ticks
-    }
+    spare = {1, *_lineage(os.getpid()), *quarry.spare}
+    sessions = {pid for pid, ticks in quarry.sessions if _is_free_or(pid, ticks)}
     roots = set(quarry.roots)
     found: dict[int, Task] = {}
-    sure = True
     children: dict[int, list[Task]] = {}
-    for task in tasks.values():
-        children.setdefault(task.parent, []).append(task)
-        if task.is_kernel_thread or task.pid in spare:
-            continue
-        if task.key in roots or task.session in sessions:
-            found[task.pid] = task
-            continue
-        if task.state in _DEAD:
-            continue
-        environ = _environ(task.pid)
-        if environ is None:
-            continue
-        if quarry.needle in environ:
-            found[task.pid] = task
-        elif not environ:
-            sure = False
+    seen: set[int] = set()
+    sure = True
+    for _ in range(_LISTINGS):
+        new = set(numbers_in("/proc")) - seen
+        if not new:
+            break
+        seen |= new
+        for pid in new:
+            task = read(pid)
+            if task is None:
+                continue
+            children.setdefault(task.parent, []).append(task)
+            if task.is_kernel_thread or pid in spare:
+                continue
+            if task.key in roots or task.session in sessions:
+                found[pid] = task
+            elif task.state not in _DEAD and (environ := _environ(pid)) is not None:
+                if quarry.needle in environ:
+                    found[pid] = task
+                elif not environ:
+                    sure = False
+    else:
+        sure = False
     queue = list(found.values())
     while queue:
         for task in children.get(queue.pop().pid, ()):
@@ -215,11 +219,21 @@ def is_gone(pidfd: int) -> bool:
     return bool(poller.poll(0))
 
 
-def _lineage(tasks: dict[int, Task], pid: int) -> Iterator[int]:
+def _lineage(pid: int) -> Iterator[int]:
     """Yield *pid*, its parent, and so on up."""
     while pid:
         yield pid
-        pid = tasks[pid].parent if pid in tasks else 0
+        task = read(pid)
+        pid = 0 if task is None else task.parent
+
+
+def _is_free_or(pid: int, ticks: int) -> bool:
+    """Whether nobody else lives under the number of a session's leader.
+
+    Where somebody does, number and session are his now.
+    """
+    task = read(pid)
+    return task is None or task.ticks == ticks
 
 
 def _stop_all(
