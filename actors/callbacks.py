@@ -1,7 +1,8 @@
 """One thread for other people's callbacks, so that they block nobody who carries messages.
 
 Guarantees: callbacks run one after the other, in the order in which they were handed over; one
-that raises is reported and harms no other; the thread exists only once there is something to run.
+that raises is reported and harms no other; the thread exists only once there is something to run,
+and is asked for again with the next callback where the system had no room for one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Callbacks:
     """Runs callbacks on a thread of its own.
 
     Args:
-        report: Told of an exception that a callback raised.
+        report: Told of an exception that a callback raised, and where there is no thread for them.
     """
 
     def __init__(self, report: Callable[[BaseException], None]) -> None:
@@ -41,10 +42,7 @@ class Callbacks:
             return
         self._queue.put((callback, args))
         if self._thread is None and self._unstarted.acquire(blocking=False):
-            self._thread = threading.Thread(
-                target=self._loop, name="phalanx-callbacks", daemon=True
-            )
-            self._thread.start()
+            self._start()
         if self._closed:  # meanwhile: the thread may have ended, or have been unknown to `close`
             self._queue.put(None)
             self._run_left()
@@ -67,6 +65,18 @@ class Callbacks:
             self._queue.put(None)
             if thread is not threading.current_thread():
                 thread.join(timeout)
+        elif self._unstarted.acquire(blocking=False):  # there is none, and none to come
+            self._run_left()
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._loop, name="phalanx-callbacks", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self._unstarted.release()
+            self._report(error)
+            return
+        self._thread = thread
 
     def _run_left(self) -> None:
         while not self._queue.empty():

@@ -122,7 +122,7 @@ class Core:
             raise ExecutorClosed(msg)
 
     def end(self, *, grace: float = 0.0) -> None:
-        """Let calls in flight end for *grace* seconds, then stop everything; waits for it.
+        """Let accepted calls end for *grace* seconds, then stop everything; waits for it.
 
         From one of the executor's own threads it only asks for the end; so it does from a finalizer
         or signal handler that has interrupted what others need meanwhile.
@@ -133,7 +133,7 @@ class Core:
         mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True)
         if grace > 0 and not mine and not shared.gone.is_set():
             self._refuse()
-            shared.plane.wait_idle(time.monotonic() + grace)
+            shared.plane.holding.wait_idle(time.monotonic() + grace, waiting=True)
         self.request_end()
         # A forgotten executor is ended by whichever thread the collector runs on.
         if mine or threading.current_thread().name.startswith(("ExecutorActor", THREAD)):

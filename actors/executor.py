@@ -351,7 +351,9 @@ class Executor(Dispatch[W]):
         self._layout = plan
 
     def drain(self, timeout: float | None = None) -> None:
-        """Return once every call in flight has been answered; new ones wait until then.
+        """Return once every call made so far has ended; those made meanwhile may wait until then.
+
+        Those that wait for their turn or for a restart are waited for as well.
 
         Raises:
             TimeoutError: *timeout* seconds passed first.

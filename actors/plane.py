@@ -9,8 +9,8 @@ Guarantees:
 This file has the lock and says what happens in which order. The parts under that lock each have
 one thing to keep: who sits where and owes what (`seat`), the coming and going of ranks and what
 that costs calls (`seating`, `losing`), the queues (`turns`), how a call leaves
-(`sending`), how answers come in (`arriving`), their call's outcome (`settling`), the
-items of streams (`taking`).
+(`sending`) and is kept back (`holding`), how answers come in (`arriving`), their call's outcome
+(`settling`), the items of streams (`taking`).
 
 Left to others: who reads (`reading`), when ranks come and go (`executor_actor`), what a call
 means (`calls`).
@@ -19,15 +19,14 @@ means (`calls`).
 from __future__ import annotations
 
 import os
-import threading
-import time
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside
-from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
+from phalanx.supervision import RuntimeFault, SpecError
 
 from .arriving import Arriving
+from .holding import Holding
 from .interrupts import uninterrupted
 from .reading import Reading, Ticket
 from .seat import Progress, Seat, Seats
@@ -119,6 +118,9 @@ class Plane:
             cuts=cuts,
             spinning=spinning,
         )
+        self.holding = Holding(
+            lock, seats=seats, turns=turns, reading=reading, sending=sending, settling=settling
+        )
         self._trimming = Trimming(hub, lock, self.arena)
         reading.start(arriving.on_ready, self._on_nudge)
 
@@ -155,18 +157,14 @@ class Plane:
 
         One that *waits* must not have interrupted what others need meanwhile either.
         """
-        if self._lock.is_inside():
-            raise called_from_inside(what)
-        if waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_current()):
+        if self.is_inside(waits=waits):
             raise called_from_inside(what)
 
     def is_inside(self, *, waits: bool) -> bool:
         """Whether `check_may_enter` would raise."""
-        try:
-            self.check_may_enter("", waits=waits)
-        except WouldDeadlock:
+        if self._lock.is_inside():
             return True
-        return False
+        return waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_current())
 
     @uninterrupted
     def check_open(self) -> None:
@@ -287,51 +285,10 @@ class Plane:
         """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
         with self._lock:
             if not call.done:
-                if not call.watchers:
-                    self._reading.watched += 1
-                call.watchers += (then,)
+                self._settling.watch(call, then)
                 self._reading.see_to_it()
                 return
         then(call)
-
-    def wait_idle(self, deadline: float | None) -> bool:
-        """Hold new calls back until every call that was sent has been answered."""
-        done = threading.Event()
-        limit = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ok = False
-        self._hold_for(done)
-        try:
-            ok = done.wait(limit)
-        finally:
-            self._stop_holding_for(ok=ok)
-        return ok
-
-    @uninterrupted
-    def _hold_for(self, done: threading.Event) -> None:
-        with self._lock:
-            self._sending.holds += 1
-            self._reading.watched += 1
-            self._seats.when_idle(done)
-            self._reading.see_to_it()
-
-    @uninterrupted
-    def _stop_holding_for(self, *, ok: bool) -> None:
-        with self._lock:
-            self._reading.watched -= 1
-        if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
-            self.resume()
-
-    @uninterrupted
-    def resume(self) -> None:
-        """Let calls go again after `wait_idle`."""
-        with self._lock:
-            self._sending.holds -= 1
-            self._sending.pump()
-
-    @property
-    def holds(self) -> int:
-        """How many keep new calls back just now."""
-        return self._sending.holds
 
     def counts(self) -> dict[str, int]:
         """Return how many calls are in flight, how many wait, and how many answers were void."""

@@ -117,7 +117,7 @@ class RankGroup:
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self.check_open()
-            if not self._plane.wait_idle(deadline):
+            if not self._plane.holding.wait_idle(deadline):
                 msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                 raise TimeoutError(msg)
             try:
@@ -133,7 +133,7 @@ class RankGroup:
                         msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                         raise TimeoutError(msg)
             finally:
-                self._plane.resume()
+                self._plane.holding.resume()
             if plan.accepted:
                 return
             self.check_open()
@@ -143,10 +143,11 @@ class RankGroup:
         self._check_may_wait("drain")
         self.check_open()
         limit = None if timeout is None else check_seconds("timeout", timeout)
-        if not self._plane.wait_idle(None if limit is None else time.monotonic() + limit):
-            msg = f"calls are still in flight after {timeout:g} s"
+        deadline = None if limit is None else time.monotonic() + limit
+        if not self._plane.holding.wait_idle(deadline, waiting=True):
+            msg = f"calls are still without an outcome after {timeout:g} s"
             raise TimeoutError(msg)
-        self._plane.resume()
+        self._plane.holding.resume()
 
     def _check_may_wait(self, what: str) -> None:
         self._plane.check_may_enter(what, waits=True)

@@ -100,6 +100,12 @@ class Settling:
         if call.stream is not None:
             self._taking.end(call)
 
+    def watch(self, call: Call, then: Callable[[Call], None]) -> None:
+        """Run ``then(call)`` when *call*, which is not done, has ended."""
+        if not call.watchers:
+            self._reading.watched += 1
+        call.watchers += (then,)
+
     def withdraw(self, call: Call, *, error: BaseException | None = None) -> None:
         """Settle *call* before it is answered, and forget it."""
         self.settle(call, error=error)

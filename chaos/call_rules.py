@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from .call_records import Issued
 from .group_records import GroupEnded, NotStarted, RankExited
+from .history import is_about
 from .violation import found
 from .worker_records import Began
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _EARLY = 0.05  # seconds by which a deadline may differ from the one that was written down
 _LATE = 15.0  # seconds after its deadline; it takes milliseconds, the machine may not
-_BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
-_AFTER = 10.0  # the same, for what its caller is told before anybody else
 
 
 def one_outcome(history: History) -> Iterator[Violation]:
@@ -235,8 +234,7 @@ def with_cause(history: History) -> Iterator[Violation]:
             what = f"call {number} was told that {issued.group} has ended, which it had not"
             yield found("with_cause", what, (issued, settled))
         if settled.outcome == "died" and not any(
-            issued.at - _BEFORE <= at <= settled.at + _AFTER
-            and (rank is None or issued.rank in (None, rank))
+            is_about(at, issued.at, settled.at) and (rank is None or issued.rank in (None, rank))
             for at, rank in ends[issued.group]
         ):
             whose = f"rank {issued.rank}" if issued.rank is not None else "a rank"

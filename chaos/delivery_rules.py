@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from .call_records import Issued, Sent
 from .group_records import ChangePlanned, GroupEnded, NotStarted, RankDied, RankExited
+from .history import is_about
 from .violation import found
 from .worker_records import Began, Ended
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from .violation import Violation
 
 _REFUSED = ("error", "fault", "cancelled")  # it may never have left, or never have come to a method
-_BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
-_AFTER = 10.0  # the same, for what its caller is told before anybody else
 _MADE_ANEW = ("restart", "replace")  # how decisions begin after which the calls go on
 
 Worker = tuple[str, int, int]
@@ -213,7 +212,7 @@ class _Ways:
         near: list[Record] = [
             each
             for each in self._history.by_group.get(group, ())
-            if since - _BEFORE <= each.at <= until + _AFTER
+            if is_about(each.at, since, until)
         ]
         deaths = [each for each in near if isinstance(each, RankDied) and each.rank is not None]
         ends = any(isinstance(each, NotStarted | ChangePlanned) for each in near)

@@ -100,7 +100,7 @@ def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_i
 # What a finalizer may do wherever the collector happens to run: here in one of a hundred calls that
 # the library makes, on any of its threads.
 ANYWHERE = """
-import random, sys, threading
+import random, sys, threading, time
 from phalanx import Executor, WorkerActor, WouldDeadlock
 
 class Worker(WorkerActor):
@@ -111,6 +111,8 @@ LARGE = bytes(300_000)
 rng = random.Random(1)
 local = threading.local()
 strays = []
+acting = []
+enough = False
 executor = None
 
 def act(which):
@@ -127,17 +129,20 @@ def act(which):
         executor.status()
 
 def interrupt(frame, event, _):
-    if executor is None or getattr(local, "busy", False) or rng.random() > 0.01:
+    if executor is None or enough or getattr(local, "busy", False) or rng.random() > 0.01:
         return
     local.busy = True
+    acting.append(1)
     try:
-        act(rng.randrange(5))
+        if not enough:  # looked at again, now that it is known that somebody acts
+            act(rng.randrange(5))
     except WouldDeadlock:
         pass
     except BaseException as error:
         strays.append(error)
     finally:
         local.busy = False
+        acting.pop()
 
 def traffic():
     for _ in range(20):
@@ -156,7 +161,9 @@ with Executor(Worker, 2, preload=()) as made:
         thread.start()
     for thread in threads:
         thread.join()
-    executor = None
+    enough = True
+    while acting:  # the library's own threads, in the middle of it
+        time.sleep(0.01)
     made.drain(timeout=20)
     status = made.status()
     print(strays, status.in_flight, status.waiting)
@@ -373,4 +380,32 @@ def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> Non
     assert ran.count(1) == 1
     assert 2 in ran
     assert [each.name for each in threading.enumerate()].count("phalanx-callbacks") == 1
+    callbacks.close(WAIT)
+
+
+def test_callbacks_for_which_there_is_no_thread_wait_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    told: list[BaseException] = []
+    ran: list[int] = []
+    done = threading.Event()
+    callbacks = Callbacks(told.append)
+    never = Callbacks(told.append)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        callbacks.run(ran.append, 1)
+        never.run(ran.append, 3)
+        never.run(ran.append, 4)
+        never.close(WAIT)
+    assert ran == [3, 4]
+    assert [str(error) for error in told] == ["can't start new thread"] * 3
+    callbacks.run(ran.append, 2)
+    callbacks.run(done.set)
+
+    assert done.wait(WAIT)
+    assert ran == [3, 4, 1, 2]
     callbacks.close(WAIT)

@@ -306,6 +306,39 @@ def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> 
     assert ex.collective_rpc("rank", 30) == [0]
 
 
+def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, queue_depth=1)
+    gate = tmp_path / "gate"
+    ex.tell("gated", args=(str(gate),))
+    last = ex.collective_rpc("rank", non_block=True)
+    assert (ex.status().in_flight, ex.status().waiting) == (1, 1)
+
+    with pytest.raises(TimeoutError, match=r"without an outcome after 0\.1 s"):
+        ex.drain(0.1)
+    gate.touch()
+    ex.drain(30)
+
+    assert last.done()
+    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),))
+    with pytest.raises(TimeoutError):
+        ex.restart(timeout=0.1)
+    last = ex.collective_rpc("rank", non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.1)
+    gate.touch()
+    ex.drain(30)
+
+    assert last.done()
+    assert last.result() == [0]
+
+
 def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
     with Executor(Reducer, 1, launch="inline") as ex:
         assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
@@ -353,12 +386,12 @@ def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path
         ex.drain(0.05)
     first = threading.Thread(target=ex.drain)
     first.start()
-    while not ex._core.shared.plane.holds:
+    while not ex._core.shared.plane.holding.count:
         time.sleep(0.001)
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._core.shared.plane.holds == 1
+    assert ex._core.shared.plane.holding.count == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]

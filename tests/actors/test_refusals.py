@@ -279,7 +279,7 @@ def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
     thread = threading.Thread(target=ex.resize, args=(3,))
     thread.start()
     scattered: Any = None
-    while scattered is None or not ex._core.shared.plane.holds:
+    while scattered is None or not ex._core.shared.plane.holding.count:
         scattered = scattered or ex.scatter("echo", [("a",), ("b",)], non_block=True)
         time.sleep(0.001)
     gate.touch()

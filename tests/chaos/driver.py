@@ -131,6 +131,16 @@ def calls(gate: str) -> None:
         time.sleep(30)
 
 
+def calls_in_a_row(gate: str) -> None:
+    """Have one call held until *gate*, and another wait for its turn."""
+    with build(queue_depth=1) as ex:
+        calls = [ex.collective_rpc("hold", args=(gate,), non_block=True)]
+        calls.append(ex.collective_rpc("rank", non_block=True))
+        say(waiting=ex.status().waiting)
+        say(answers=[call.result() for call in calls])
+        time.sleep(30)
+
+
 def starts() -> None:
     """Hang in the start of the workers."""
     say(starting=True)

@@ -32,11 +32,7 @@ def sent_again_though_begun(teller: Teller) -> None:
     teller.begin(call, teller.send(call), 0)
     teller.die(0, stopped=(1,))
     teller.start(0, 1)
-    wire = teller.send(call)
-    for rank in (0, 1):
-        teller.begin(call, wire, rank)
-        teller.end(call, wire, rank)
-    teller.settle(call)
+    again(teller, call)
 
 
 def retried_too_often(teller: Teller) -> None:

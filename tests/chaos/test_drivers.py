@@ -170,6 +170,20 @@ def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
     driver.assert_gone()
 
 
+def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    driver = drive("calls_in_a_row", str(gate))
+    assert driver.expect("waiting") == 1
+
+    driver.send(signal.SIGTERM)
+    time.sleep(0.2)
+    gate.touch()
+
+    assert driver.expect("answers") == [["released", "released"], [0, 1]]
+    assert driver.wait() == -signal.SIGTERM
+    driver.assert_gone()
+
+
 def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: Any) -> None:
     driver = drive("loops")
     driver.expect("calling")

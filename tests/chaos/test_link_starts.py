@@ -116,5 +116,5 @@ def test_one_process_listens_for_ranks_and_where_it_was_told(
 def listeners() -> set[tuple[int, str]]:
     """Who listens where, of this process and what it has started."""
     tasks = tree.read_all()
-    ours = [pid for pid in tasks if os.getpid() in tree._lineage(tasks, pid)]
+    ours = [pid for pid in tasks if os.getpid() in tree._lineage(pid)]
     return {(pid, place) for pid in ours for place in listening(pid)}
