@@ -67,11 +67,20 @@ class Reaping:
         self.close()
 
     def _collect(self) -> bool:
+        """Collect it; return whether there is nothing left of it, whoever has done that."""
         try:
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
-            return False
+            return self._has_been_collected()
         return True
+
+    def _has_been_collected(self) -> bool:
+        """Whether somebody else has: init, or the hunt that ended it."""
+        try:
+            signal.pidfd_send_signal(self._pidfd, 0)
+        except ProcessLookupError:
+            return True
+        return False
 
 
 class Reapings:
