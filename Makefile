@@ -8,8 +8,8 @@ TORCH := 2.13.0
 # Every test starts processes; without byte code on disk each of them would compile everything anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Half as many again as there are processors, for some of the tests wait for a limit to be over.
-WORKERS := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+# Twice as many as there are processors, for many a test waits for a death or a limit; 16 at most.
+WORKERS := $(shell n=$$(nproc); echo $$(( n > 8 ? 16 : n * 2 )))
 
 .PHONY: setup demo test test-gpu test-vllm test-zmq soak lint bench wheel clean
 
@@ -85,7 +85,7 @@ wheel: setup
 	mv borrowed.tmp $$($(VENV)-wheel/bin/python -c 'import site; print(site.getsitepackages()[0])')/borrowed.pth
 	$(VENV)-wheel/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.whl
 	$(VENV)-wheel/bin/python -c 'import phalanx, sys; sys.exit("$(VENV)-wheel" not in phalanx.__file__)'
-	$(VENV)-wheel/bin/python -m pytest -q -o pythonpath=examples \
+	$(VENV)-wheel/bin/python -m pytest -q -n $(WORKERS) -o pythonpath=examples \
 	  tests/test_packaging.py tests/test_public_surface.py tests/cli/test_command_line.py
 	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/hello_phalanx.py
 

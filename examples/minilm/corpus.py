@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 LIMIT = 160
 """Characters of a passage beyond which a paragraph goes into the next one."""
@@ -25,6 +25,8 @@ LIMIT = 160
 _APART = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
 )
+
+_WITHIN = (False, False, 0, 2, "")  # where that begins which is within a module (`_rank`)
 
 Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -46,18 +48,29 @@ class Passage:
 
 def corpus(count: int | None = None) -> list[Passage]:
     """Return the first *count* passages, or all of them."""
-    return list(_everything(Path(sysconfig.get_path("stdlib")))[:count])
+    root = Path(sysconfig.get_path("stdlib"))
+    if count is not None:
+        # What documents a module as a whole comes first: for a few of those, packages stay shut.
+        modules = [*root.glob("*.py"), *root.glob("*/__init__.py")]
+        first = [each for each in _passages(root, modules) if _rank(each) < _WITHIN]
+        if len(first) >= count:
+            return first[:count]
+    return list(_everything(root)[:count])
 
 
 @functools.cache
 def _everything(root: Path) -> tuple[Passage, ...]:
+    return tuple(_passages(root, root.rglob("*.py")))
+
+
+def _passages(root: Path, paths: Iterable[Path]) -> list[Passage]:
     found: dict[str, Passage] = {}
-    for path in sorted(root.rglob("*.py")):
+    for path in sorted(paths):
         relative = path.relative_to(root)
         if not _APART.intersection(relative.parts):
             for passage in _read(path, _module(relative)):
                 found.setdefault(passage.text, passage)
-    return tuple(sorted(found.values(), key=_rank))
+    return sorted(found.values(), key=_rank)
 
 
 def _rank(passage: Passage) -> tuple[bool, bool, int, int, str]:

@@ -69,6 +69,7 @@ def test_a_transport_takes_part_only_where_it_is_asked_for() -> None:
     assert names(["pipe", "phalanx-asleep"]) == {"phalanx", "pipe", "phalanx-asleep"}
 
 
+@pytest.mark.soak
 def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
     done = bench("recovery", "--kills", "1", "--ranks", "2", "--json", cwd=tmp_path)
 

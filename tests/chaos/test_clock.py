@@ -286,6 +286,7 @@ def test_runs_hold_where_the_clocks_of_ranks_and_of_the_driver_jump() -> None:
     assert done >= {(each.fault, each.target, each.point) for each in schedule}
 
 
+@pytest.mark.soak
 @both
 def test_a_product_that_counts_by_the_wall_clock_is_found_out(tmp_path: Path, right: bool) -> None:
     schedule = at("kill:0", "clock:driver", "kill:0", seconds=4 * LONG)  # ahead until the end

@@ -37,6 +37,11 @@ def test_another_process_finds_the_same_passages_in_the_same_order(
     assert found.stdout.decode().splitlines() == [each.text for each in everything[:3000]]
 
 
+@pytest.mark.parametrize("count", [0, 1, 48, 120, 200])
+def test_a_few_are_the_first_of_all(everything: list[Passage], count: int) -> None:
+    assert corpus(count) == everything[:count]
+
+
 def test_what_everybody_asks_for_is_in_the_first_five_thousand(everything: list[Passage]) -> None:
     names = {passage.name for passage in everything[:5000]}
 
