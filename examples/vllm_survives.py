@@ -144,7 +144,8 @@ def _table(result: Mapping[str, Any]) -> str:
         f"tokens/s without kills       {statistics.median(result['speeds']):.0f}"
         if result["speeds"]
         else "",
-        *_recoveries([each for each in rounds if each["kills"]]),
+        # An engine that ends still tells of tokens that it had, and recovers from nothing.
+        *_recoveries([each for each in rounds if each["kills"] and not each["lost"]]),
     ]
     return "\n".join(line for line in lines if line)
 
@@ -156,7 +157,7 @@ def _recoveries(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
     groups = {kind: [each for each in rounds if each["kind"] == kind] for kind in kinds}
     for kind, group in {**groups, "all": rounds}.items():
         waits = sorted(wait for each in group for wait in each["to_next_token"])
-        if waits:  # after the end of an engine there are no more tokens
+        if waits:
             most = waits[math.ceil(0.9 * len(waits)) - 1]
             figures = (f"{each:.2f}" for each in (statistics.median(waits), most, waits[-1]))
             rows.append([kind, str(sum(each["kills"] for each in group)), *figures])
