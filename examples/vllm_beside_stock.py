@@ -2,7 +2,8 @@
 
 Two engines live side by side, each in a program of its own, and take turns: while one answers the
 other rests. Printed are the tokens per second and the time of a step, as medians over the turns,
-with the 95 % interval of their ratio; then start-up, memory and processor time at rest.
+with the 95 % interval of their ratio; then start-up, memory and processor time at rest. With
+``--starts`` each is then started so often again, in turns and with nothing beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from survival.served import environment
 from survival.toy import make_model
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 SIDES = ("stock", "supervised")
 _REST = 5.0  # seconds over which the processor time at rest is taken
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         engines = {side: _start(side, model, options.tokens) for side in SIDES}
         about = {side: _ask(engines[side], "about") for side in SIDES}
         for turn in range(options.turns + 1):
-            for side in SIDES if turn % 2 else reversed(SIDES):
+            for side in _in_turn(turn):
                 time.sleep(_SETTLE)
                 answer = _ask(engines[side], "run")
                 if turn:  # the first warms up
@@ -72,9 +73,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         for side, engine in engines.items():
             about[side] |= _ask(engine, "rest")
         for engine in engines.values():
-            assert engine.stdin is not None
-            engine.stdin.close()
-            engine.wait(60)
+            _end(engine)
+        # Last, so that whatever they read has been read from the disk before.
+        for turn in range(options.starts):
+            for side in _in_turn(turn):
+                engine = _start(side, model, options.tokens)
+                about[side].setdefault("alone", []).append(_ask(engine, "about")["start"])
+                _end(engine)
     print(_table(said, about))
     return 0
 
@@ -149,6 +154,10 @@ def _ticks() -> int:
     return total
 
 
+def _in_turn(turn: int) -> Iterable[str]:
+    return SIDES if turn % 2 else reversed(SIDES)
+
+
 def _start(side: str, model: str, tokens: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, __file__, "--side", side, "--model", model, "--tokens", str(tokens)],
@@ -171,6 +180,12 @@ def _ask(engine: subprocess.Popen[str], what: str) -> dict[str, Any]:
     raise RuntimeError(msg)
 
 
+def _end(engine: subprocess.Popen[str]) -> None:
+    assert engine.stdin is not None
+    engine.stdin.close()
+    engine.wait(60)
+
+
 def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any]]) -> str:
     speeds = {side: [each["speed"] for each in said[side]] for side in SIDES}
     ratios = [b / a for a, b in zip(speeds["stock"], speeds["supervised"], strict=True)]
@@ -182,11 +197,14 @@ def _table(said: dict[str, list[dict[str, Any]]], about: dict[str, dict[str, Any
             "time of a step, ms",
             *(f"{1e3 * statistics.median(each['step'] for each in said[s]):.2f}" for s in SIDES),
         ),
-        ("start, s", *(f"{about[side]['start']:.1f}" for side in SIDES)),
+        ("start of both at once, s", *(f"{about[side]['start']:.1f}" for side in SIDES)),
         ("memory, MiB", *(f"{about[side]['memory']:.0f}" for side in SIDES)),
         ("processor at rest, %", *(f"{100 * about[side]['processor']:.1f}" for side in SIDES)),
     ]
-    lines = [f"{name:22}{a:>12}{b:>12}" for name, a, b in rows]
+    if alone := [about[side]["alone"] for side in SIDES if "alone" in about[side]]:
+        name = f"start alone, {len(alone[0])} of each, s"
+        rows.insert(4, (name, *(f"{min(each):.1f} to {max(each):.1f}" for each in alone)))
+    lines = [f"{name:28}{a:>14}{b:>14}" for name, a, b in rows]
     lines.append(
         f"tokens/s against stock: {statistics.median(ratios):.3f} ({low:.3f} to {high:.3f})"
     )
@@ -206,6 +224,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float]:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--turns", type=int, default=12, help="of each engine, but one to warm up")
+    parser.add_argument("--starts", type=int, default=0, help="of each engine, one after the other")
     parser.add_argument("--tokens", type=int, default=100, help="the longest answer")
     parser.add_argument("--layers", type=int, default=2, help="of the model")
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)

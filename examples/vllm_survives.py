@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import os
 import random
 import statistics
@@ -134,20 +135,35 @@ def _flags(arguments: Mapping[str, Any], policy: Mapping[str, Any] | None) -> li
 
 def _table(result: Mapping[str, Any]) -> str:
     rounds: list[dict[str, Any]] = result["rounds"]
-    waits = [wait for each in rounds for wait in each["to_next_token"]]
     lines = [
         f"start                        {result['started_in']:.1f} s",
         f"requests at a time           {result['requests']}",
         f"kills                        {sum(each['kills'] for each in rounds)}",
         f"requests lost                {sum(each['lost'] for each in rounds)}",
         f"answers that differ          {sum(each['different'] for each in rounds)}",
-        f"kill to next token, median   {statistics.median(waits):.2f} s" if waits else "",
-        f"kill to next token, longest  {max(waits):.2f} s" if waits else "",
         f"tokens/s without kills       {statistics.median(result['speeds']):.0f}"
         if result["speeds"]
         else "",
+        # An engine that ends still tells of tokens that it had, and recovers from nothing.
+        *_recoveries([each for each in rounds if each["kills"] and not each["lost"]]),
     ]
     return "\n".join(line for line in lines if line)
+
+
+def _recoveries(rounds: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a table of the seconds from a kill to the next token, by kind of attack."""
+    rows = [["kill to the next token, s", "kills", "median", "90 %", "longest"]]
+    kinds = dict.fromkeys(each["kind"] for each in rounds)
+    groups = {kind: [each for each in rounds if each["kind"] == kind] for kind in kinds}
+    for kind, group in {**groups, "all": rounds}.items():
+        waits = sorted(wait for each in group for wait in each["to_next_token"])
+        if waits:
+            most = waits[math.ceil(0.9 * len(waits)) - 1]
+            figures = (f"{each:.2f}" for each in (statistics.median(waits), most, waits[-1]))
+            rows.append([kind, str(sum(each["kills"] for each in group)), *figures])
+    if len(rows) == 1:
+        return []
+    return [f"{kind:29}" + "".join(f"{each:>8}" for each in rest) for kind, *rest in rows]
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -1,61 +1,52 @@
 """`SupervisedExecutor`: vLLM's workers as a supervised rank group.
 
-Guarantees: a step that was sent to workers that died ends as a `LostStep`, never as an error and
-never twice; no step that was scheduled for one epoch of the workers runs in another; a new epoch is
-brought to where the old one was (`journal`) before it is given anything; vLLM's own calls are made
-again after a death, the user's are not. When the group has ended for good, every call fails with
-the story of its last death, and the engine ends as it does without this plug-in.
+Guarantees: a new epoch is brought to where the old one was (`journal`) before it is given anything;
+vLLM's own calls are made again after a death, the user's are not. When the group has ended for
+good, every call fails with the story of its last death, and the engine ends as it does without this
+plug-in.
 
-Left to others: what becomes of requests (`healing`), which is mixed into the engine's scheduler
-here, because the executor is made first and from the same configuration.
-
-The engine core has one thread that schedules and takes outputs. What it believes about its workers
-is kept as `_believed`: the epoch for which it schedules. It stops believing when it is handed the
-first `LostStep` of that epoch, whereupon its scheduler begins every request again; and the next
-step it sends belongs to the epoch that is there then.
+Left to others: what becomes of steps (`steps`), what the group is made of (`group`), and what
+becomes of requests (`healing`), which is mixed into the engine's scheduler here, because the
+executor is made first and from the same configuration.
 """
 
 from __future__ import annotations
 
 import threading
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 from vllm.logger import init_logger
 from vllm.v1.executor.abstract import Executor as VllmExecutor
 
-from phalanx.actors import Executor, Layout, StopPolicy
 from phalanx.runtime import GroupUp
-from phalanx.supervision import ExecutorClosed, SpecError, WorkerDied
+from phalanx.supervision import ExecutorClosed, WorkerDied
 
 from .bell import FailureBell
 from .early import EarlyHealing
-from .healing import healed
+from .group import start_group
+from .healing import mix_in_healing
 from .journal import REPEATABLE, Journal
-from .lost import StepFuture, lost_step
 from .names import new_mark, remove_names
 from .policy import Policy
-from .processors import choose_processors
 from .requirements import check_config, check_installed
+from .steps import Steps
 from .story import EngineEnded, forget_story, tell_story
-from .worker import EngineWorker, StaleEpoch
+from .worker import StaleEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from phalanx.actors import Executor
     from phalanx.supervision import ExitReason
+
+    from .worker import EngineWorker
 
 check_installed()
 
 _TELLING = 5.0  # seconds for the reason of the end to arrive; it takes none
 _LEAVING = 10.0  # seconds for threads that heal to hear that there is nothing left to be healed
 _HEALTH = 10.0  # seconds, as the executor that this stands in for has it
-_PRELOAD = (
-    "torch",
-    "phalanx.integrations.vllm.worker",
-    "phalanx.integrations.vllm.warmth",
-)
 _FORGOTTEN = (
     "phalanx.vllm_calls_forgotten methods=%s: what these changed in the workers that died is lost; "
     "if any changed what a worker computes, name it in the policy's replay"
@@ -79,10 +70,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         check_config(config)
         forget_story()
         policy = Policy.of_config(config.additional_config)
-        parallel = config.parallel_config
-        policy.check_size(parallel.world_size)
+        policy.check_size(config.parallel_config.world_size)
         for_workers = cloudpickle.dumps(config)  # before it names a class that they have no use for
-        _mix_in_healing(config)
+        mix_in_healing(config)
         self._journal = Journal(policy.replay)
         self._mark = new_mark()
         self._bell = FailureBell()
@@ -92,120 +82,32 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._closed = False
         self._healing = threading.RLock()
         self._prepared = 0
-        self._believed = 0
-        self._step_epoch = 0
-        self._first_half: Any = None
-        self._held: Any = None
-        self._samples = (
-            config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only
-        )
-        layout = Layout(
-            tensor=parallel.tensor_parallel_size,
-            pipeline=parallel.pipeline_parallel_size,
-            prefill_context=parallel.prefill_context_parallel_size,
-        )
-        self._output_rank = layout.output_rank
-        chosen = choose_processors(config)
-        self._group = Executor(
-            EngineWorker,
-            args=(
-                for_workers,
-                self._mark,
-                chosen.numbers,
-            ),
-            layout=layout,
-            name=f"vllm-{self._mark}",
-            strategy=policy.strategy,
-            intensity=policy.intensity,
-            backoff=policy.backoff,
-            devices=_devices(parallel.world_size),
-            visibility="all",
-            preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
-            launch=policy.launch,
-            rank_env=chosen.environments,
-            start_timeout=policy.start_timeout,
-            # A survivor waits in a collective operation for the one that is gone; it hears nothing.
-            stop=StopPolicy(hurry=0.0),
-            async_output=bool(config.scheduler_config.async_scheduling),
-            report_dir=policy.report_dir,
-            hang_after=policy.hang_after or _step_limit(),
-            stopped_after=policy.stopped_after,
-            standby=policy.standby,
-        )
+        self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
         self._group.register_failure_callback(self._on_end)
-        self._believed = self._prepared = self._ask_epoch()
+        self._prepared = self._ask_epoch()
+        self._steps = Steps(
+            self._group,
+            self._prepared,
+            output_rank=self._group.layout.output_rank,
+            samples=config.model_config.runner_type != "pooling" and not config.is_mm_encoder_only,
+            heal=self._heal,
+            story=self._story,
+        )
         self._unsubscribe = self._group.events(self._on_event)
 
     # --- steps --------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Have the workers compute a step."""
-        if not self._believed:
-            self._believed = self._heal()
-        self._step_epoch = self._believed
-        self._first_half = self._held = None
-        if not (non_block and self._samples and scheduler_output.total_num_scheduled_tokens):
-            return self._step("execute_model", scheduler_output, non_block=non_block)
-        # The engine core asks for a sample next, at once where there is no grammar to be looked up.
-        if scheduler_output.has_structured_output_requests:
-            self._step("execute_model", scheduler_output, non_block=True)
-        else:
-            self._held = scheduler_output
-        return StepFuture(lambda: None, lambda: True)
+        return self._steps.execute_model(scheduler_output, non_block)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """End the step that was begun by `execute_model`."""
-        held, self._held = self._held, None
-        if held is None:
-            return self._step("sample_tokens", grammar_output, non_block=non_block)
-        return self._step("step", held, non_block=non_block)
+        return self._steps.sample_tokens(grammar_output, non_block)
 
     def take_draft_token_ids(self) -> Any:
         """Return the tokens that were drafted in the last step; None where they died with it."""
-        try:
-            return self._send("rpc", self._step_epoch, "take_draft_token_ids", (), {}).result()
-        except (WorkerDied, StaleEpoch):
-            return None
-
-    def _step(self, method: str, argument: Any, *, non_block: bool) -> Any:
-        epoch = self._step_epoch
-        if epoch != self._believed:  # its first half is lost already
-            value = lost_step(epoch)
-            return StepFuture(lambda: value, lambda: True) if non_block else value
-        # The engine core looks at the first half of a step only where it has no second one: what
-        # that half raised or returned is the outcome of the second.
-        before = self._first_half
-        if before is None and not non_block:
-            return self._output(partial(self._ask, method, epoch, argument), epoch)
-        self._first_half = future = self._send(method, epoch, argument)
-        get = future.result if before is None else partial(_outcome, before, future)
-        if non_block:
-            return StepFuture(partial(self._output, get, epoch), future.done)
-        return self._output(get, epoch)
-
-    def _ask(self, method: str, epoch: int, argument: Any) -> Any:
-        return self._group.collective_rpc(
-            method, args=(epoch, argument), unique_reply_rank=self._output_rank
-        )
-
-    def _send(self, method: str, epoch: int, *args: Any) -> Any:
-        try:
-            return self._group.collective_rpc(
-                method, args=(epoch, *args), non_block=True, unique_reply_rank=self._output_rank
-            )
-        except ExecutorClosed as error:
-            raise self._story() from error
-
-    def _output(self, get: Callable[[], Any], epoch: int) -> Any:
-        try:
-            return get()
-        except (WorkerDied, StaleEpoch) as error:
-            _logger.warning("phalanx.vllm_step_lost epoch=%d by=%s", epoch, type(error).__name__)
-            if self._believed == epoch:
-                self._believed = 0
-            return lost_step(epoch)
-        except ExecutorClosed as error:
-            raise self._story() from error
+        return self._steps.take_draft_token_ids()
 
     # --- other calls --------------------------------------------------------------------
 
@@ -246,7 +148,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def execute_dummy_batch(self) -> None:
         """Have the workers compute a step that nobody asked for."""
-        self.collective_rpc("execute_dummy_batch", unique_reply_rank=self._output_rank)
+        self.collective_rpc("execute_dummy_batch", unique_reply_rank=self._group.layout.output_rank)
 
     def check_health(self) -> None:
         """Return once every worker has answered; a group that heals is waited for."""
@@ -358,47 +260,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         error = EngineEnded.of(self._ended, reports[-1] if reports else None)
         tell_story(str(error))
         return error
-
-
-def _mix_in_healing(config: Any) -> None:
-    """Have the engine build a scheduler that heals, of the class it would have built."""
-    scheduler = config.scheduler_config
-    try:
-        scheduler.scheduler_cls = healed(scheduler.get_scheduler_cls())
-    except TypeError as error:
-        raise SpecError(
-            "scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler"
-        ) from error
-
-
-def _modules_of(config: Any) -> list[str]:
-    """Return the modules of vLLM's that its workers and this model are made of."""
-    from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415  # slow where it is first
-
-    known = (ModelRegistry.models.get(name) for name in config.model_config.architectures)
-    models = [str(getattr(each, "module_name", "")) for each in known]
-    # What others have registered may do anything when it is imported: its owner may name it.
-    ours = [name for name in models if name.startswith("vllm.")]
-    return [config.parallel_config.worker_cls.rpartition(".")[0], *ours]
-
-
-def _devices(world_size: int) -> Any:
-    from vllm.platforms import current_platform  # noqa: PLC0415  # asks the machine, once imported
-
-    return list(range(world_size)) if current_platform.is_cuda_alike() else "cpu"
-
-
-def _step_limit() -> float:
-    from vllm import envs  # noqa: PLC0415  # as above
-
-    return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
-
-
-def _outcome(first: Any, second: Any) -> Any:
-    """Return what a step came to, of which *first* and *second* are the halves."""
-    value = first.result()
-    other = second.result()
-    return other if value is None else value
 
 
 def _listed(answers: Any) -> tuple[Any, ...]:

@@ -18,6 +18,8 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
+from phalanx.supervision import SpecError
+
 from .losses import drop_in_flight, obstacle
 from .lost import LostStep
 
@@ -99,6 +101,17 @@ def healed(scheduler: type[Any]) -> type[Healing]:
     if issubclass(scheduler, Healing):
         return scheduler
     return type(f"Healing{scheduler.__name__}", (Healing, scheduler), {})
+
+
+def mix_in_healing(config: Any) -> None:
+    """Have the engine build a scheduler that heals, of the class it would have built."""
+    scheduler = config.scheduler_config
+    try:
+        scheduler.scheduler_cls = healed(scheduler.get_scheduler_cls())
+    except TypeError as error:
+        raise SpecError(
+            "scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler"
+        ) from error
 
 
 def _error_of(request: Request) -> EngineCoreOutput:
