@@ -97,13 +97,16 @@ class Holding:
     def _tell_when_had_their_turn(self, done: threading.Event) -> None:
         """Set *done* once all calls that wait just now have ended."""
 
+        left: set[Call] = set()
+
         def end(call: Call) -> None:
             left.discard(call)
             if not left:
                 done.set()
 
         with self._lock:
-            left = set() if self._sending.holds else set(self._turns)
+            if not self._sending.holds:
+                left.update(self._turns)
             if not left:
                 done.set()
                 return
