@@ -96,7 +96,6 @@ class Holding:
     @uninterrupted
     def _tell_when_had_their_turn(self, done: threading.Event) -> None:
         """Set *done* once all calls that wait just now have ended."""
-
         left: set[Call] = set()
 
         def end(call: Call) -> None:
