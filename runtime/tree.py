@@ -30,7 +30,8 @@ _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
 _SHORTEST_NEEDLE = 32  # the hexadecimal name of a tree
 _DEAD = ("Z", "X", "x")
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
-_LISTINGS = 100  # of the processes in one look; the second is the last where nobody is started
+_LISTINGS = 100  # of the processes in one look; mostly it takes one or two
+_CLOSED = b"?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +140,7 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
 
     It is not where some process was between two programs and had no environment to read. Whoever
     ends between being listed and being read may have forked before, and his child not be in that
-    listing: so the processes are listed until a listing shows nobody new.
+    listing: so they are listed again until all that are new have lived to be read.
     """
     # Whatever else is wrong: never init, never ourselves, never those we come from.
     spare = {1, *_lineage(os.getpid()), *quarry.spare}
@@ -147,27 +148,33 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
     roots = set(quarry.roots)
     found: dict[int, Task] = {}
     children: dict[int, list[Task]] = {}
-    seen: set[int] = set()
+    listed: set[int] = set()
     sure = True
     for _ in range(_LISTINGS):
-        new = set(numbers_in("/proc")) - seen
-        if not new:
-            break
-        seen |= new
+        new = set(numbers_in("/proc")) - listed
+        listed |= new
+        lived = True
         for pid in new:
             task = read(pid)
             if task is None:
+                lived = False
                 continue
+            lived = lived and task.state not in _DEAD
             children.setdefault(task.parent, []).append(task)
             if task.is_kernel_thread or pid in spare:
                 continue
             if task.key in roots or task.session in sessions:
                 found[pid] = task
-            elif task.state not in _DEAD and (environ := _environ(pid)) is not None:
-                if quarry.needle in environ:
+            elif task.state not in _DEAD:
+                environ = _environ(pid)
+                if environ is None:
+                    lived = False
+                elif quarry.needle in environ:
                     found[pid] = task
                 elif not environ:
                     sure = False
+        if lived:
+            break
     else:
         sure = False
     queue = list(found.values())
@@ -287,9 +294,11 @@ def _wait_all(pidfds: Iterable[int], deadline: float) -> None:
 
 
 def _environ(pid: int) -> bytes | None:
-    """Return the environment of *pid*; None where it is gone or not ours to read."""
+    """Return the environment of *pid*, None where it is gone, no mark where it is closed to us."""
     try:
         return Path(f"/proc/{pid}/environ").read_bytes()
+    except PermissionError:
+        return _CLOSED
     except OSError:
         return None
 
