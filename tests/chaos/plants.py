@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.shared_memory import FORGOTTEN
 
 from phalanx.actors import Executor, WorkerContext, losing, seating
 from phalanx.actors.arriving import Arriving
@@ -34,7 +35,6 @@ from phalanx.runtime.rendezvous import RendezvousStore
 from phalanx.runtime.streams import Inbox
 from phalanx.supervision import GroupState, Phase, ranks, window
 
-SHARED = Path("/dev/shm/forgotten-by-a-worker")  # named for nobody
 Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
 
 
@@ -60,7 +60,7 @@ class Planted(Echo):
         elif self.plant == "twice":
             run_twice()
         elif self.plant == "leaked shared memory":
-            self.kept = SHARED.open("w")
+            self.kept = FORGOTTEN.open("w")
 
 
 def hurried(worker: Planted) -> None:
@@ -321,7 +321,7 @@ def nothing(_: pytest.MonkeyPatch) -> None: ...
 
 
 def leaked_shared_memory(_: pytest.MonkeyPatch) -> Callable[[], None]:
-    return SHARED.unlink
+    return FORGOTTEN.unlink
 
 
 PLANTS = {

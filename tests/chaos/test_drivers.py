@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests import shared_memory
 
 from phalanx.runtime import tree
 
@@ -75,12 +76,12 @@ class Driver:
     def left(self) -> dict[int, tree.Task]:
         return tree.find(tree.Quarry(self.mark.encode()))[0]
 
-    def assert_gone(self, seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
+    def assert_gone(self) -> None:
+        deadline = time.monotonic() + LONG
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.02)
         named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
-        assert not left, f"still there after {seconds} s: {named}"
+        assert not left, f"still there after {LONG} s: {named}"
 
     def _errors(self) -> str:
         assert self.process.stderr is not None
@@ -114,8 +115,9 @@ def drive() -> Iterator[Any]:
 
 def traces() -> set[str]:
     """What a tree could leave in shared memory and the temporary folder."""
-    found = {str(path) for path in Path("/dev/shm").iterdir()}
-    return found | {str(path) for path in Path(tempfile.gettempdir()).glob("*phalanx*")}
+    return shared_memory.names() | {
+        str(path) for path in Path(tempfile.gettempdir()).glob("*phalanx*")
+    }
 
 
 def test_classes_and_values_of_main_keep_their_identity(drive: Any) -> None:
@@ -356,7 +358,7 @@ MOMENTS = ["start", "call", "restart", "close", "gil"]
 
 
 def kill_driver(drive: Any, moment: str, seed: int) -> None:
-    """Kill a driver at a seeded moment; nothing of its tree may be there 5 seconds later."""
+    """Kill a driver at a seeded moment; nothing of its tree may stay."""
     before = traces()
     rng = random.Random(f"{moment}{seed}")
     driver = drive("chaos", moment)
@@ -367,8 +369,8 @@ def kill_driver(drive: Any, moment: str, seed: int) -> None:
     driver.send(signal.SIGKILL)
     driver.process.wait(LONG)
 
-    deadline = time.monotonic() + 5.0
-    driver.assert_gone(5.0)
+    deadline = time.monotonic() + LONG
+    driver.assert_gone()
     while not traces() <= before and time.monotonic() < deadline:
         time.sleep(0.02)
     assert traces() <= before

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.shared_memory import FOREIGN, WRITTEN
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, WorkerActor, WorkerContext
@@ -23,8 +24,6 @@ from phalanx.runtime import Runtime
 pytestmark = pytest.mark.timeout(120)
 
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(3600)"]
-WRITTEN = Path("/dev/shm/written-and-closed")  # named for nobody
-FOREIGN = "somebody-elses"
 
 
 class Careless(WorkerActor):
@@ -49,8 +48,8 @@ def careless(runtime: Runtime) -> tuple[Executor[Any], Any]:
 
 
 def working(executor: Executor[Any], _chance: random.Random) -> None:
-    foreign = Path(tempfile.gettempdir()) / FOREIGN
-    subprocess.run(["/usr/bin/touch", foreign, f"/dev/shm/{FOREIGN}"], check=True)
+    foreign = Path(tempfile.gettempdir()) / FOREIGN.name
+    subprocess.run(["/usr/bin/touch", foreign, FOREIGN], check=True)
     executor.collective_rpc("work", 30.0)
 
 
@@ -73,8 +72,8 @@ def test_what_a_worker_leaves_is_found_though_nothing_says_whose_it_is(
         lambda: careless(runtime), duration=2.5, schedule=schedule, record=tmp_path / "run"
     )
     clear(result)
-    for folder in ("/dev/shm", tempfile.gettempdir()):
-        (Path(folder) / FOREIGN).unlink()
+    FOREIGN.unlink()
+    (Path(tempfile.gettempdir()) / FOREIGN.name).unlink()
 
     left = [(each.what, Path(each.name).name) for each in result.history.every(Left)]
     assert [name for what, name in left if what == "shared memory"] == [WRITTEN.name]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests import shared_memory
 from tests.runtime.processes import LONG, eventually, is_alive
 
 from phalanx.runtime import tree
@@ -92,7 +93,7 @@ def run() -> Iterator[Any]:
 @pytest.mark.parametrize("seed", range(8))
 def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, tmp_path: Path, seed: int) -> None:
     folder = tmp_path / "made by the driver"
-    memory = {path.name for path in Path("/dev/shm").iterdir()}
+    memory = shared_memory.names()
     program = run("churn", str(folder))
     program.hear()
 
@@ -102,7 +103,7 @@ def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, tmp_path: Path, 
 
     await_nothing(program)
     eventually(lambda: not folder.exists())
-    assert {path.name for path in Path("/dev/shm").iterdir()} <= memory
+    assert shared_memory.names() <= memory
 
 
 @pytest.mark.parametrize("helper", ["guardian", "zygote"])
