@@ -85,6 +85,8 @@ class Callbacks:
             except queue.Empty:
                 return
             if item is None:
+                if self._thread is None:
+                    continue  # for a thread that never was
                 self._queue.put(None)  # the thread has not ended yet: it does the rest
                 return
             self._call(*item)

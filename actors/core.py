@@ -133,7 +133,8 @@ class Core:
         mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True)
         if grace > 0 and not mine and not shared.gone.is_set():
             self._refuse()
-            shared.plane.holding.wait_idle(time.monotonic() + grace, waiting=True)
+            if shared.plane.holding.wait_idle(time.monotonic() + grace, every_call=True):
+                shared.plane.holding.leave_idle()
         self.request_end()
         # A forgotten executor is ended by whichever thread the collector runs on.
         if mine or threading.current_thread().name.startswith(("ExecutorActor", THREAD)):

@@ -1,7 +1,8 @@
 """Moments in which nothing is in flight: new calls are kept back until those that were sent ended.
 
 Guarantees: between a `wait_idle` that returned True and its `resume` nothing new is sent, but for
-what was made for that moment; who waits in vain, or is interrupted, keeps nobody back.
+what was made for that moment; who waits in vain, or is interrupted, keeps nobody back. A finalizer
+or signal handler that interrupts who keeps calls back may not wait for one.
 
 Left to others: what the moment is used for (`rank_group`, `core`). The lock is the plane's.
 """
@@ -9,12 +10,14 @@ Left to others: what the moment is used for (`rank_group`, `core`). The lock is 
 from __future__ import annotations
 
 import threading
-import time
 from typing import TYPE_CHECKING
 
 from .interrupts import uninterrupted
+from .latch import Latch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from phalanx.runtime import OwnedLock
 
     from .calls import Call
@@ -45,41 +48,56 @@ class Holding:
         self._sending = sending
         self._settling = settling
 
+        self._threads: list[int] = []  # each thread that keeps calls back, or is about to
+
     @property
     def count(self) -> int:
         """How many keep new calls back just now."""
         return self._sending.holds
 
-    def wait_idle(self, deadline: float | None, *, waiting: bool = False) -> bool:
+    def is_mine(self) -> bool:
+        """Whether this thread keeps calls back, so that it would wait for itself."""
+        return bool(self._threads) and threading.get_ident() in self._threads
+
+    def wait_idle(self, deadline: float | None, *, every_call: bool = False) -> bool:
         """Keep new calls back; return True once every call that was sent has been answered.
 
-        With *waiting* those that wait for their turn just now are sent and answered before that,
-        unless somebody else keeps them back. Returns False at *deadline*; else `resume` must
-        follow.
+        With *every_call* all that were made so far have ended before that, those too that wait for
+        their turn or for a restart. Returns False at *deadline*; else `resume` or `leave_idle` must
+        follow, on the same thread.
         """
-        done = threading.Event()
-        if waiting:
-            self._tell_when_had_their_turn(done)
-            if not done.wait(_until(deadline)):
-                return False
-            done.clear()
+        me = threading.get_ident()
+        self._threads.append(me)
         ok = False
-        self._hold_for(done)
         try:
-            ok = done.wait(_until(deadline))
+            ok = (not every_call or self._wait_for_all(deadline)) and self._hold(deadline)
         finally:
-            self._stop_holding_for(ok=ok)
+            if not ok:
+                self._threads.remove(me)
         return ok
 
     @uninterrupted
     def resume(self) -> None:
         """Let calls go again."""
-        with self._lock:
-            self._sending.holds -= 1
-            self._sending.pump()
+        self._threads.remove(threading.get_ident())
+        self._lift()
+
+    def leave_idle(self) -> None:
+        """Let no call go again: this is the end."""
+        self._threads.remove(threading.get_ident())
+
+    def _hold(self, deadline: float | None) -> bool:
+        done = Latch()
+        ok = False
+        self._hold_for(done)
+        try:
+            ok = done.wait(deadline)
+        finally:
+            self._stop_holding_for(ok=ok)
+        return ok
 
     @uninterrupted
-    def _hold_for(self, done: threading.Event) -> None:
+    def _hold_for(self, done: Latch) -> None:
         with self._lock:
             self._sending.holds += 1
             self._reading.watched += 1
@@ -91,11 +109,17 @@ class Holding:
         with self._lock:
             self._reading.watched -= 1
         if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
-            self.resume()
+            self._lift()
 
-    @uninterrupted
-    def _tell_when_had_their_turn(self, done: threading.Event) -> None:
-        """Set *done* once all calls that wait just now have ended."""
+    def _lift(self) -> None:
+        with self._lock:
+            self._sending.holds -= 1
+            self._sending.pump()
+            self._reading.see_to_it()
+
+    def _wait_for_all(self, deadline: float | None) -> bool:
+        """Return True once every call made so far has ended, False at *deadline*."""
+        done = Latch()
         left: set[Call] = set()
 
         def end(call: Call) -> None:
@@ -103,16 +127,27 @@ class Holding:
             if not left:
                 done.set()
 
+        if not self._watch_all(left, end):
+            return True
+        ok = False
+        try:
+            ok = done.wait(deadline)
+        finally:
+            if not ok:
+                self._unwatch(left, end)
+        return ok
+
+    @uninterrupted
+    def _watch_all(self, left: set[Call], end: Callable[[Call], None]) -> bool:
         with self._lock:
-            if not self._sending.holds:
-                left.update(self._turns)
-            if not left:
-                done.set()
-                return
+            left.update(self._settling.calls())
             for call in tuple(left):
                 self._settling.watch(call, end)
             self._reading.see_to_it()
+            return bool(left)
 
-
-def _until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+    @uninterrupted
+    def _unwatch(self, left: set[Call], end: Callable[[Call], None]) -> None:
+        with self._lock:
+            for call in tuple(left):
+                self._settling.unwatch(call, end)

@@ -164,7 +164,12 @@ class Plane:
         """Whether `check_may_enter` would raise."""
         if self._lock.is_inside():
             return True
-        return waits and (self._reading.is_mine() or self.arena.is_held() or self._hub.is_current())
+        return waits and (
+            self._reading.is_mine()
+            or self.arena.is_held()
+            or self._hub.is_current()
+            or self.holding.is_mine()
+        )
 
     @uninterrupted
     def check_open(self) -> None:

@@ -144,7 +144,7 @@ class RankGroup:
         self.check_open()
         limit = None if timeout is None else check_seconds("timeout", timeout)
         deadline = None if limit is None else time.monotonic() + limit
-        if not self._plane.holding.wait_idle(deadline, waiting=True):
+        if not self._plane.holding.wait_idle(deadline, every_call=True):
             msg = f"calls are still without an outcome after {timeout:g} s"
             raise TimeoutError(msg)
         self._plane.holding.resume()

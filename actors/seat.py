@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import threading
     from collections.abc import Iterator, Sequence
 
     from phalanx.runtime import Channel
 
     from .calls import Call
+    from .latch import Latch
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class Seats:
         self.ranks: tuple[int, ...] = ()
         self.owed = 0
         self._by_fd: dict[int, Seat] = {}
-        self._idle: list[threading.Event] = []
+        self._idle: list[Latch] = []
 
     def __len__(self) -> int:
         return len(self.by_rank)
@@ -233,17 +233,17 @@ class Seats:
         seat.sent.clear()
         seat.limits.clear()
 
-    def when_idle(self, event: threading.Event) -> None:
-        """Set *event* once nobody owes an answer."""
-        self._idle.append(event)
+    def when_idle(self, latch: Latch) -> None:
+        """Set *latch* once nobody owes an answer."""
+        self._idle.append(latch)
         self.tell_idle()
 
     def tell_idle(self) -> None:
         """Look whether anybody still owes an answer, if somebody waits for that."""
         if self._idle and not self.owed:
-            for event in self._idle:
-                event.set()
-            self._idle.clear()
+            idle, self._idle = self._idle, []
+            for latch in idle:
+                latch.set()
 
     def _note(self) -> None:
         taken = tuple(self)

@@ -81,6 +81,7 @@ class Seating:
             self._seats.take(Seat(rank, incarnation, channel, saving_limit=limit))
             self._reading.add(channel.fileno())
             self._sending.pump()
+            self._reading.see_to_it()
 
     def open(self, epoch: int) -> None:
         """Every seat is taken: let collective calls go, under *epoch*."""
@@ -92,6 +93,7 @@ class Seating:
             self._sending.epoch = epoch
             self._sending.whole = True
             self._sending.pump()
+            self._reading.see_to_it()  # nobody may be waiting for what has just been sent
 
     def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
         """Count *packets* that a rank has sent beside its answers and that are no messages."""
@@ -202,6 +204,7 @@ class Seating:
                 seat.ended = True
                 self._arriving.stop(seat)
             self._sending.pump()
+            self._reading.see_to_it()
             self._seats.tell_idle()
 
     def leave(self, rank: int, incarnation: int) -> None:

@@ -55,7 +55,7 @@ class Sending:
         round: How often calls have been withdrawn (`runtime.board`).
         watched: Whether *on_busy* has been told that ranks owe answers.
         whole: Whether collective calls may leave: every seat is taken, under one epoch.
-        holds: Drains under way: while there are any, nothing new is sent.
+        holds: How many keep new calls back (`holding`).
         kept: Packets for all ranks that have not been sent yet, in order.
     """
 

@@ -106,6 +106,12 @@ class Settling:
             self._reading.watched += 1
         call.watchers += (then,)
 
+    def unwatch(self, call: Call, then: Callable[[Call], None]) -> None:
+        """Take back a `watch` of a call that is not done."""
+        call.watchers = tuple(each for each in call.watchers if each is not then)
+        if not call.watchers:
+            self._reading.watched -= 1
+
     def withdraw(self, call: Call, *, error: BaseException | None = None) -> None:
         """Settle *call* before it is answered, and forget it."""
         self.settle(call, error=error)

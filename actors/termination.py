@@ -1,6 +1,6 @@
 """How executors end when nobody closes them: SIGTERM, the end of the program, a forgotten handle.
 
-Guarantees: on SIGTERM with Python's default action, calls in flight get a grace period, every
+Guarantees: on SIGTERM with Python's default action, accepted calls get a grace period, every
 tree is stopped, and the program then ends by SIGTERM as it would have (128 + 15 where it is PID 1,
 which default actions spare); a handler of the user's is left alone. A program that ends without
 `close` leaves nothing behind and does not hang. A forked child touches none of its parent's.
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _TERMINATION = 60.0  # seconds in which SIGTERM has ended the program, or something is very wrong
 GRACE = 10.0
-"""Seconds that calls in flight get on SIGTERM."""
+"""Seconds that accepted calls get on SIGTERM."""
 
 
 class Endable(Protocol):
     """What can be ended at the end of the program."""
 
     def end(self, *, grace: float) -> None:
-        """Let calls in flight end for *grace* seconds, then stop everything and wait for it."""
+        """Let accepted calls end for *grace* seconds, then stop everything and wait for it."""
         ...
 
 

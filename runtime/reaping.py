@@ -80,6 +80,8 @@ class Reaping:
             signal.pidfd_send_signal(self._pidfd, 0)
         except ProcessLookupError:
             return True
+        except PermissionError:  # it was another user's
+            return False
         return False
 
 

@@ -158,6 +158,7 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
             task = read(pid)
             if task is None:
                 lived = False
+                listed.discard(pid)  # the number may come again
                 continue
             lived = lived and task.state not in _DEAD
             children.setdefault(task.parent, []).append(task)
@@ -172,7 +173,7 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
                 elif quarry.needle in environ:
                     found[pid] = task
                 elif not environ:
-                    sure = False
+                    lived = sure = False
         if lived:
             break
     else:

@@ -26,6 +26,7 @@ _APART = frozenset(
     {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
 )
 
+_FEW = 500  # passages, about as many as there are modules
 _WITHIN = (False, False, 0, 2, "")  # where that begins which is within a module (`_rank`)
 
 Documented: TypeAlias = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -49,13 +50,18 @@ class Passage:
 def corpus(count: int | None = None) -> list[Passage]:
     """Return the first *count* passages, or all of them."""
     root = Path(sysconfig.get_path("stdlib"))
-    if count is not None:
-        # What documents a module as a whole comes first: for a few of those, packages stay shut.
-        modules = [*root.glob("*.py"), *root.glob("*/__init__.py")]
-        first = [each for each in _passages(root, modules) if _rank(each) < _WITHIN]
+    if count is not None and count <= _FEW:
+        first = _first(root)
         if len(first) >= count:
-            return first[:count]
+            return list(first[:count])
     return list(_everything(root)[:count])
+
+
+@functools.cache
+def _first(root: Path) -> tuple[Passage, ...]:
+    """Return what documents a module as a whole; the modules within packages are not read."""
+    modules = [*root.glob("*.py"), *root.glob("*/__init__.py")]
+    return tuple(each for each in _passages(root, modules) if _rank(each) < _WITHIN)
 
 
 @functools.cache

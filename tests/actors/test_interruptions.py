@@ -250,6 +250,44 @@ def test_a_signal_handler_may_not_wait_where_its_thread_does(
     assert executor.collective_rpc("rank", WAIT) == [0, 1]
 
 
+@pytest.mark.parametrize("what", ["call", "tell", "drain", "cancel"])
+def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
+    make: Make,
+    tmp_path: Path,
+    handle: Callable[[Callable[[], Any]], list[Any]],
+    what: str,
+) -> None:
+    executor = make(world_size=1)
+    gate = tmp_path / "gate"
+    executor.tell("gated", args=(str(gate),))
+    last = executor.collective_rpc("rank", non_block=True)
+    acts: dict[str, Callable[[], Any]] = {
+        "call": lambda: executor.call(0, "rank"),
+        "tell": lambda: executor.tell("rank"),
+        "drain": executor.drain,
+        "cancel": last.cancel,
+    }
+    outcome = handle(acts[what])
+
+    def strike() -> None:
+        while not executor._core.shared.plane.holding._threads:
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        while not outcome:
+            time.sleep(0.001)
+        gate.touch()
+
+    other = threading.Thread(target=strike)
+    other.start()
+
+    executor.drain(WAIT)
+
+    other.join()
+    assert isinstance(outcome[0], WouldDeadlock) is (what in {"call", "drain"})
+    assert last.done()
+    assert executor.collective_rpc("rank", WAIT) == [0]
+
+
 def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
     make: Make, tmp_path: Path, handle: Callable[[Callable[[], Any]], list[Any]]
 ) -> None:

@@ -325,7 +325,8 @@ def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Pa
 
 def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    ex = make(LateAgain, 1, args=(str(gate),))
+    # Nobody else reads what ranks write: the watch for hangs would, now and then.
+    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
     with pytest.raises(TimeoutError):
         ex.restart(timeout=0.1)
     last = ex.collective_rpc("rank", non_block=True)
@@ -337,6 +338,42 @@ def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Pat
 
     assert last.done()
     assert last.result() == [0]
+
+
+def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
+    restarting = threading.Thread(target=ex.restart)
+    restarting.start()
+    while not ex._core.shared.plane.holding.count:
+        time.sleep(0.001)
+    last = ex.collective_rpc("rank", non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.1)
+    gate.touch()
+    ex.drain(30)
+
+    assert last.done()
+    restarting.join(30)
+
+
+def test_drain_waits_for_a_call_that_is_made_again(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
+    told = threading.Event()
+    last = ex.collective_rpc("kill_self", args=(0,), non_block=True, on_death="retry", retries=1)
+    last.add_done_callback(lambda _: told.set())
+
+    with pytest.raises(TimeoutError):
+        ex.drain(1.0)
+    assert not last.done()
+    gate.touch()
+    ex.drain(30)
+
+    assert last.done()
+    assert told.wait(30)
+    assert ex.status().restarts == 1
 
 
 def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
@@ -377,7 +414,7 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
         one.close()
 
 
-def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path) -> None:
+def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> None:
     ex = make(world_size=1)
     gate = tmp_path / "gate"
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
@@ -386,12 +423,10 @@ def test_two_drains_at_once_hold_calls_until_the_last(make: Make, tmp_path: Path
         ex.drain(0.05)
     first = threading.Thread(target=ex.drain)
     first.start()
-    while not ex._core.shared.plane.holding.count:
-        time.sleep(0.001)
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._core.shared.plane.holding.count == 1
+    assert ex._core.shared.plane.holding.count == 0
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]

@@ -13,7 +13,7 @@ from phalanx.bench.environments import Environments
 from phalanx.bench.roster import TRANSPORTS, choose
 from phalanx.cli import main
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = [pytest.mark.usefixtures("leak_check"), pytest.mark.timeout(300)]
 
 
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -21,7 +21,7 @@ def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "phalanx.cli", "bench", *words],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
         cwd=cwd,
         stdin=subprocess.DEVNULL,

@@ -206,7 +206,7 @@ def test_a_device_that_reports_an_error_is_done_without() -> None:
     with DevicePool(gpus.gpus(), gpus) as pool:
         result = run_chaos(
             lambda: targets.build(2, devices=pool, strategy=Strategy.ONE_FOR_ONE),
-            duration=1.5,
+            duration=4.0,
             schedule=schedule,
         )
 
@@ -218,7 +218,7 @@ def test_a_device_that_reports_an_error_is_done_without() -> None:
 def test_the_groups_of_a_tree_are_struck_like_any_other() -> None:
     schedule = at_once(*[("kill", "random", "")] * 4, gap=0.3)
 
-    result = run_chaos(targets.tree, duration=2.0, schedule=schedule)
+    result = run_chaos(targets.tree, duration=3.0, schedule=schedule)
 
     assert result.violations == ()
     assert {died.group for died in result.history.every(RankDied)} == {"root/a", "root/b"}
@@ -228,7 +228,7 @@ def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
     schedule = at_once(("kill", "store", ""), ("kill", "0", ""))
     target = targets.Reducing(torch_runtime)
 
-    result = run_chaos(target, duration=2.0, schedule=schedule, callers=2)
+    result = run_chaos(target, duration=3.0, schedule=schedule, callers=2)
 
     assert result.violations == ()
     assert len(result.history.every(Struck)) == 2

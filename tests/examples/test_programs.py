@@ -20,6 +20,8 @@ from minilm.run import run as run_pipeline
 from phalanx import Executor, Intensity
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.timeout(300)  # seconds, on a crowded machine
+
 PIPELINES = ["embed_data_parallel", "embed_tensor_parallel", "embed_pipeline_parallel"]
 
 
@@ -28,7 +30,7 @@ def run(name: str, *argv: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(EXAMPLES / f"{name}.py"), *argv],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
 

@@ -70,20 +70,24 @@ def test_one_that_is_not_our_child_yet_is_waited_for(hub: Hub) -> None:
     parent = os.fork()
     if parent == 0:
         os.close(ours)
-        child = os.posix_spawn("/bin/true", ["true"], {})
-        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        os.write(theirs, child.to_bytes(4, "little"))
-        os.close(theirs)
-        signal.pause()
+        try:
+            child = os.posix_spawn("/bin/true", ["true"], {})
+            os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            os.write(theirs, child.to_bytes(4, "little"))
+            os.close(theirs)
+            signal.pause()
+        finally:
+            os._exit(1)
     os.close(theirs)
     pid = int.from_bytes(os.read(ours, 4), "little")
     os.close(ours)
     reapings = Reapings(hub)
+    try:
+        reapings.take(os.pidfd_open(pid), pid, kill=False)
+        wait_round(hub)
 
-    reapings.take(os.pidfd_open(pid), pid, kill=False)
-    wait_round(hub)
-
-    assert list(reapings._open) == [pid]
-    reapings.close()
-    os.kill(parent, signal.SIGKILL)
-    os.waitpid(parent, 0)
+        assert list(reapings._open) == [pid]
+    finally:
+        reapings.close()
+        os.kill(parent, signal.SIGKILL)
+        os.waitpid(parent, 0)

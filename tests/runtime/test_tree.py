@@ -67,4 +67,4 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
             assert report.left == ()
             assert tree.find(quarry)[0] == {}
             # Nobody holds the pipe any more: a surer sign than not to find him.
-            assert select.select([first.stdout], [], [], 0)[0]
+            assert select.select([first.stdout], [], [], 10)[0]
