@@ -87,28 +87,38 @@ class Holding:
         self._threads.remove(threading.get_ident())
 
     def _hold(self, deadline: float | None) -> bool:
-        done = Latch()
-        ok = False
-        self._hold_for(done)
+        hold = _Hold()
         try:
-            ok = done.wait(deadline)
-        finally:
-            self._stop_holding_for(ok=ok)
-        return ok
+            self._take(hold)
+            if hold.wait(deadline):
+                self._stop_watching(hold)
+                return True
+        except BaseException:  # Ctrl-C: a hold that nobody lifts would stop the group for good
+            self._give_up(hold)
+            raise
+        self._give_up(hold)
+        return False
 
     @uninterrupted
-    def _hold_for(self, done: Latch) -> None:
+    def _take(self, hold: _Hold) -> None:
         with self._lock:
+            hold.is_taken = hold.is_watched = True
             self._sending.holds += 1
             self._reading.watched += 1
-            self._seats.when_idle(done)
+            self._seats.when_idle(hold)
             self._reading.see_to_it()
 
     @uninterrupted
-    def _stop_holding_for(self, *, ok: bool) -> None:
+    def _stop_watching(self, hold: _Hold) -> None:
         with self._lock:
-            self._reading.watched -= 1
-        if not ok:  # Ctrl-C too: a hold that nobody lifts would stop the group for good
+            if hold.is_watched:
+                hold.is_watched = False
+                self._reading.watched -= 1
+
+    @uninterrupted
+    def _give_up(self, hold: _Hold) -> None:
+        self._stop_watching(hold)
+        if hold.is_taken:
             self._lift()
 
     def _lift(self) -> None:
@@ -151,3 +161,17 @@ class Holding:
         with self._lock:
             for call in tuple(left):
                 self._settling.unwatch(call, end)
+
+
+class _Hold(Latch):
+    """What one thread has of it; a Ctrl-C may strike as soon as it has taken or given back some.
+
+    Attributes:
+        is_taken: Whether calls are kept back for it.
+        is_watched: Whether answers are read at once for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_taken = False
+        self.is_watched = False
