@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from .seat import Seats
     from .sending import Sending
     from .settling import Settling
-    from .turns import Turns
 
 
 class Holding:
@@ -36,18 +35,15 @@ class Holding:
         lock: OwnedLock,
         *,
         seats: Seats,
-        turns: Turns,
         reading: Reading,
         sending: Sending,
         settling: Settling,
     ) -> None:
         self._lock = lock
         self._seats = seats
-        self._turns = turns
         self._reading = reading
         self._sending = sending
         self._settling = settling
-
         self._threads: list[int] = []  # each thread that keeps calls back, or is about to
 
     @property

@@ -119,7 +119,7 @@ class Plane:
             spinning=spinning,
         )
         self.holding = Holding(
-            lock, seats=seats, turns=turns, reading=reading, sending=sending, settling=settling
+            lock, seats=seats, reading=reading, sending=sending, settling=settling
         )
         self._trimming = Trimming(hub, lock, self.arena)
         reading.start(arriving.on_ready, self._on_nudge)

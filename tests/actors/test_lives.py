@@ -306,6 +306,16 @@ def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> 
     assert ex.collective_rpc("rank", 30) == [0]
 
 
+def assert_drained_with(ex: Executor[Any], last: Any, gate: Path, *, patience: float = 0.1) -> None:
+    """A drain does not end before *last*, which does not end before *gate* is there."""
+    with pytest.raises(TimeoutError, match=rf"without an outcome after {patience:g} s"):
+        ex.drain(patience)
+    assert not last.done()
+    gate.touch()
+    ex.drain(30)
+    assert last.done()
+
+
 def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Path) -> None:
     ex = make(world_size=1, queue_depth=1)
     gate = tmp_path / "gate"
@@ -313,12 +323,7 @@ def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Pa
     last = ex.collective_rpc("rank", non_block=True)
     assert (ex.status().in_flight, ex.status().waiting) == (1, 1)
 
-    with pytest.raises(TimeoutError, match=r"without an outcome after 0\.1 s"):
-        ex.drain(0.1)
-    gate.touch()
-    ex.drain(30)
-
-    assert last.done()
+    assert_drained_with(ex, last, gate)
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
     assert ex.collective_rpc("rank", 30) == [0]
 
@@ -331,12 +336,7 @@ def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Pat
         ex.restart(timeout=0.1)
     last = ex.collective_rpc("rank", non_block=True)
 
-    with pytest.raises(TimeoutError):
-        ex.drain(0.1)
-    gate.touch()
-    ex.drain(30)
-
-    assert last.done()
+    assert_drained_with(ex, last, gate)
     assert last.result() == [0]
 
 
@@ -349,12 +349,7 @@ def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: 
         time.sleep(0.001)
     last = ex.collective_rpc("rank", non_block=True)
 
-    with pytest.raises(TimeoutError):
-        ex.drain(0.1)
-    gate.touch()
-    ex.drain(30)
-
-    assert last.done()
+    assert_drained_with(ex, last, gate)
     restarting.join(30)
 
 
@@ -365,13 +360,7 @@ def test_drain_waits_for_a_call_that_is_made_again(make: Make, tmp_path: Path) -
     last = ex.collective_rpc("kill_self", args=(0,), non_block=True, on_death="retry", retries=1)
     last.add_done_callback(lambda _: told.set())
 
-    with pytest.raises(TimeoutError):
-        ex.drain(1.0)
-    assert not last.done()
-    gate.touch()
-    ex.drain(30)
-
-    assert last.done()
+    assert_drained_with(ex, last, gate, patience=1.0)  # in which the death is known
     assert told.wait(30)
     assert ex.status().restarts == 1
 
@@ -427,6 +416,25 @@ def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> No
         ex.drain(0.05)
 
     assert ex._core.shared.plane.holding.count == 0
+    gate.touch()
+    first.join(30)
+    assert busy.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    first = threading.Thread(target=ex.restart)
+    first.start()
+    while not ex._core.shared.plane.holding.count:
+        time.sleep(0.001)
+
+    with pytest.raises(TimeoutError, match="nothing was changed"):
+        ex.restart(timeout=0.05)
+
+    assert ex._core.shared.plane.holding.count == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]
