@@ -12,7 +12,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
-from phalanx.supervision import CallTimeout
+from phalanx.supervision import CallTimeout, SpecError
 
 from .outcomes import Outcome, OutcomeKind
 from .terms import Shape
@@ -185,7 +185,20 @@ class Call:
 
     def fits(self, size: int) -> bool:
         """Whether a group of *size* ranks can answer it."""
-        return len(self.payloads) in (1, size) and (self.want is None or self.want < size)
+        return (
+            len(self.payloads) in (1, size)
+            and (self.want is None or self.want < size)
+            and (self.rank is None or self.rank < size)
+        )
+
+    def misfit(self, size: int) -> SpecError:
+        """Return the error of a call that a group of *size* ranks cannot answer."""
+        remedy = f"{self.name}: the group was resized to {size} ranks; nothing was sent"
+        if self.rank is not None:
+            return SpecError("rank", self.rank, remedy)
+        if self.want is not None and self.want >= size:
+            return SpecError("unique_reply_rank", self.want, remedy)
+        return SpecError("world_size", size, f"{remedy}: it was made for {len(self.payloads)}")
 
     @property
     def missing(self) -> list[int]:

@@ -30,6 +30,7 @@ from .probe import current_probe
 from .pulses import Pulses
 from .saving import cuts_of
 from .shared import Shared
+from .status import GroupView
 from .termination import living
 from .tracing import GroupTrace
 from .watch import HangWatch
@@ -196,7 +197,8 @@ class Core:
             on_busy=watch.wake,
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
-        return Shared(plane, Callbacks(complain), watch, trace, Pulses(), cuts, owns_cuts)
+        view = GroupView(layout=self.spec.layout)
+        return Shared(plane, Callbacks(complain), watch, trace, Pulses(), view, cuts, owns_cuts)
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

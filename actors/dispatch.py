@@ -36,13 +36,14 @@ W = TypeVar("W", bound=WorkerActor)
 class Dispatch(Generic[W]):
     """The calls of an executor. Its methods are `Executor`'s."""
 
-    def __init__(
-        self, group: RankGroup | InlineGroup, layout: Layout, steps: Mapping[str, Method]
-    ) -> None:
+    def __init__(self, group: RankGroup | InlineGroup, steps: Mapping[str, Method]) -> None:
         self._group = group
         self._call = group.call  # bound once: it is looked up for every call
-        self._layout = layout
         self._steps = steps
+
+    @property
+    def _layout(self) -> Layout:
+        return self._group.view().layout
 
     def collective_rpc(
         self,

@@ -209,10 +209,10 @@ class Executor(Dispatch[W]):
                 raise SpecError("worker", worker, f"{each!r} is a method of every executor: rename")
         self._spec = spec
         if launch == "inline":
-            super().__init__(InlineGroup(spec, methods), spec.layout, steps)
+            super().__init__(InlineGroup(spec, methods), steps)
             return
         self._core = core = Core(spec, runtime, name, _place)
-        super().__init__(RankGroup(core, methods), spec.layout, steps)
+        super().__init__(RankGroup(core, methods), steps)
         self._finalizer = weakref.finalize(self, core.end)
         self._finalizer.atexit = False  # the end of the program has its own way (termination)
         try:
@@ -267,7 +267,7 @@ class Executor(Dispatch[W]):
 
     def status(self) -> Status:
         """Return how the executor is doing."""
-        return self._group.status(self.world_size)
+        return self._group.status()
 
     def check_health(self, timeout: float = 10.0) -> None:
         """Return once every rank's main loop has answered.
@@ -331,10 +331,15 @@ class Executor(Dispatch[W]):
                 was changed; or before the group was whole again, which goes on by itself. The
                 message says which.
         """
-        if rank is not None:
-            check_rank("rank", rank, self.world_size)
-        ranks = frozenset(range(self.world_size) if rank is None else (rank,))
-        self._group.change(lambda: Planned(ranks=ranks), timeout)
+
+        def plan() -> Planned:  # anew at each attempt: another thread may resize the group
+            size = self.world_size
+            if rank is not None:
+                check_rank("rank", rank, size)
+            return Planned(ranks=frozenset(range(size) if rank is None else (rank,)))
+
+        plan()
+        self._group.change(plan, timeout)
 
     def resize(
         self, world_size: int, *, layout: Layout | None = None, timeout: float | None = None
@@ -348,7 +353,6 @@ class Executor(Dispatch[W]):
         """
         plan = layout_for(self._spec, world_size, layout, now=self._layout)
         self._group.change(lambda: Planned(size=world_size, layout=plan), timeout)
-        self._layout = plan
 
     def drain(self, timeout: float | None = None) -> None:
         """Return once every call made so far has ended; those made meanwhile may wait until then.

@@ -281,13 +281,14 @@ class ExecutorActor(SteadfastActor):
         self._perform(actions)
 
     def _change(self, plan: Planned) -> None:
-        event = self._planning.begin(plan, self._state.phase)
+        event = self._planning.begin(plan, self._state)
         if event is None:
             return
         if self.shared.probe is not None:
             self.shared.probe.planned(plan.ranks, plan.size)
         if plan.layout is not None:
             self._forming.layout = plan.layout
+            self._seating.expect(plan.layout.world_size)
         self._act(event)
 
     def _perform(self, actions: tuple[RankAction, ...]) -> None:
@@ -387,6 +388,7 @@ class ExecutorActor(SteadfastActor):
             view_of(
                 self._state,
                 self._members.current(),
+                layout=self._forming.layout,
                 restarts=self._deaths.restarts,
                 planned=self._planning.count,
                 standby=self._standby.count,

@@ -77,6 +77,7 @@ class InlineRank:
             devices=self._lease.places,
             rendezvous=None,
         )
+        self._layout = spec.layout
         self._host = WorkerHost(seed, context)
         try:
             self._host.start()
@@ -120,7 +121,7 @@ class InlineRank:
     def view(self) -> GroupView:
         """Return what the group looks like."""
         info = RankInfo(0, os.getpid(), 1, 1, "up" if self._open else "down", str(self._lease))
-        return GroupView(epoch=1, ranks=(info,))
+        return GroupView(layout=self._layout, epoch=1, ranks=(info,))
 
     def devices(self) -> tuple[DeviceStatus, ...]:
         """Return the devices it chose from."""

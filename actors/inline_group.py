@@ -114,13 +114,12 @@ class InlineGroup:
         """Return what it looks like."""
         return self._rank.view()
 
-    def status(self, world_size: int) -> Status:
-        """Return how an executor of *world_size* ranks is doing."""
+    def status(self) -> Status:
+        """Return how the executor is doing."""
         return status_of(
             self._name,
             self._rank.view(),
             state="ended" if self._closed else "serving",
-            world_size=world_size,
             devices=self._rank.devices(),
         )
 

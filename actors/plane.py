@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.supervision import RuntimeFault
 
 from .arriving import Arriving
 from .holding import Holding
@@ -80,7 +80,7 @@ class Plane:
         inner = (hub.is_inside,) if cuts is None else (hub.is_inside, cuts.is_locked)
         self._lock = lock = OwnedLock(*inner)
         self._seats = seats = Seats(size)
-        self._turns = turns = Turns(depth)
+        self._turns = turns = Turns(size, depth)
         self._reading = reading = Reading(hub, lock, lambda: seats.owed > 0)
         self._sending = sending = Sending(
             seats,
@@ -192,6 +192,7 @@ class Plane:
 
         Raises:
             ExecutorClosed: nothing is accepted any more.
+            SpecError: it was made for another size, or for a rank that is no more.
             CallTimeout: no place became free; nothing was sent.
         """
         if call.tap is not None:
@@ -215,7 +216,7 @@ class Plane:
         """Send *call* or queue it, and return None; or return a ticket for a place in the queue."""
         with self._lock.unasked:
             closed = self._turns.closed
-            size = len(self._seats)
+            size = self._turns.size
             if closed is None and call.fits(size):
                 if not waits and self._turns.is_full:
                     return self._turns.ask_for_a_place()
@@ -229,7 +230,7 @@ class Plane:
         call.drop()
         if closed is not None:
             raise closed()
-        raise SpecError("world_size", size, f"{call.name} was made for another size")
+        raise call.misfit(size)
 
     @uninterrupted
     def insert(self, call: Call, *, first: bool = False) -> None:

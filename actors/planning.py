@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from phalanx.supervision import Phase, ResizeAsked, RestartAsked
 
 if TYPE_CHECKING:
-    from phalanx.supervision import RankEvent
+    from phalanx.supervision import GroupState, RankEvent
 
     from .notices import Planned
 
@@ -29,9 +29,10 @@ class Planning:
         self.count = 0
         self.at = time.monotonic()
 
-    def begin(self, plan: Planned, phase: Phase) -> RankEvent | None:
+    def begin(self, plan: Planned, state: GroupState) -> RankEvent | None:
         """Return what is to be decided on; None where *plan* has come too late, or too early."""
-        if phase is not Phase.SERVING or self._plan is not None:
+        has_ranks = plan.ranks <= {rank.number for rank in state.ranks}
+        if state.phase is not Phase.SERVING or self._plan is not None or not has_ranks:
             plan.done.set()
             return None
         plan.accepted = True

@@ -64,15 +64,14 @@ class RankGroup:
         """Return what it looks like."""
         return self._shared.view
 
-    def status(self, world_size: int) -> Status:
-        """Return how an executor of *world_size* ranks is doing."""
+    def status(self) -> Status:
+        """Return how the executor is doing."""
         shared = self._shared
         view = shared.view
         return status_of(
             self.core.spec.name,
             view,
             state=str(view.phase),
-            world_size=world_size,
             checkpoint=None if shared.cuts is None else shared.cuts.kept.latest(),
             counts=self._plane.counts(),
             devices=shared.devices(),

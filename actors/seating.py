@@ -13,11 +13,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import withdraw
-from phalanx.supervision import ExecutorClosed, SpecError
 
 from .losing import assess
 from .seat import Progress, Running, Seat, Seats
-from .terms import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,16 +59,19 @@ class Seating:
         self._spinning = spinning
         self._reached = 0  # the last call begun by any rank, those that are gone included
 
-    def resize(self, size: int) -> None:
-        """Have *size* seats; those beyond must be empty, and their calls are re-aimed or failed."""
+    def expect(self, size: int) -> None:
+        """Take only calls that *size* ranks can answer, and fail those that wait and need others.
+
+        The seats follow in `resize`, once the ranks beyond are gone.
+        """
         with self._lock:
-            for call in self._turns.misfits(size):
-                if call.shape is Shape.SINGLE:
-                    gone: BaseException = ExecutorClosed(f"rank {call.rank} was taken away")
-                else:
-                    msg = f"{call.name}: the group has {size} ranks now; it was made for more"
-                    gone = SpecError("world_size", size, msg)
-                self._settling.settle(call, error=gone)
+            for call in self._turns.expect(size):
+                self._settling.settle(call, error=call.misfit(size))
+            self._turns.admit(self._reading.wake)
+
+    def resize(self, size: int) -> None:
+        """Have *size* seats; those beyond must be empty."""
+        with self._lock:
             self._seats.resize(size)
 
     def join(self, rank: int, incarnation: int, channel: Channel) -> None:

@@ -13,8 +13,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .status import GroupView
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from .group_probe import GroupProbe
     from .plane import Plane
     from .pulses import Pulses
+    from .status import GroupView
     from .tracing import GroupTrace
     from .watch import HangWatch
 
@@ -49,9 +48,9 @@ class Shared:
     watch: HangWatch
     trace: GroupTrace
     pulses: Pulses
+    view: GroupView
     cuts: Cuts | None = None
     owns_cuts: bool = True
-    view: GroupView = field(default_factory=GroupView)
     changed: threading.Condition = field(default_factory=threading.Condition)
     ready: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)

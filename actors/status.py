@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from phalanx.supervision import GroupState
 
     from .checkpoint import Checkpoint
+    from .layout import Layout
     from .member import Member
 
 
@@ -48,8 +49,10 @@ class GroupView:
         restarts_in_window: How many of those count against the intensity just now.
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
+        layout: How its ranks are laid out; after a resize has begun, those that there will be.
     """
 
+    layout: Layout
     phase: Phase = Phase.STARTING
     epoch: int = 0
     ranks: tuple[RankInfo, ...] = ()
@@ -100,6 +103,7 @@ def view_of(
     state: GroupState,
     members: Iterable[Member],
     *,
+    layout: Layout,
     restarts: int,
     planned: int,
     standby: int,
@@ -123,6 +127,7 @@ def view_of(
             )
         )
     return GroupView(
+        layout=layout,
         phase=state.phase,
         epoch=state.epoch,
         ranks=tuple(ranks),
@@ -139,7 +144,6 @@ def status_of(
     view: GroupView,
     *,
     state: str,
-    world_size: int,
     devices: tuple[DeviceStatus, ...],
     checkpoint: Checkpoint | None = None,
     counts: Mapping[str, int] | None = None,
@@ -149,7 +153,7 @@ def status_of(
         name=name,
         state=state,
         epoch=view.epoch,
-        world_size=world_size,
+        world_size=view.layout.world_size,
         restarts=view.restarts,
         restarts_in_window=view.restarts_in_window,
         planned=view.planned,

@@ -30,10 +30,12 @@ class Turns:
         alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
         waiting: Submitters that wait for a place.
+        size: The ranks that calls are made for.
         closed: Returns what new calls are refused with; None while they are accepted.
     """
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, size: int, depth: int) -> None:
+        self.size = size
         self.everyone: deque[Call] = deque()
         self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
@@ -87,14 +89,13 @@ class Turns:
             assert call.rank is not None
             del self.alone[call.rank]
 
-    def misfits(self, size: int) -> list[Call]:
-        """Take out and return the calls that a group of *size* ranks cannot answer."""
-        lost = [each for each in self.everyone if not each.fits(size)]
-        for call in lost:
-            self.everyone.remove(call)
-        for rank in [rank for rank in self.alone if rank >= size]:
-            lost += self.alone.pop(rank)
-        return lost
+    def expect(self, size: int) -> list[Call]:
+        """Have calls made for *size* ranks; take out and return those that need others."""
+        self.size = size
+        misfits = [call for call in self if not call.fits(size)]
+        for call in misfits:
+            self.remove(call)
+        return misfits
 
     def clear(self) -> None:
         """Have nothing waiting."""

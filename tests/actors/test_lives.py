@@ -21,6 +21,7 @@ from phalanx.supervision import (
     RemoteError,
     SpecError,
     StartFailed,
+    Strategy,
     UnknownMethod,
 )
 
@@ -290,6 +291,65 @@ def test_resize_forms_the_group_anew(make: Make) -> None:
     assert ex.world_size == 1
     with pytest.raises(SpecError):
         ex.resize(0)
+
+
+def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path) -> None:
+    gate, again = tmp_path / "gate", tmp_path / "again"
+    ex = make(LateAgain, 3, args=(str(again),))
+    held = ex.call(0, "gated", args=(str(gate),), non_block=True)
+    resizing = threading.Thread(target=ex.resize, args=(1,))
+    resizing.start()
+    while not ex._core.shared.plane.holding.count:  # from here on new calls wait
+        time.sleep(0.001)
+    queued = [
+        ex.call(2, "rank", non_block=True),
+        ex.scatter("echo", [(0,), (1,), (2,)], non_block=True),
+        ex.collective_rpc("rank", unique_reply_rank=1, non_block=True),
+    ]
+    stream = ex.stream(lambda _worker: iter("ab"), rank=2)
+    ex.tell("rank", rank=2)
+    stays = ex.call(0, "rank", non_block=True)
+    gate.touch()
+
+    assert held.result(30) is None
+    for future, field in zip(queued, ("rank", "world_size", "unique_reply_rank"), strict=True):
+        with pytest.raises(SpecError) as caught:
+            future.result(30)
+        assert caught.value.field == field
+    with pytest.raises(SpecError):
+        next(stream)
+    assert ex.world_size == ex.status().world_size == 1  # the new ranks are still in their start
+    with pytest.raises(SpecError):
+        ex.call(2, "rank")
+    again.touch()
+    ex.drain(30)
+    resizing.join(30)
+    assert stays.result(30) == 0
+
+
+def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
+
+    with pytest.raises(TimeoutError, match="it goes on"):
+        ex.resize(1, timeout=0.3)
+    with pytest.raises(SpecError):
+        ex.call(2, "rank")
+    with pytest.raises(SpecError):
+        ex.restart(2)
+    gate.touch()
+    ex.restart(timeout=30)
+
+    assert [each["incarnation"] for each in ex.collective_rpc("who", 30)] == [3]
+    gate.unlink()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        ex.resize(2, timeout=0.3)
+    late = ex.call(1, "rank", non_block=True)  # there will be one
+    gate.touch()
+    assert late.result(30) == 1
+    assert len(ex.ranks) == ex.world_size == 2
 
 
 def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> None:
