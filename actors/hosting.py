@@ -174,6 +174,7 @@ class WorkerHost:
         try:
             self._start()
         finally:
+            self.end_copy()
             outside(token)
 
     def _start(self) -> None:
@@ -188,6 +189,7 @@ class WorkerHost:
             if self._seed.restoring is not None:
                 self._restore(actor, self._seed.restoring)
         except Exception as error:
+            self.end_copy()
             self.fail(error)
             raise
 
@@ -212,7 +214,10 @@ class WorkerHost:
         seed = self._seed
         assert seed.saving is not None
         assert self._actor is not None
-        state = encode(self._actor.checkpoint(), "what checkpoint() returned")
+        try:
+            state = encode(self._actor.checkpoint(), "what checkpoint() returned")
+        finally:
+            self.end_copy()
         stamp = Stamp(
             number=seed.saving.base + call_id,
             rank=seed.rank,
@@ -224,9 +229,32 @@ class WorkerHost:
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""
-        if self._witness is not None:
-            return self._witness.invoke(self._run, method, args, kwargs, self._board.begun)
-        return self._run(method, args, kwargs)
+        try:
+            if self._witness is not None:
+                return self._witness.invoke(self._run, method, args, kwargs, self._board.begun)
+            return self._run(method, args, kwargs)
+        finally:
+            self.end_copy()
+
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code.
+
+        Only the process that was started may answer, store its state or run further hooks. As
+        `multiprocessing` does in its children: without clean-up, which is the worker's to do.
+        """
+        link = self._link
+        if link is None or os.getpid() == link.pid:
+            return
+        error = sys.exception()
+        code = int(error is not None)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        try:
+            self._context.log.warning("phalanx.forked_copy_ended", exit_code=code, exc_info=error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code & 0xFF)
 
     def _run(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if not isinstance(method, str):
@@ -274,7 +302,10 @@ class WorkerHost:
             self._link.tell(Kind.LEFT)
         if self._witness is not None:
             self._witness.woke(context, kept=True)
-        self._actor.on_reform(context)
+        try:
+            self._actor.on_reform(context)
+        finally:
+            self.end_copy()
 
     def stop(self, reason: ExitReason) -> None:
         """Run `on_stop`, then leave the process group."""
@@ -283,6 +314,7 @@ class WorkerHost:
                 self._actor.on_stop(reason)
         except BaseException:  # SystemExit too: reported; it stops all the same
             self._context.log.exception("phalanx.on_stop_failed")
+        self.end_copy()
         _leave_process_group()
 
     def judge(self, error: BaseException) -> Directive:
@@ -311,12 +343,17 @@ class WorkerHost:
                 self._actor.on_failure(error)
         except BaseException:  # SystemExit too: reported; *error* is what counts
             self._context.log.exception("phalanx.on_failure_failed")
+        self.end_copy()
 
 
 def host_spare(factory: bytes, link: Link) -> WorkerHost:
     """Prepare what *factory* makes, wait until this process becomes a rank; return its host."""
     recipe = Recipe(factory)
-    recipe.prepare()
+    try:
+        recipe.prepare()
+    finally:
+        if os.getpid() != link.pid:
+            os._exit(1)  # a copy that on_standby has forked
     return host_worker(await_assignment(link).blob, link, recipe)
 
 

@@ -30,6 +30,10 @@ class Judge(Protocol):
         """Return what becomes of this worker, whose method raised *error*."""
         ...
 
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code."""
+        ...
+
     def fail(self, error: BaseException) -> None:
         """Run the user's failure hook: *error* is about to end this worker."""
         ...
@@ -53,6 +57,10 @@ class Doom:
         if directive is not Directive.RESUME:
             self.is_sealed = True
         return directive
+
+    def end_copy(self) -> None:
+        """See `Judge.end_copy`."""
+        self._judge.end_copy()
 
     def await_end(self) -> None:
         """Keep this thread from doing anything, while another ends the process."""

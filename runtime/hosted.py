@@ -38,6 +38,10 @@ class Hosted(Protocol):
         """Begin the span of a call of *method*, whose caller *carrier* names."""
         ...
 
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code."""
+        ...
+
     def adopt(self, epoch: int) -> None:
         """Note that the group around this worker has a new epoch."""
         ...

@@ -7,6 +7,7 @@ Left to others: the answers to calls (`replies`), and the pulse's own thread (`p
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from dataclasses import dataclass, field, replace
@@ -44,13 +45,18 @@ class Boot:
 
 @dataclass(slots=True)
 class Link:
-    """A worker's way back to its driver, beside the answers to calls."""
+    """A worker's way back to its driver, beside the answers to calls.
+
+    Attributes:
+        pid: Of the process that was started; a copy that it forks is another, and may not answer.
+    """
 
     control: socket.socket
     rank: int
     incarnation: int
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
+    pid: int = field(default_factory=os.getpid)
     _told: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]
     )

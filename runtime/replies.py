@@ -148,7 +148,11 @@ class ReplyLine:
         while (item := waiting.get()) is not None:
             call, get = item
             try:
-                result = get()
+                try:
+                    result = get()
+                finally:
+                    if self._doom is not None:
+                        self._doom.end_copy()
             except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
                 self._send_error(call, error)
             else:

@@ -153,7 +153,12 @@ class Serving:
             # Before the answer: so the driver finds the arguments' memory free for its next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:
-                send_items(frame, result, self._inbox, self._replies, board)
+                try:
+                    send_items(
+                        frame, result, self._inbox, self._replies, board, self._hosted.end_copy
+                    )
+                finally:
+                    self._hosted.end_copy()
                 result = None
             if span is not None:
                 result = span.returned(result)

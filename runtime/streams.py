@@ -141,10 +141,18 @@ class Inbox:
             self._on_foreign()
 
 
-def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine, board: Board) -> None:
+def send_items(  # noqa: PLR0917
+    call: Frame,
+    made: Any,
+    inbox: Inbox,
+    replies: ReplyLine,
+    board: Board,
+    end_copy: Callable[[], None],
+) -> None:
     """Send the items of *made* as they are asked for; return at its end, or once it is closed.
 
     On *board* each item counts from when it was asked for: that is how long one may take.
+    *end_copy* is called whenever the user's code has been left, see `Hosted.end_copy`.
 
     Raises:
         TypeError: *made* is nothing that could be iterated.
@@ -152,6 +160,7 @@ def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine, board: 
         Exception: what the iteration raises, or `NotPicklable` for an item that cannot travel.
     """
     items = iter(made)
+    end_copy()
     sent = 0
     try:
         while True:
@@ -164,6 +173,8 @@ def send_items(call: Frame, made: Any, inbox: Inbox, replies: ReplyLine, board: 
                 item = next(items)
             except StopIteration:
                 return
+            finally:
+                end_copy()
             sent += 1
             replies.item(call, sent, item)
             del item

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
 
+from . import ledger
 from .arena_exchange import WorkerExchange
 from .board import Board, register_worker
 from .doom import Doom
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Run one worker; return its exit code."""
     control = socket.socket(fileno=fds["control"])
-    data = socket.socket(fileno=fds["data"])
+    data = ledger.own(socket.socket(fileno=fds["data"]))  # no fork of this process answers calls
     board = Board(fds["board"])
     boot: Boot = pickle.loads(payload)
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
@@ -75,6 +76,9 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     except Terminated as end:
         die_of(end.number)
         return 128 + end.number
+    finally:
+        if os.getpid() != link.pid:
+            os._exit(1)  # a forked copy, which would go on as the worker
 
 
 def _greet(data: socket.socket, link: Link) -> None:

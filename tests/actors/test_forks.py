@@ -1,0 +1,170 @@
+"""Processes that a worker forks: those that come back out of the user's code end there."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import multiprocessing
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.actors import AsyncOutput, CheckpointPolicy, Executor, WorkerActor, WorkerContext
+from phalanx.supervision import Strategy
+
+Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+
+def fork(how: str = "return") -> int | None:
+    """Return None in the copy, and in the worker the copy's exit code once it has ended."""
+    pid: int = ctypes.PyDLL(None).fork() if how == "native" else os.fork()
+    if pid == 0:
+        if how == "raise":
+            raise ValueError("the copy's own")
+        if how == "exit":
+            sys.exit(3)
+        return None
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def note(path: str) -> None:
+    with open(path, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+
+class Output(AsyncOutput):
+    def get_output(self) -> int | None:
+        return fork()
+
+
+class Forker(WorkerActor):
+    def __init__(self, hook: str = "") -> None:
+        self.hook = hook
+        self.codes: list[int | None] = []
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        self._fork_in("on_start")
+
+    def on_stop(self, reason: object) -> None:
+        note("stopped")
+        atexit.register(note, "exited")
+        self._fork_in("on_stop")
+
+    def checkpoint(self) -> int:
+        self._fork_in("checkpoint")
+        return 0
+
+    def restore(self, state: int) -> None:
+        pass
+
+    def on_failure(self, error: BaseException) -> None:
+        note("failed")
+
+    def _fork_in(self, hook: str) -> None:
+        if hook == self.hook:
+            self.codes.append(fork())
+
+    def fork(self, how: str) -> int | None:
+        return fork(how)
+
+    def items(self, how: str) -> Iterator[int | None]:
+        yield 1
+        yield fork(how)
+        yield 2
+
+    def later(self) -> Output:
+        return Output()
+
+    def in_a_thread(self) -> list[int | None]:
+        thread = threading.Thread(target=lambda: self.codes.append(fork()))
+        thread.start()
+        thread.join()
+        return self.codes
+
+    def pool(self) -> list[int]:
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            return pool.map(abs, [-1, -2, -3])
+
+    def state(self) -> tuple[int, list[int | None]]:
+        return os.getpid(), self.codes
+
+
+def pid_of(ex: Executor[Any]) -> int:
+    """Return the pid that answers, each of many times."""
+    (pid,) = {ex.call(0, "state", WAIT)[0] for _ in range(20)}
+    return int(pid)
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.both_transports
+@pytest.mark.parametrize(("how", "code"), [("return", 0), ("raise", 1), ("exit", 3), ("native", 0)])
+def test_a_forked_copy_that_leaves_a_method_ends_and_answers_nothing(
+    make: Make, how: str, code: int
+) -> None:
+    ex = make(Forker, 1)
+    worker = pid_of(ex)
+
+    assert ex.call(0, "fork", WAIT, (how,)) == code
+    assert pid_of(ex) == worker
+
+
+@pytest.mark.parametrize("how", ["return", "raise"])
+def test_a_forked_copy_that_leaves_a_generator_yields_nothing(make: Make, how: str) -> None:
+    ex = make(Forker, 1)
+    worker = pid_of(ex)
+
+    assert list(ex.stream("items", args=(how,), rank=0)) == [1, int(how == "raise"), 2]
+    assert pid_of(ex) == worker
+
+
+def test_a_forked_copy_of_the_output_thread_answers_nothing(make: Make) -> None:
+    ex = make(Forker, 1)
+    worker = pid_of(ex)
+
+    assert ex.call(0, "later", WAIT) == 0
+    assert pid_of(ex) == worker
+
+
+def test_a_copy_forked_by_another_thread_answers_nothing(make: Make) -> None:
+    ex = make(Forker, 1)
+    worker = pid_of(ex)
+
+    assert ex.call(0, "in_a_thread", WAIT) == [0]
+    assert pid_of(ex) == worker
+
+
+@pytest.mark.parametrize("hook", ["on_start", "checkpoint", "on_stop"])
+def test_a_forked_copy_that_leaves_a_hook_ends_there(make: Make, hook: str, tmp_path: Path) -> None:
+    ex = make(
+        Forker,
+        1,
+        args=(hook,),
+        strategy=Strategy.ONE_FOR_ONE,
+        checkpoint=CheckpointPolicy(every_calls=1),
+    )
+    worker = pid_of(ex)
+    codes = ex.call(0, "state", WAIT)[1]
+    ex.close()
+
+    assert set(codes) == ({0} if hook != "on_stop" else set())
+    assert (tmp_path / "stopped").read_text().split() == [str(worker)]
+    assert (tmp_path / "exited").read_text().split() == [str(worker)]
+    assert not (tmp_path / "failed").exists()
+
+
+def test_what_multiprocessing_forks_in_a_worker_works(make: Make) -> None:
+    ex = make(Forker, 1)
+
+    assert ex.call(0, "pool", WAIT) == [1, 2, 3]
+    assert pid_of(ex) == pid_of(ex)
