@@ -72,8 +72,9 @@ def executor_child(
         ranks_restart: The executor's own *restart*: which ends of a rank it restarts.
         options: Everything else `Executor` takes, except its name.
     """
-    if "name" in options:
-        raise SpecError("name", options["name"], "an executor in a tree is named by its path")
+    for option in ("name", "replace"):
+        if option in options:
+            raise SpecError(option, options[option], "an executor in a tree is named by its path")
     if options.get("launch") == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
     spec = _check(worker, world_size, {**options, "restart": ranks_restart})
@@ -125,6 +126,6 @@ def _check(
     given = inspect.signature(Executor).bind(worker, world_size, **options)
     given.apply_defaults()
     values = dict(given.arguments)
-    for not_checked in ("runtime", "_place"):
+    for not_checked in ("runtime", "replace", "_place"):
         del values[not_checked]
     return spec_of(**values)

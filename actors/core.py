@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from .cuts import Cuts
     from .place import Place
+    from .probe import Probe
     from .spec import ExecutorSpec
 
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
@@ -52,7 +53,8 @@ class Core:
 
     Args:
         runtime: The shared parts to use; None takes this process's own.
-        named: The name its user gave; an executor that has it already is ended.
+        named: The name its user gave, which no other may have; None for none.
+        replace: Whether an executor that has that name is ended first.
         place: Where it is in a tree; None where it stands alone.
     """
 
@@ -62,11 +64,29 @@ class Core:
         runtime: Runtime | None,
         named: str | None,
         place: Place | None = None,
+        *,
+        replace: bool = False,
     ) -> None:
         probe = current_probe()
-        self.spec = spec = spec if probe is None else probe.adjust(spec)
+        self.spec = spec if probe is None else probe.adjust(spec)
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
+        try:
+            before = None if named is None else living.claim(named, self, replace=replace)
+            self._build(runtime, place, probe)
+        except BaseException:
+            living.remove(self)
+            raise
+        # Only now: from here on anybody may end it, and there is something to end.
+        living.add(self)
+        if before is not None:
+            if not before.is_ending:
+                self.runtime.scribe.log.warning("phalanx.executor_replaced", group=named)
+            before.end(grace=0.0)
+        self.tell(Started())
+
+    def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
+        spec = self.spec
         self.runtime = acquire_shared() if runtime is None else runtime
         release = partial(release_shared, self.runtime) if runtime is None else _keep
         try:
@@ -89,11 +109,14 @@ class Core:
             raise
         look = None if place is None else place.look
         self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
-        # Only now: from here on anybody may end it, and there is something to end.
-        before = living.add(self, named)
-        if before is not None:
-            before.end(grace=0.0)  # a notebook cell that is run again
-        self.tell(Started())
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or is about to."""
+        shared: Shared | None = getattr(self, "shared", None)  # None while it is being built
+        if shared is None:
+            return False
+        return shared.closing or shared.view.phase in (Phase.CLOSING, Phase.ENDED)
 
     def tell(self, notice: object) -> None:
         """Tell the actor something; void once it has ended."""

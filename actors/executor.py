@@ -78,8 +78,9 @@ class Executor(Dispatch[W]):
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
         env: Environment variables of every worker, over the driver's at the moment of the start.
         rank_env: Further ones for each rank.
-        name: Shown everywhere. Building another executor of the same name in this process closes
-            this one, as when a notebook cell is run again. None makes one up.
+        name: Shown everywhere; no other executor of this process may have it. None makes one up.
+        replace: End the executor of this process that has this *name*, if there is one; for the
+            cell of a notebook, which is run again.
         start_timeout: Seconds from a rank's start to READY.
         stop: How ranks are stopped.
         queue_depth: Calls that one rank may have been sent and not answered.
@@ -146,6 +147,7 @@ class Executor(Dispatch[W]):
         env: Mapping[str, str] | None = None,
         rank_env: Sequence[Mapping[str, str]] | None = None,
         name: str | None = None,
+        replace: bool = False,
         start_timeout: float = 300.0,
         stop: StopPolicy = StopPolicy(),  # noqa: B008  # frozen
         queue_depth: int = 64,
@@ -202,6 +204,8 @@ class Executor(Dispatch[W]):
             spin=spin,
         )
         # fmt: on
+        if replace and name is None:
+            raise SpecError("replace", replace, "name the executor that is to be replaced")
         methods = Methods(worker)
         steps = methods.steps()
         for each in steps:
@@ -211,7 +215,8 @@ class Executor(Dispatch[W]):
         if launch == "inline":
             super().__init__(InlineGroup(spec, methods), steps)
             return
-        self._core = core = Core(spec, runtime, name, _place)
+        named = name if _place is None else None  # a tree may stand beside one of the same id
+        self._core = core = Core(spec, runtime, named, _place, replace=replace)
         super().__init__(RankGroup(core, methods), steps)
         self._finalizer = weakref.finalize(self, core.end)
         self._finalizer.atexit = False  # the end of the program has its own way (termination)

@@ -16,8 +16,9 @@ import os
 import signal
 import threading
 import time
-import weakref
 from typing import TYPE_CHECKING, Protocol
+
+from phalanx.supervision import SpecError
 
 from .interrupts import interrupts
 
@@ -31,6 +32,11 @@ GRACE = 10.0
 
 class Endable(Protocol):
     """What can be ended at the end of the program."""
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or is about to."""
+        ...
 
     def end(self, *, grace: float) -> None:
         """Let accepted calls end for *grace* seconds, then stop everything and wait for it."""
@@ -48,7 +54,7 @@ class _Living:
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self._all: dict[int, Endable] = {}
-        self._named: weakref.WeakValueDictionary[str, Endable] = weakref.WeakValueDictionary()
+        self._named: dict[str, Endable] = {}
         self._handling = False
         self.terminates = False
 
@@ -61,27 +67,36 @@ class _Living:
         if self.terminates and threading.current_thread() is threading.main_thread():
             time.sleep(GRACE + _TERMINATION)
 
-    def add(self, one: Endable, name: str | None) -> Endable | None:
-        """Note that *one* lives; return the one that had its *name* before, if it still lives."""
+    def claim(self, name: str, one: Endable, *, replace: bool) -> Endable | None:
+        """Give *one*, which is about to be built, its *name*; return what has to end first, if any.
+
+        Raises:
+            SpecError: another has that name, and is not to be replaced.
+        """
         with self._lock:
-            if self._pid != os.getpid():  # a forked child begins with none
-                self._pid = os.getpid()
-                self._all.clear()
-                self._named = weakref.WeakValueDictionary()
-                self._handling = False
-            before = self._named.get(name) if name is not None else None
-            if before is not None and id(before) not in self._all:
-                before = None
-            self._all[id(one)] = one
-            if name is not None:
-                self._named[name] = one
-            self._take_signal()
-            interrupts.install()
+            self._begin_anew_in_a_child()
+            before = self._named.get(name)
+            if before is not None and not before.is_ending:
+                if not replace:
+                    remedy = "an executor of this process has it: close that, or give replace=True"
+                    raise SpecError("name", name, remedy)
+                if id(before) not in self._all:
+                    raise SpecError("name", name, "another thread is building an executor of it")
+            self._named[name] = one
             return before
 
-    def remove(self, one: Endable) -> None:
-        """Note that *one* has ended."""
+    def add(self, one: Endable) -> None:
+        """Note that *one* lives."""
         with self._lock:
+            self._begin_anew_in_a_child()
+            self._all[id(one)] = one
+            self._take_signal()
+            interrupts.install()
+
+    def remove(self, one: Endable) -> None:
+        """Note that *one* has ended, or could not be built."""
+        with self._lock:
+            self._named = {name: each for name, each in self._named.items() if each is not one}
             self._all.pop(id(one), None)
             if not self._all:
                 self._give_signal_back()
@@ -104,6 +119,13 @@ class _Living:
         deadline = time.monotonic() + grace + 60
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _begin_anew_in_a_child(self) -> None:
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self._all.clear()
+            self._named = {}
+            self._handling = False
 
     def _take_signal(self) -> None:
         if self._handling or threading.current_thread() is not threading.main_thread():

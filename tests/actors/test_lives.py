@@ -177,13 +177,28 @@ def test_a_worker_that_ignores_everything_is_killed_and_its_call_told(
         future.result(0)
 
 
-def test_a_name_that_is_used_again_closes_the_one_before(make: Make) -> None:
+def test_a_name_in_use_is_refused_unless_its_executor_is_to_be_replaced(make: Make) -> None:
     first = make(world_size=1, name="notebook")
 
-    second = make(world_size=1, name="notebook")
+    with pytest.raises(SpecError, match="'notebook'.*replace=True"):
+        make(world_size=1, name="notebook")
+    assert first.collective_rpc("rank") == [0]
+    with pytest.raises(SpecError, match="name the executor"):
+        make(world_size=1, replace=True)
+    second = make(world_size=1, name="notebook", replace=True)
 
     assert first.status().state == "ended"
     assert second.collective_rpc("rank") == [0]
+
+
+def test_the_name_of_an_executor_that_ends_or_never_started_is_free(make: Make) -> None:
+    with pytest.raises(StartFailed):
+        make(StartFails, 1, kwargs={"how": "exit"}, name="again")
+    make(world_size=1, name="again").request_close()
+
+    last = make(world_size=1, name="again")  # once the other has gone
+
+    assert last.collective_rpc("rank") == [0]
 
 
 def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -> None:
@@ -444,8 +459,8 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
 
     def build() -> None:
         try:
-            made.append(Executor(Echo, 1, preload=(), runtime=runtime, name="twin"))
-        except ExecutorClosed as error:
+            made.append(Executor(Echo, 1, preload=(), runtime=runtime, name="twin", replace=True))
+        except (ExecutorClosed, SpecError) as error:
             made.append(error)
 
     threads = [threading.Thread(target=build) for _ in range(2)]

@@ -19,7 +19,7 @@ def spec(**options: Any) -> ExecutorSpec:
     given = inspect.signature(Executor).bind(Echo, **{"devices": "cpu", **options})
     given.apply_defaults()
     values = dict(given.arguments)
-    del values["runtime"], values["_place"]
+    del values["runtime"], values["replace"], values["_place"]
     return spec_of(**values)
 
 

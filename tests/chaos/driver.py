@@ -298,7 +298,7 @@ def names() -> None:
     """Run a notebook's cell twice."""
     first = build(name="cell")
     pids = [info.pid for info in first.ranks]
-    second = build(name="cell")
+    second = build(name="cell", replace=True)
     alive = [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     say(first=first.status().state, alive=alive, ranks=second.collective_rpc("rank", 20))
     second.close()

@@ -193,7 +193,7 @@ def test_a_first_start_that_waits_for_a_process_is_withdrawn(make: Make, slow: S
 
     def build() -> None:
         try:
-            made.append(make(name="cell"))
+            made.append(make(name="cell", replace=True))
         except ExecutorClosed as error:
             errors.append(error)
 

@@ -224,3 +224,15 @@ def test_specs_of_executors_are_checked_when_they_are_built() -> None:
         executor_child("a", int, 1)  # type: ignore[arg-type]  # what is tested
     with pytest.raises(SpecError, match="world_size"):
         executor_child("a", Echo, 0)
+
+
+def test_two_trees_of_one_id_leave_each_other_alone(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    trees = [grow(SupervisorSpec("app", children=[child("w", Echo, 1)])) for _ in range(2)]
+    found = [executor(tree, "w") for tree in trees]
+
+    assert [each.name for each in found] == ["app/w", "app/w"]
+    assert [each.collective_rpc("rank", LONG) for each in found] == [[0], [0]]
+    assert [executor(tree, "w") for tree in trees] == found
+    assert [each.status().state for each in found] == ["serving", "serving"]
