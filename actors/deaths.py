@@ -113,6 +113,8 @@ class Deaths:
         ran_for = at - member.started_at
         self._herald.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)
+        if decided is None and member.forced and (progress.method or progress.queued):
+            decided = Decided("restart it", "restart(force=True) was called")
         if decided is None:
             self._seating.lose({member.rank: member.incarnation}, None, self._stopped)
         else:
@@ -145,7 +147,7 @@ class Deaths:
     ) -> None:
         now = time.monotonic()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
-        if not ends:
+        if not ends and not member.forced:
             self.restarts += 1
             self.at = now
         known = report_on(member, reason, progress, decided)
@@ -174,7 +176,9 @@ class Deaths:
         if state.served_at is None and self._shared.start_error is None:
             self._shared.start_error = start_error(member, reason, report)
         self.file(report)
-        self._herald.publish(GroupDown(group=self._name, epoch=state.epoch, cause=message, at=now))
+        if not member.forced:
+            down = GroupDown(group=self._name, epoch=state.epoch, cause=message, at=now)
+            self._herald.publish(down)
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""

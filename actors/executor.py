@@ -257,8 +257,8 @@ class Executor(Dispatch[W]):
 
     @property
     def ranks(self) -> tuple[RankInfo, ...]:
-        """Every rank: its process, incarnation, epoch, state and device."""
-        return self._group.view().ranks
+        """Every rank: its process, incarnation, epoch, state, device and what it is running."""
+        return self._group.ranks()
 
     @property
     def has_room(self) -> bool:
@@ -323,13 +323,23 @@ class Executor(Dispatch[W]):
             raise SpecError("checkpoint", None, "build the executor with a CheckpointPolicy")
         return self._group.save(timeout)
 
-    def restart(self, rank: int | None = None, *, timeout: float | None = None) -> None:
+    def restart(
+        self, rank: int | None = None, *, timeout: float | None = None, force: bool = False
+    ) -> None:
         """Restart *rank* and those its strategy ties to it, or every rank; nothing failed.
 
         With ``survivors="keep"`` *rank* alone: the others are re-formed with it, as after a death.
 
         Waits for the calls in flight; new ones wait until the group is whole again. With a
         `CheckpointPolicy` the state of the ranks is taken first, so that none of it is lost.
+
+        Args:
+            rank: Which; None for every one.
+            timeout: Seconds; None waits without limit.
+            force: Do not wait for the calls in flight, abandoned ones included, and take no state:
+                end what the ranks run, by SIGTERM and after ``stop.hurry`` seconds SIGKILL. Calls
+                they had begun end in `WorkerDied`, or are sent again, as after a death. It counts
+                as no failure all the same.
 
         Raises:
             TimeoutError: *timeout* seconds passed before the calls in flight had ended, and nothing
@@ -341,10 +351,11 @@ class Executor(Dispatch[W]):
             size = self.world_size
             if rank is not None:
                 check_rank("rank", rank, size)
-            return Planned(ranks=frozenset(range(size) if rank is None else (rank,)))
+            ranks = frozenset(range(size) if rank is None else (rank,))
+            return Planned(ranks=ranks, force=force)
 
         plan()
-        self._group.change(plan, timeout)
+        self._group.change(plan, timeout, force=force)
 
     def resize(
         self, world_size: int, *, layout: Layout | None = None, timeout: float | None = None

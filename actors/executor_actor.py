@@ -289,7 +289,11 @@ class ExecutorActor(SteadfastActor):
         if plan.layout is not None:
             self._forming.layout = plan.layout
             self._seating.expect(plan.layout.world_size)
-        self._act(event)
+        self._state, actions = decide_ranks(self._state, event)
+        stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
+        for member in self._members.current():
+            member.forced = plan.force and member.rank in stopped
+        self._perform(actions)
 
     def _perform(self, actions: tuple[RankAction, ...]) -> None:
         for action in actions:

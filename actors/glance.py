@@ -73,7 +73,7 @@ def _rank(info: RankInfo, progress: Progress | None) -> RankGlance:
         known,
         served=progress.served,
         owed=progress.queued + (progress.running is not None),
-        method=progress.method or "",
+        method=f"{progress.method} (abandoned)" if progress.abandoned else progress.method or "",
         running_for=progress.running or 0.0,
     )
 

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
     from .checkpoint import Checkpoint
-    from .notices import Planned
     from .spec import ExecutorSpec
-    from .status import GroupView, Status
+    from .status import GroupView, RankInfo, Status
     from .terms import OnDeath, OnTimeout
     from .worker import Methods
 
@@ -114,6 +113,10 @@ class InlineGroup:
         """Return what it looks like."""
         return self._rank.view()
 
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """Return its one rank."""
+        return self._rank.view().ranks
+
     def status(self) -> Status:
         """Return how the executor is doing."""
         return status_of(
@@ -153,7 +156,7 @@ class InlineGroup:
         """Never asked: a spec with a checkpoint policy is not inline."""
         raise NotImplementedError
 
-    def change(self, make: Callable[[], Planned], timeout: float | None) -> None:  # noqa: ARG002  # nothing is waited for
+    def change(self, *_: object, **__: object) -> None:
         """Change nothing: there is one rank, and no process to restart."""
         self.check_open()
 

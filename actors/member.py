@@ -42,6 +42,7 @@ class Member:
         spare: Its number among the spares, below 0, where it is or was one; then that is also its
             rank until it takes one.
         asked: A stop was asked for, so its exit is no failure.
+        forced: Whether that was by force: what it runs is ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
         broken: What happened to its device, or how it failed to be re-formed, for which it is
             being killed; empty otherwise.
@@ -72,6 +73,7 @@ class Member:
     seated: bool = False
     ready: bool = False
     asked: bool = False
+    forced: bool = False
     hung: str = ""
     broken: str = ""
     killed_at: float = 0.0

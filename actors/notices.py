@@ -163,9 +163,10 @@ class Started:
 
 @dataclass(slots=True)
 class Planned:
-    """A planned restart or resize; nothing is in flight.
+    """A planned restart or resize; nothing is in flight, but for a restart by force.
 
     Attributes:
+        force: Whether calls in flight are ended.
         done: Set once the group is whole again, has ended, or the request came too late.
         accepted: Whether it was carried out.
     """
@@ -173,6 +174,7 @@ class Planned:
     ranks: frozenset[int] = frozenset()
     size: int | None = None
     layout: Layout | None = None
+    force: bool = False
     accepted: bool = False
     done: threading.Event = field(default_factory=threading.Event)
 

@@ -41,7 +41,7 @@ class Planning:
         self.at = now = time.monotonic()
         if plan.size is not None:
             return ResizeAsked(plan.size, now)
-        return RestartAsked(plan.ranks, now)
+        return RestartAsked(plan.ranks, now, force=plan.force)
 
     def finish(self, *, accepted: bool) -> None:
         """Wake whoever waits: the change is done, or was not *accepted* after all."""

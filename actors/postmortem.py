@@ -40,7 +40,10 @@ def report_on(
     call = None
     if progress.method is not None and progress.call is not None:
         call = CallInProgress(
-            method=progress.method, call_id=progress.call, running_for=progress.running
+            method=progress.method,
+            call_id=progress.call,
+            running_for=progress.running,
+            abandoned=progress.abandoned,
         )
     evidence = ExitEvidence()
     if status is not None:
@@ -74,7 +77,7 @@ def reason_of(member: Member) -> ExitReason:
     assert member.process is not None
     status = member.process.status
     assert status is not None
-    detail = ""
+    detail = "restart(force=True)" if member.forced else ""
     if member.failure is not None:
         detail = member.failure.headline
     if status.out_of_memory:

@@ -10,6 +10,7 @@ Left to others: making calls (`Caller`), the end (`Core`), when ranks come and g
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import Phase
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .core import Core
     from .notices import Planned
-    from .status import GroupView, Status
+    from .status import GroupView, RankInfo, Status
     from .worker import Methods
 
 _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
@@ -63,6 +64,14 @@ class RankGroup:
     def view(self) -> GroupView:
         """Return what it looks like."""
         return self._shared.view
+
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """Return its ranks, and what each is running."""
+        running = self._plane.seated()
+        return tuple(
+            replace(info, doing=running[info.rank].doing) if info.rank in running else info
+            for info in self._shared.view.ranks
+        )
 
     def status(self) -> Status:
         """Return how the executor is doing."""
@@ -102,8 +111,13 @@ class RankGroup:
         self._check_may_wait("checkpoint")
         return self._caller.save(timeout, under_hold=False)
 
-    def change(self, make: Callable[[], Planned], timeout: float | None) -> None:
-        """Have a planned change carried out while nothing is in flight; tries until it is."""
+    def change(
+        self, make: Callable[[], Planned], timeout: float | None, *, force: bool = False
+    ) -> None:
+        """Have a planned change carried out while nothing is in flight; tries until it is.
+
+        With *force* calls may be in flight, and no state is stored.
+        """
         self._check_may_wait("a planned change")
         self.check_open()
         limit = None if timeout is None else check_seconds("timeout", timeout)
@@ -116,11 +130,11 @@ class RankGroup:
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self.check_open()
-            if not self._plane.holding.wait_idle(deadline):
+            if not force and not self._plane.holding.wait_idle(deadline):
                 msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                 raise TimeoutError(msg)
             try:
-                if shared.cuts is not None and shared.cuts.is_unsaved():
+                if not force and shared.cuts is not None and shared.cuts.is_unsaved():
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     self._caller.save(left, under_hold=True)
                 plan = make()
@@ -132,7 +146,8 @@ class RankGroup:
                         msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                         raise TimeoutError(msg)
             finally:
-                self._plane.holding.resume()
+                if not force:
+                    self._plane.holding.resume()
             if plan.accepted:
                 return
             self.check_open()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,12 +23,15 @@ if TYPE_CHECKING:
     from .latch import Latch
 
 
+Noted: TypeAlias = "tuple[str, int, float | None]"
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """A rank that owes answers, and the call it is in.
 
     Attributes:
-        method: What it runs; empty for nothing, and for a call that was settled without it.
+        method: What it runs; empty for nothing.
         limit: For how many seconds it may; None for no limit.
         shortest: The least limit of anything it has been sent; None for none.
         began: When it began that, in seconds on the monotonic clock; 0.0 for nothing, and for a
@@ -55,6 +58,7 @@ class Progress:
         running: For how long, in seconds.
         served: Calls this incarnation has ended.
         queued: Calls sent to it and not begun.
+        abandoned: Whether that call has been settled without it.
     """
 
     method: str | None = None
@@ -62,6 +66,15 @@ class Progress:
     running: float | None = None
     served: int = 0
     queued: int = 0
+    abandoned: bool = False
+
+    @property
+    def doing(self) -> str:
+        """That as a text; empty for no call."""
+        if self.method is None:
+            return ""
+        what = f"an abandoned call, {self.method}," if self.abandoned else self.method
+        return what if self.running is None else f"{what} for {self.running:.1f} s"
 
 
 @dataclass(slots=True)
@@ -71,7 +84,8 @@ class Seat:
     Attributes:
         sent: What this incarnation has been sent and not yet answered, by wire id; None where
             the call has been settled without it.
-        limits: Of what it has been sent, the calls that may run for so long: name and seconds.
+        noted: Of what it has been sent, the calls that have a limit, or were settled without it:
+            name, number, and seconds that each may run or None.
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
         ending: It has said that it is about to end.
@@ -82,7 +96,7 @@ class Seat:
     incarnation: int
     channel: Channel
     sent: dict[int, Call | None] = field(default_factory=dict[int, "Call | None"])
-    limits: dict[int, tuple[str, float]] = field(default_factory=dict[int, "tuple[str, float]"])
+    noted: dict[int, Noted] = field(default_factory=dict[int, "Noted"])
     saving_limit: float | None = None
     ended: bool = False
     ending: bool = False
@@ -101,10 +115,15 @@ class Seat:
         board = self.channel.board
         begun, running = board.begun, board.begun > board.finished
         call = self.sent.get(begun) if running else None
-        name = call.name if call is not None else None
+        name = number = None
+        if call is not None:
+            name, number = call.name, call.seq
+        elif running and begun in self.noted:
+            name, number, _ = self.noted[begun]
         return Progress(
             method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
-            call=call.seq if call is not None else None,
+            call=number,
+            abandoned=name is not None and call is None,
             running=time.monotonic() - board.begun_at if running and board.begun_at else None,
             served=board.served,
             queued=sum(1 for wire in self.sent if wire > begun),
@@ -114,7 +133,7 @@ class Seat:
         """Return what it is in; see `Running.spoke`."""
         board = self.channel.board
         wire, idle = board.begun, board.begun <= board.finished
-        method, limit = self.limits.get(wire, ("", None))
+        method, _, limit = self.noted.get(wire, ("", 0, None))
         call = self.sent.get(wire)
         if call is not None:
             method = call.name
@@ -132,7 +151,7 @@ class Seat:
         )
 
     def _shortest(self) -> float | None:
-        limits = [limit for _, limit in self.limits.values()]
+        limits = [limit for *_, limit in self.noted.values() if limit is not None]
         if self.saving_limit is not None:
             limits.append(self.saving_limit)
         return min(limits, default=None)
@@ -214,15 +233,16 @@ class Seats:
         for seat in seats:
             seat.sent[wire] = call
         if call.hang_after is not None:
+            noted = (call.name, call.seq, call.hang_after)
             for seat in seats:
-                seat.limits[wire] = (call.name, call.hang_after)
+                seat.noted[wire] = noted
 
     def pay(self, seat: Seat, wire: int) -> Call | None:
         """Strike *wire*, which *seat* owes, off its list; return its call, if it is not settled."""
         call = seat.sent.pop(wire)
         self.owed -= 1
-        if seat.limits:
-            seat.limits.pop(wire, None)
+        if seat.noted:
+            seat.noted.pop(wire, None)
         if self._idle:
             self.tell_idle()
         return call
@@ -231,7 +251,7 @@ class Seats:
         """Strike everything off *seat*'s list."""
         self.owed -= len(seat.sent)
         seat.sent.clear()
-        seat.limits.clear()
+        seat.noted.clear()
 
     def when_idle(self, latch: Latch) -> None:
         """Set *latch* once nobody owes an answer."""

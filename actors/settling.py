@@ -125,6 +125,7 @@ class Settling:
         for seat in self._seats:
             if call.wire in seat.sent:
                 seat.sent[call.wire] = None  # it is still owed; what comes of it is void
+                seat.noted[call.wire] = (call.name, call.seq, call.hang_after)
 
     def lose_part(
         self, call: Call, lost: Iterable[Seat], error: Callable[[Call], BaseException]

@@ -6,7 +6,7 @@ half-done; none of them holds on to what it is about.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import Phase
@@ -29,6 +29,8 @@ class RankInfo:
     Attributes:
         pid: Its process, or None where it has none just now.
         state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
+        doing: What it is running, and for how long; says so of a call that was abandoned: one
+            that timed out, or was cancelled or interrupted. Empty between calls.
     """
 
     rank: int
@@ -37,6 +39,7 @@ class RankInfo:
     epoch: int
     state: str
     device: str
+    doing: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,15 +34,22 @@ class CallInProgress:
 
     Attributes:
         running_for: Seconds since the call was begun, or None where that is not known.
+        abandoned: Whether it had been settled without this rank: it had timed out, or was cancelled
+            or interrupted, or another rank had raised.
     """
 
     method: str
     call_id: int
     running_for: float | None = None
+    abandoned: bool = False
 
     def __str__(self) -> str:
-        took = "" if self.running_for is None else f", running for {self.running_for:.3f} s"
-        return f"{self.method} (call {self.call_id}{took})"
+        about = [f"call {self.call_id}"]
+        if self.running_for is not None:
+            about.append(f"running for {self.running_for:.3f} s")
+        if self.abandoned:
+            about.append("abandoned by its caller")
+        return f"{self.method} ({', '.join(about)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

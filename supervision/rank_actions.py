@@ -33,7 +33,7 @@ class ReformRanks:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Stop these ranks together; in a *hurry* their group is broken and they may be stuck."""
+    """Stop these ranks together; in a *hurry* they may be stuck, and what they run is ended."""
 
     ranks: tuple[int, ...]
     hurry: bool

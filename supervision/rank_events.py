@@ -61,10 +61,15 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class RestartAsked:
-    """A planned restart of *ranks*, and of those the strategy ties to them, if none are kept."""
+    """A planned restart of *ranks*, and of those the strategy ties to them, if none are kept.
+
+    Attributes:
+        force: Whether what they run now is ended, not waited for.
+    """
 
     ranks: frozenset[int]
     at: float
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,16 +70,16 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
             return _ready(state, rank, incarnation, RankState.REFORMING, event.at)
         case RankExited():
             return _exited(state, event)
-        case RestartAsked(ranks=ranks):
+        case RestartAsked(ranks=ranks, force=force):
             if state.phase is not Phase.SERVING:
                 return state, ()
             # Who is kept when another dies is kept here too, and joins the ranks that come.
-            return _renew(state, ranks if state.keep else state.tied_to(ranks))
+            return _renew(state, ranks if state.keep else state.tied_to(ranks), hurry=force)
         case ResizeAsked(size=size):
             if state.phase is not Phase.SERVING:
                 return state, ()
             everyone = frozenset(rank.number for rank in state.ranks)
-            return _renew(replace(state, size=size), everyone)
+            return _renew(replace(state, size=size), everyone, hurry=False)
         case WaitOver(at=at):
             # A wait that was overtaken by a longer one ends too early.
             due = state.phase is Phase.WAITING and at >= state.waits_until
@@ -227,13 +227,13 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
 
 
 def _renew(
-    state: GroupState, affected: frozenset[int]
+    state: GroupState, affected: frozenset[int], *, hurry: bool
 ) -> tuple[GroupState, tuple[RankAction, ...]]:
-    """Stop *affected* in good order and start them anew; planned, so not counted."""
+    """Stop *affected*, in good order unless in a *hurry*, and start them; planned: not counted."""
     live = state.live_among(affected)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
-    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=False))
+    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=hurry))
 
 
 def _close(

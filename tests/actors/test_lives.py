@@ -23,6 +23,7 @@ from phalanx.supervision import (
     StartFailed,
     Strategy,
     UnknownMethod,
+    WorkerDied,
 )
 
 Make = Callable[..., Executor[Any]]
@@ -293,6 +294,72 @@ def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(
 
     assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == [2]
     assert ex.status().restarts == 0
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel"])
+def test_a_restart_by_force_ends_an_abandoned_call_and_counts_as_no_failure(
+    make: Make, tmp_path: Path, end: str
+) -> None:
+    ex = make(world_size=2, intensity=Intensity(0, 60.0))
+    nowhere = (str(tmp_path / "gate"),)
+    if end == "timeout":
+        with pytest.raises(CallTimeout):
+            ex.collective_rpc("gated", 0.2, args=nowhere)
+    else:
+        future = ex.collective_rpc("gated", args=nowhere, non_block=True)
+        await_doing(ex, "gated for")
+        assert future.cancel()
+    assert all(
+        info.doing.startswith("an abandoned call, gated, for") for info in await_doing(ex, "gated")
+    )
+    with pytest.raises(TimeoutError, match="nothing was changed"):
+        ex.restart(timeout=0.1)
+
+    ex.restart(force=True, timeout=30)
+
+    assert [each["incarnation"] for each in ex.collective_rpc("who", 30)] == [2, 2]
+    status = ex.status()
+    assert (status.restarts, status.restarts_in_window, status.planned) == (0, 0, 1)
+    for report in status.reports:
+        assert report.call is not None
+        assert (report.call.method, report.call.abandoned) == ("gated", True)
+        assert "abandoned by its caller" in report.render()
+        assert str(report.reason) == "shutdown (restart(force=True))"
+    assert len(status.reports) == 2
+
+
+def test_a_restart_by_force_ends_calls_in_flight_or_has_them_sent_again(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    lost = ex.call(0, "gated", args=(str(gate),), non_block=True)
+    queued = ex.call(0, "who", non_block=True)
+    again = ex.call(1, "gated", args=(str(gate), 7), on_death="retry", non_block=True)
+    await_doing(ex, "gated for")
+
+    ex.restart(0, force=True, timeout=30)
+    with pytest.raises(WorkerDied, match=r"restart\(force=True\)") as caught:
+        lost.result(30)
+    assert caught.value.report.call.method == "gated"
+    assert queued.result(30)["incarnation"] == 2
+    ex.restart(1, force=True, timeout=30)
+    gate.touch()
+
+    assert again.result(30) == 7
+    assert ex.status().restarts == 0
+    assert [info.incarnation for info in ex.ranks] == [2, 2]
+
+
+def await_doing(ex: Executor[Any], what: str) -> tuple[Any, ...]:
+    """Return the ranks once all of them are doing that."""
+    deadline = time.monotonic() + 30
+    while True:
+        ranks = ex.ranks
+        if all(what in info.doing for info in ranks):
+            return ranks
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_resize_forms_the_group_anew(make: Make) -> None:
