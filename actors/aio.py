@@ -7,10 +7,11 @@ call, or voids its answer if it has been sent.
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .streams import ReplyStream
+from .streams import GIVEN_UP, ReplyStream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -104,6 +105,7 @@ class LateStream(ReplyStream):
         self._opening: asyncio.Future[ReplyStream] | None = None
         self._stream: ReplyStream | None = None
         self._ended = False
+        self._given_up = False
 
     def __next__(self) -> Any:
         if self._ended:
@@ -117,8 +119,14 @@ class LateStream(ReplyStream):
             if self._opening is None:
                 self._opening = asyncio.ensure_future(asyncio.to_thread(self._open))
                 self._opening.add_done_callback(self._opened)
-            # Who is cancelled here may ask again, for the same stream: its generator runs once.
-            await asyncio.shield(self._opening)
+            try:
+                await asyncio.shield(self._opening)  # what it opens is closed, not lost
+            except (asyncio.CancelledError, GeneratorExit):
+                self._given_up = True
+                self.close()
+                raise
+        if self._given_up:
+            raise CancelledError(GIVEN_UP)
         if self._ended or self._stream is None:
             raise StopAsyncIteration
         return await anext(self._stream)

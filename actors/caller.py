@@ -20,7 +20,6 @@ from phalanx.supervision import ExecutorClosed
 
 from .calls import Call
 from .futures import CallFuture
-from .incoming import Incoming
 from .interrupts import interrupts
 from .notices import Overdue
 from .saving import save_now, saving_call
@@ -34,6 +33,7 @@ if TYPE_CHECKING:
     from .calls import CallTap
     from .checkpoint import Checkpoint
     from .core import Core
+    from .incoming import Incoming
     from .terms import OnDeath, OnTimeout, Shape
     from .tracing import CallSpan
     from .worker import Methods
@@ -68,7 +68,7 @@ class Caller:
         rank: int | None = None,
         non_block: bool = False,
         tell: bool = False,
-        window: int | None = None,
+        stream: Incoming | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
     ) -> Any:
@@ -81,7 +81,7 @@ class Caller:
             want: The rank whose value is wanted; None for every rank's.
             rank: The one it goes to, by its shape.
             tell: Nobody waits for it.
-            window: How many items may be under way, where items are asked for; else None.
+            stream: Where the items arrive, if it is a stream.
             lead: What *aggregate* gets beside the values.
         """
         name, declared = self._methods.declared_of(method, each)
@@ -97,10 +97,10 @@ class Caller:
         self._plane.check_may_enter(name, waits=not non_block)
         if not non_block:
             self._callbacks.check_may_wait(name)
-        tap = self._tap(name, method, shape, rank, is_stream=window is not None)
+        tap = self._tap(name, method, shape, rank, is_stream=stream is not None)
         if tap is not None:
             method = tap.method
-        span = self._trace.call(name, shape, rank, is_stream=window is not None)
+        span = self._trace.call(name, shape, rank, is_stream=stream is not None)
         payloads = self._payloads(name, method, each, span)
         call = Call(next(self._seq), name, shape, payloads, terms)
         if span is not None:
@@ -109,8 +109,7 @@ class Caller:
         call.want = want
         call.rank = rank
         call.tap = tap
-        if window is not None:
-            call.stream = Incoming(window)
+        call.stream = stream
         limit = declared.hang_after
         if limit is None:
             limit = self._hang_after

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Runtime
 
+    from .calls import Call
     from .cuts import Cuts
     from .place import Place
     from .probe import Probe
@@ -209,6 +210,16 @@ class Core:
         def foreign(rank: int) -> None:
             log.warning("phalanx.foreign_packet", group=self.spec.name, rank=rank, on="driver")
 
+        def untaken(call: Call) -> None:
+            assert call.stream is not None
+            log.warning(
+                "phalanx.stream_not_taken",
+                group=self.spec.name,
+                rank=call.rank,
+                method=call.name,
+                seconds=call.stream.take_within,
+            )
+
         plane = Plane(
             self.runtime.hub,
             self.spec.world_size,
@@ -218,6 +229,7 @@ class Core:
             on_foreign=foreign,
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,
+            on_untaken=untaken,
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
         view = GroupView(layout=self.spec.layout)

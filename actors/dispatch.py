@@ -8,12 +8,14 @@ Left to others: how a call is made (`Caller`, or `InlineGroup` in the caller's o
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from phalanx.supervision import SpecError
 
-from .checks import check_callable, check_count, check_per_rank, check_rank
+from .checks import check_callable, check_count, check_per_rank, check_rank, check_seconds
+from .incoming import Incoming
 from .steps import Steps, step_function
 from .terms import Shape
 from .worker import WorkerActor
@@ -280,6 +282,7 @@ class Dispatch(Generic[W]):
         *,
         rank: int | None = None,
         window: int = 16,
+        take_within: float | None = 60.0,
     ) -> ReplyStream:
         """Call a method that is a generator, and return what it yields as it is yielded.
 
@@ -292,12 +295,20 @@ class Dispatch(Generic[W]):
             rank: The rank to call, whose items are then yielded as they are. None calls every
                 rank, as a whole, and yields (rank, item) as they come.
             window: How many items a rank may make before they are taken.
+            take_within: Seconds that items which have arrived may wait for the next to be taken.
+                Then the stream is closed, which frees its ranks: items that arrived can still be
+                taken, after them comes `StreamNotTaken`. None sets no limit.
 
-        The worker serves nothing else until the stream has ended. Take it to its end, or close it.
+        The worker serves nothing else until the stream has ended. Take it to its end, or close it:
+        in a server, use it in a ``with``.
         """
         if rank is not None:
             check_rank("rank", rank, self._layout.world_size)
         check_count("window", window)
+        if take_within is None:
+            take_within = math.inf
+        elif take_within != math.inf:
+            check_seconds("take_within", take_within, positive=True)
         stream: ReplyStream = self._call(
             Shape.COLLECTIVE if rank is None else Shape.SINGLE,
             method,
@@ -306,7 +317,7 @@ class Dispatch(Generic[W]):
             on_death="fail",
             rank=rank,
             non_block=True,
-            window=window,
+            stream=Incoming(window, take_within),
         )
         return stream
 

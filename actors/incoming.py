@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import Frame
+    from phalanx.runtime import Frame, Timer
 
     from .reading import Ticket
 
@@ -20,13 +20,19 @@ class Incoming:
     """What has arrived of one stream and not been taken. Guarded by the plane's lock.
 
     Attributes:
+        take_within: Seconds that an item may wait for its taker; infinity for no limit.
         taken: How many items have been taken, by rank.
+        since: When the last was taken, or the oldest of those that wait arrived.
+        timer: Looks whether they wait for too long; None while none is known to wait.
     """
 
-    __slots__ = ("items", "taken", "ticket", "wake", "window")
+    __slots__ = ("items", "since", "take_within", "taken", "ticket", "timer", "wake", "window")
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, take_within: float) -> None:
         self.window = window
+        self.take_within = take_within
+        self.since = 0.0
+        self.timer: Timer | None = None
         self.items: deque[tuple[int, Frame]] = deque()
         self.taken: dict[int, int] = {}
         self.ticket: Ticket | None = None

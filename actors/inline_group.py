@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
     from .checkpoint import Checkpoint
+    from .incoming import Incoming
     from .spec import ExecutorSpec
     from .status import GroupView, RankInfo, Status
     from .terms import OnDeath, OnTimeout
@@ -62,7 +63,7 @@ class InlineGroup:
         rank: int | None = None,
         non_block: bool = False,
         tell: bool = False,
-        window: int | None = None,
+        stream: Incoming | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
     ) -> Any:
@@ -77,7 +78,7 @@ class InlineGroup:
             tell=tell,
         )
         self.check_open()
-        if window is not None:
+        if stream is not None:
             return InlineStream(self._rank.stream(name, method, *each[0], rank))
         future: Future[Any] = Future()
         try:

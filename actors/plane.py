@@ -23,7 +23,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import RuntimeFault, StreamNotTaken
 
 from .arriving import Arriving
 from .holding import Holding
@@ -34,6 +34,7 @@ from .seating import Seating
 from .sending import Sending
 from .settling import Settling
 from .spinning import Spinning
+from .streams import GIVEN_UP
 from .taking import Taking
 from .trimming import Trimming
 from .turns import Turns
@@ -60,6 +61,7 @@ class Plane:
             incarnation; runs under the lock.
         on_busy: Told that ranks owe answers again, and of each call with a limit, which it is
             given. Runs under the lock, in a caller's thread: it must be quick.
+        on_untaken: Told of each stream that has been closed because nothing took its items.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Plane:
         on_end: Callable[[int, int], None],
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
+        on_untaken: Callable[[Call], None] = lambda _: None,
     ) -> None:
         self._hub = hub
         self.pid = os.getpid()  # of the driver; a forked child is none
@@ -92,7 +95,8 @@ class Plane:
             on_busy=on_busy,
         )
         self._cuts = cuts
-        self._taking = taking = Taking(seats, reading, sending)
+        self._on_untaken = on_untaken
+        self._taking = taking = Taking(hub, seats, reading, sending, self._on_late_taker)
         self._settling = settling = Settling(
             hub, lock, seats=seats, turns=turns, reading=reading, taking=taking, sending=sending
         )
@@ -348,8 +352,22 @@ class Plane:
         if self._taking.has_abandoned:
             with self._lock:
                 for call in self._taking.abandoned():
-                    self._settling.withdraw(call, error=CancelledError())
+                    self._settling.withdraw(call, error=CancelledError(GIVEN_UP))
                 self._sending.pump()
+
+    def _on_late_taker(self, call: Call) -> None:
+        with self._lock:
+            if not self._taking.is_overdue(call):
+                return
+            assert call.stream is not None
+            seconds = call.stream.take_within
+            msg = (
+                f"no item of the stream of {call.name} was taken for {seconds:g} s; it kept its "
+                "ranks from serving, and was closed: close streams (`with`), or set take_within"
+            )
+            self._settling.withdraw(call, error=StreamNotTaken(msg))
+            self._sending.pump()
+        self._on_untaken(call)
 
     # --- under the lock -------------------------------------------------------------------
 

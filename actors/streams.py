@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .plane import Plane
 
 
+GIVEN_UP = "the stream was closed: its taker was cancelled, or has gone"
+
+
 class ReplyStream:
     """The items of one stream, to be iterated once, with ``for`` or ``async for``.
 
@@ -78,7 +81,14 @@ class ReplyStream:
             if got is None:
                 self._finish()
             elif isinstance(got, Ticket):
-                await arrived
+                try:
+                    await arrived
+                except BaseException:
+                    # Its task was cancelled: a server's, say, whose client has gone. What holds
+                    # the stream may be part of a cycle, and its rank would wait for the collector.
+                    # Not `abandon`: a coroutine is closed by the collector too, on any thread.
+                    self._plane.abandon_later(self._call)
+                    raise
             else:
                 return self._decoded(*got)
         raise StopAsyncIteration

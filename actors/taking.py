@@ -9,7 +9,10 @@ lock, but for `abandon`.
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Kind
@@ -19,7 +22,7 @@ from .reading import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from phalanx.runtime import Frame
+    from phalanx.runtime import Frame, Hub
 
     from .calls import Call
     from .incoming import Incoming
@@ -28,22 +31,60 @@ if TYPE_CHECKING:
     from .sending import Sending
 
 
-class Taking:
-    """The streams of one group."""
+_PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
 
-    def __init__(self, seats: Seats, reading: Reading, sending: Sending) -> None:
+
+class Taking:
+    """The streams of one group.
+
+    Args:
+        on_late: Told of a stream whose items may have waited for too long, under no lock; it asks
+            `is_overdue`.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        seats: Seats,
+        reading: Reading,
+        sending: Sending,
+        on_late: Callable[[Call], None],
+    ) -> None:
+        self._hub = hub
         self._seats = seats
         self._reading = reading
         self._sending = sending
+        self._on_late = on_late
         self._abandoned: deque[Call] = deque()  # streams whose taker was collected
 
     def keep(self, call: Call, rank: int, frame: Frame) -> None:
         """Keep an item of *call* for its taker."""
-        if call.stream is None:
+        stream = call.stream
+        if stream is None:
             frame.drop()  # no worker of ours sends one here
             return
-        call.stream.items.append((rank, frame))
+        if not stream.items:
+            stream.since = time.monotonic()
+        stream.items.append((rank, frame))
+        if stream.timer is None and stream.ticket is None:
+            self._look_later(call)
         self._tell_taker(call)
+
+    def is_overdue(self, call: Call) -> bool:
+        """Whether items of *call* wait for their taker for too long; else looks again when due."""
+        stream = call.stream
+        if call.done or stream is None or stream.timer is None:
+            return False
+        now = time.monotonic()
+        if now - stream.timer.at > _PAUSE:
+            stream.since = now  # its taker was paused like this thread
+        stream.timer = None
+        if not stream.items:
+            return False
+        if now - stream.since >= stream.take_within:
+            return True
+        self._look_later(call)
+        return False
 
     def take(
         self, call: Call, wake: Callable[[], None] | None
@@ -53,6 +94,7 @@ class Taking:
         assert stream is not None
         if stream.items:
             rank, frame = stream.items.popleft()
+            stream.since = time.monotonic()
             more = stream.grant(rank)
             seat = self._seats.at(rank)
             if more is not None and seat is not None and seat.sent.get(call.wire) is call:
@@ -70,6 +112,8 @@ class Taking:
         for seat in self._seats:
             if not seat.ended and seat.sent.get(call.wire) is call:
                 self._sending.say(seat, Kind.CLOSE, call.wire)
+        if call.stream is not None and call.stream.timer is not None:
+            call.stream.timer.cancel()
         self._tell_taker(call)
 
     def abandon(self, call: Call) -> None:
@@ -85,6 +129,13 @@ class Taking:
         """Return those, once."""
         while self._abandoned:
             yield self._abandoned.popleft()
+
+    def _look_later(self, call: Call) -> None:
+        stream = call.stream
+        assert stream is not None
+        if stream.take_within < math.inf:
+            due = stream.since + stream.take_within
+            stream.timer = self._hub.call_at(due, partial(self._on_late, call))
 
     def _tell_taker(self, call: Call) -> None:
         stream = call.stream

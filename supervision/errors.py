@@ -105,6 +105,10 @@ class SupervisorDown(CallerError, RuntimeError):
     """The supervisor has ended, or ended before it came to the request."""
 
 
+class StreamNotTaken(CallerError, TimeoutError):
+    """A stream was closed because nothing took its items for ``take_within`` seconds."""
+
+
 class ExecutorClosed(CallerError, RuntimeError):
     """The executor was closed before the call was answered, or its group had ended already.
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import os
 import signal
+import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +19,18 @@ from tests.actors.workers import wait_for
 
 from phalanx.actors import ReplyStream, WorkerActor
 from phalanx.actors.aio import LateStream
-from phalanx.supervision import CallTimeout, ExecutorClosed, NotPicklable, Strategy, WorkerDied
+from phalanx.supervision import (
+    CallTimeout,
+    ExecutorClosed,
+    NotPicklable,
+    SpecError,
+    Strategy,
+    StreamNotTaken,
+    WorkerDied,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 
     from phalanx.actors import Executor
 
@@ -75,6 +86,12 @@ class Source(WorkerActor):
         yield "before"
         wait_for(gate)
         yield "after"
+
+    def endless(self, gate: str) -> Iterator[str]:
+        yield "before"
+        wait_for(gate)
+        while True:
+            yield "after"
 
     def unpicklable(self) -> Iterator[Any]:
         yield 1
@@ -324,36 +341,109 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
 
 
-@pytest.mark.parametrize("ends", [False, True])
-def test_a_stream_that_is_asked_for_again_while_it_waits_for_a_place_is_opened_once(
-    make: Make, tmp_path: Path, ends: bool
+def test_a_stream_that_is_cancelled_while_it_waits_for_a_place_is_closed_and_says_so(
+    make: Make, tmp_path: Path
 ) -> None:
     ex = make(Source, 1, queue_depth=1)
     gate = tmp_path / "gate"
     full = [ex.call(0, waits, args=(str(gate),), non_block=True) for _ in range(2)]
-    opened: list[ReplyStream] = []
 
-    def opens() -> ReplyStream:
-        opened.append(ex.stream("count", args=(3,), rank=0))
-        return opened[-1]
-
-    async def main() -> list[int]:
-        late = LateStream(opens)
-        for _ in range(3):
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(anext(late), 0.05)
-        if ends:
-            await late.aclose()
+    async def main() -> None:
+        late = LateStream(lambda: ex.stream("count", args=(3,), rank=0))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(late), 0.05)
         gate.touch()
-        return [item async for item in late]
+        with pytest.raises(CancelledError, match="closed"):
+            await anext(late)
 
-    items = asyncio.run(main())
+    asyncio.run(main())
 
     assert [future.result(WAIT) for future in full] == [None, None]
-    assert items == ([] if ends else [0, 1, 2])
     until_idle(ex)
-    assert len(opened) == 1
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+
+
+def test_a_cancelled_taker_frees_the_rank_though_a_cycle_holds_the_stream(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Source, 1)
+    gate = tmp_path / "gate"
+    streams: list[ReplyStream] = []  # what a cycle of tracebacks does in a server
+
+    async def respond() -> AsyncIterator[str]:
+        streams.append(ex.aio.stream("endless", args=(str(gate),), rank=0))
+        async for item in streams[0]:
+            yield item
+
+    async def main() -> None:
+        response = respond()
+        assert await anext(response) == "before"
+        with pytest.raises(TimeoutError):  # the client goes away
+            await asyncio.wait_for(anext(response), 0.05)
+        gate.touch()
+        assert await ex.aio.call(0, "number", WAIT) == 7
+        with pytest.raises(CancelledError, match="closed"):
+            [item async for item in streams[0]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["dropped", "closed", "cancelled"])
+def test_an_async_generator_left_in_the_middle_frees_the_rank(make: Make, how: str) -> None:
+    ex = make(Source, 1)
+
+    async def respond() -> AsyncGenerator[int, None]:
+        async for item in ex.aio.stream("count", args=(10**9,), rank=0, window=2):
+            yield item
+
+    async def client() -> None:
+        async for _ in respond():
+            await asyncio.sleep(0)
+
+    async def main() -> int:
+        response = respond()
+        await anext(response)
+        if how == "closed":
+            await response.aclose()
+        elif how == "cancelled":
+            task = asyncio.ensure_future(client())
+            await asyncio.sleep(0.01)
+            task.cancel()
+        del response
+        return await ex.aio.call(0, "number", WAIT)  # type: ignore[no-any-return]
+
+    assert asyncio.run(main()) == 7
+
+
+def test_a_stream_that_nobody_takes_is_closed_and_its_late_taker_told(make: Make) -> None:
+    ex = make(Source, 2)
+    stream = ex.stream("count", args=(10**9,), window=4, take_within=0.2)
+    next(stream)
+
+    assert ex.collective_rpc("number", WAIT) == [7, 7]
+    rest: list[tuple[int, int]] = []
+    with pytest.raises(StreamNotTaken, match="take_within"):
+        rest.extend(stream)
+    assert {rank for rank, _ in rest} == {0, 1}
+    assert_closed(ex)
+
+
+def test_a_stream_that_is_being_taken_has_no_limit(make: Make, tmp_path: Path) -> None:
+    ex = make(Source, 1)
+    gate = tmp_path / "gate"
+    stream = ex.stream("gated", args=(str(gate),), rank=0, take_within=0.05)
+    assert next(stream) == "before"
+    opener = threading.Timer(0.3, gate.touch)
+    opener.start()
+
+    assert next(stream) == "after"
+    opener.join()
+
+
+@pytest.mark.parametrize("limit", [0, -1, "soon", math.nan])
+def test_a_limit_for_the_taker_that_makes_no_sense_is_refused(make: Make, limit: Any) -> None:
+    with pytest.raises(SpecError, match="take_within"):
+        make(Source, 1, launch="inline").stream("count", args=(1,), rank=0, take_within=limit)
 
 
 def until_idle(executor: Executor[Any]) -> None:
