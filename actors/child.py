@@ -88,7 +88,7 @@ def executor_child(
             world_size,
             name=ctx.path,
             restart=ranks_restart,
-            _place=Place(on_end=ctx.exited, look=ctx.snapshot, cuts=cuts),
+            _place=Place(on_end=ctx.exited, on_use=ctx.progressed, look=ctx.snapshot, cuts=cuts),
             **options,
         )
         return ExecutorHandle(executor)

@@ -103,7 +103,7 @@ class Core:
                 self.runtime,
                 self.shared,
                 self._ended(release),
-                None if place is None else place.on_end,
+                place,
             )
         except BaseException:
             release()

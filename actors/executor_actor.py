@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Runtime
 
     from .member import Member
+    from .place import Place
     from .shared import Shared
     from .spec import ExecutorSpec
 
@@ -100,13 +101,13 @@ class ExecutorActor(SteadfastActor):
         runtime: Runtime,
         shared: Shared,
         release_runtime: Callable[[], None],
-        on_end: Callable[[ExitReason], None] | None,
+        place: Place | None,
     ) -> None:
         super().__init__()
         self._spec = spec
         self._runtime = runtime
         self._release_runtime = release_runtime
-        self._on_end = on_end
+        self._place = place
         self._state: GroupState = new_group(
             spec.strategy,
             spec.intensity.window(),
@@ -249,6 +250,8 @@ class ExecutorActor(SteadfastActor):
         now = time.monotonic()
         self._keeper.blame(member, reason)
         progress = self._seating.progress(member.rank, member.incarnation)
+        if progress.served and self._place is not None:
+            self._place.on_use()
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
         directive = self._deaths.directive(member, reason)
         self._state, actions = decide_ranks(
@@ -359,10 +362,10 @@ class ExecutorActor(SteadfastActor):
             shared.tell_failed(reason)
         shared.ready.set()
         self._keeper.close()
-        on_end, self._on_end = self._on_end, None  # it may hold on to what holds on to us
-        if on_end is not None:
+        place, self._place = self._place, None  # it may hold on to what holds on to us
+        if place is not None:
             # Before the shared parts are let go: whoever starts the next one finds them warm.
-            on_end(reason)
+            place.on_end(reason)
         self._staff.close(self._release_runtime)
         self.stop()
         shared.gone.set()

@@ -23,10 +23,12 @@ class Place:
 
     Attributes:
         on_end: Told why the group has ended, once, whatever the cause.
+        on_use: Told when a rank has served a call, at the rank's end at the latest.
         look: Returns what the tree looks like.
         cuts: What keeps the states of the ranks beyond one executor; None where none are kept.
     """
 
     on_end: Callable[[ExitReason], None]
+    on_use: Callable[[], None]
     look: Callable[[], SupervisorSnapshot]
     cuts: Cuts | None

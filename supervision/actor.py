@@ -41,6 +41,7 @@ from .events import (
     Event,
     Exited,
     NotStarted,
+    Progressed,
     Request,
     RetryDue,
     StartIgnored,
@@ -75,6 +76,7 @@ class SupervisorActor(SteadfastActor):
         *,
         on_start: Callable[[BaseException | None], None],
         on_exit: Callable[[ExitReason], None],
+        on_use: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
         self.state = initial_state(spec, path, tree.instances.get(path, 0))
@@ -82,6 +84,7 @@ class SupervisorActor(SteadfastActor):
         self._tree = tree
         self._on_start = on_start
         self._on_exit = on_exit
+        self._on_use = on_use
         self._lock = threading.Lock()
         self._incarnations: dict[str, Incarnation] = {}
         self._nested: dict[str, SupervisorActor] = {}
@@ -110,10 +113,8 @@ class SupervisorActor(SteadfastActor):
             if self._is_killed or self._is_closed:
                 return
             self._is_killed = True
-            orphans = list(self._incarnations.values())
         self._tree.announce(SupervisorExited(self.state.path, KILLED, self._tree.clock()))
-        for orphan in reversed(orphans):
-            orphan.abandon(KILLED)
+        self._orphan(KILLED)
         self._finish(KILLED)
         self.post(StopRequested(KILLED, 0.0))  # so that the thread sees that it is over
 
@@ -124,6 +125,15 @@ class SupervisorActor(SteadfastActor):
     def nested(self, key: str) -> SupervisorActor | None:
         """Return the supervisor that runs as child *key*."""
         return self._nested.get(key)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its starter has been sent its end."""
+        return self._is_over
+
+    def needs_this_thread(self) -> bool:
+        """Return whether it needs this thread in order to answer or to end."""
+        return self._tree.is_inside(self.state.path)
 
     def now(self) -> float:
         """Return the time of the tree's clock."""
@@ -149,9 +159,14 @@ class SupervisorActor(SteadfastActor):
             self._forget(event)
         elif isinstance(event, CountRequested):
             event = replace(event, dead=self._dead())
+        elif isinstance(event, Progressed) and self._on_use is not None:
+            self._on_use()
+        known = len(self.state.children)
         self.state, actions = decide(self.state, event)
         if self.state.instances:
             self._tree.instances[self.state.path] = self.state.instances
+        if len(self.state.children) < known:
+            self._tree.forget_instances(self.state.path, self.state.children)
         for action in actions:
             self._perform(action)
 
@@ -223,7 +238,11 @@ class SupervisorActor(SteadfastActor):
         actor = actor_class(spec.start)
         start = spec.start if actor is None else pykka_child(actor)
         name = f"phalanx-start {incarnation.path}"
-        threading.Thread(target=incarnation.launch, args=(start,), name=name, daemon=True).start()
+        thread = threading.Thread(target=incarnation.launch, args=(start,), name=name, daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:  # no thread is left: this start has failed
+            incarnation.settle_failed(error)
 
     def _start_nested(self, incarnation: Incarnation, spec: SupervisorSpec) -> None:
         actor: SupervisorActor
@@ -235,10 +254,18 @@ class SupervisorActor(SteadfastActor):
                 incarnation.settle_failed(error)
 
         actor = SupervisorActor(
-            spec, incarnation.path, self._tree, on_start=started, on_exit=incarnation.exited
+            spec,
+            incarnation.path,
+            self._tree,
+            on_start=started,
+            on_exit=incarnation.exited,
+            on_use=incarnation.progressed,
         )
         self._nested[incarnation.key] = actor
-        run(actor)
+        try:
+            run(actor, self._tree)
+        except (RuntimeError, MemoryError) as error:  # as above
+            incarnation.settle_failed(error)
 
     def _dropped(self, key: str) -> Incarnation:
         with self._lock:
@@ -276,14 +303,23 @@ class SupervisorActor(SteadfastActor):
         if reason is not None:
             self._on_exit(reason)
 
+    def _orphan(self, reason: ExitReason) -> None:
+        with self._lock:
+            orphans = list(self._incarnations.values())
+            nested = dict(self._nested)
+        for orphan in reversed(orphans):
+            orphan.abandon(reason)
+            below = nested.get(orphan.key)
+            # One that still starts would see a request to stop only after a start that may hang.
+            if below is not None and not below.state.is_ready:
+                below.kill()
+
     def failed(self, error: BaseException, /) -> None:
         """End after *error*, which is a fault of ours: the children are orphans and end too."""
         reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error_text(error)}")
         with self._lock:
             self._is_killed = True
-            orphans = list(self._incarnations.values())
-        for orphan in reversed(orphans):
-            orphan.abandon(reason)
+        self._orphan(reason)
         self._tree.announce(SupervisorExited(self.state.path, reason, self._tree.clock()))
         if not self.state.is_ready:
             self._on_start(error)
@@ -303,6 +339,7 @@ class SupervisorActor(SteadfastActor):
         for caller in self._unanswered.values():
             caller.set(Refused(Refusal.NOPROC))
         self._unanswered.clear()
+        self._tree.leave(self)
 
 
 class NestedSupervisor:
@@ -320,11 +357,13 @@ class NestedSupervisor:
         self.ref.kill()
 
 
-def run(actor: SupervisorActor) -> None:
-    """Start *actor*: what `pykka.Actor.start` does after it has made one."""
+def run(actor: SupervisorActor, tree: Tree) -> None:
+    """Start *actor* in *tree*: what `pykka.Actor.start` does after it has made one."""
+    tree.enter(actor)
     pykka.ActorRegistry.register(actor.actor_ref)
     try:
         actor._start_actor_loop()  # noqa: SLF001 # the class method would make another actor  # pyright: ignore[reportPrivateUsage] # as above
     except BaseException:
         pykka.ActorRegistry.unregister(actor.actor_ref)
+        tree.leave(actor)
         raise

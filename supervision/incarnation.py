@@ -69,7 +69,9 @@ class Incarnation:
         self._post = post
         self._tree = tree
         self._lock = threading.Lock()
-        self._is_settled = False  # the outcome of the start is posted
+        self._is_settled = False  # the outcome of the start is known
+        self._is_up = False  # and the supervisor has been sent that it succeeded
+        self._is_useful = False
         self._abandoned: ExitReason | None = None
         self._end: tuple[ExitReason, Directive | None] | None = None
 
@@ -81,14 +83,20 @@ class Incarnation:
             if self._end is not None:
                 return
             self._end = (reason, directive)
-            settled = self._is_settled and self._abandoned is None
-        if settled:
+            is_due = self._is_up and self._abandoned is None
+        if is_due:
             self._post(Exited(self.key, self.serial, reason, 0.0, directive))
         self.lifeline.end(reason)
 
     def progressed(self) -> None:
-        """Tell the supervisor that this incarnation has been of use."""
-        self._post(Progressed(self.key, self.serial, 0.0))
+        """Tell the supervisor that this incarnation has been of use; later calls do nothing."""
+        if self._is_useful:
+            return
+        with self._lock:
+            is_due = self._is_up and not self._is_useful
+            self._is_useful = True
+        if is_due:
+            self._post(Progressed(self.key, self.serial, 0.0))
 
     def snapshot(self) -> SupervisorSnapshot:
         """Return the whole tree that this child is part of, as it is now."""
@@ -136,13 +144,19 @@ class Incarnation:
                 return
             self._is_settled = True
             self.handle = handle
-            abandoned, end = self._abandoned, self._end
+            abandoned = self._abandoned
         if abandoned is not None:
             self._drop(handle, abandoned)
         elif handle is None:
             self._post(StartIgnored(self.key, self.serial, 0.0))
         else:
             self._post(Started(self.key, self.serial, 0.0))
+            # Only now may other threads post what a supervisor expects of a child that runs.
+            with self._lock:
+                self._is_up = True
+                is_useful, end = self._is_useful, self._end
+            if is_useful:
+                self._post(Progressed(self.key, self.serial, 0.0))
             if end is not None:
                 reason, directive = end
                 self._post(Exited(self.key, self.serial, reason, 0.0, directive))

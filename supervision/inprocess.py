@@ -4,7 +4,8 @@ Guarantees: an actor's start returns when its ``on_start`` has run, and raises w
 Its end is reported once, with a reason. An exception that leaves a method reaches the caller
 first; then the supervisor's decider is asked. SystemExit ends the actor that raised it and no
 other (Pykka by itself stops all of them). Their threads are daemons: a program that forgets to
-stop its tree ends.
+stop its tree ends. An actor has been of use once it has handled a message, a thread once it has
+returned or called `StopSignal.progressed`.
 
 What cannot be had: nothing kills a thread. A child that does not end when it is asked is reported
 lost after its shutdown time and its ``kill_within``.
@@ -137,6 +138,12 @@ class _Watched(pykka.ThreadingActor):
     def _actor_loop_running(self) -> None:
         hear_mailbox(self, self._failed)
 
+    def _handle_receive(self, message: Any) -> Any:
+        answer = super()._handle_receive(message)
+        if not self.actor_stopped.is_set():
+            self.phalanx_watch.ctx.progressed()
+        return answer
+
     def _failed(self, error: BaseException, was_answered: bool) -> None:
         watch = self.phalanx_watch
         directive = watch.ctx.directive(error)
@@ -182,7 +189,7 @@ class thread_child:  # noqa: N801 # reads as a function where it is used
 
     def __call__(self, ctx: StartContext, *args: Any) -> ThreadChild:
         """Start the thread."""
-        child = ThreadChild()
+        child = ThreadChild(ctx)
         arguments = (child, ctx, (*self.args, *args))
         threading.Thread(target=self._run, args=arguments, name=ctx.path, daemon=True).start()
         return child
@@ -194,22 +201,31 @@ class thread_child:  # noqa: N801 # reads as a function where it is used
             self.target(child.ref, *args, **self.kwargs)
         except BaseException as caught:  # noqa: BLE001 # whatever ends the thread is its exit reason
             error, directive = caught, ctx.directive(caught)
+        else:
+            ctx.progressed()
         if directive is Directive.RESUME:
             directive = None  # there is nothing left that could go on
         ctx.exited(child.reason(error), directive)
 
 
 class StopSignal(threading.Event):
-    """Set when the child is to end; *reason* says why."""
+    """Set when the child is to end; *reason* says why.
+
+    Its method *progressed* says that the child has been of use (``fruitless_limit``).
+    """
 
     reason: ExitReason = SHUTDOWN
+
+    def __init__(self, progressed: Callable[[], None]) -> None:
+        super().__init__()
+        self.progressed = progressed
 
 
 class ThreadChild:
     """The handle of a thread; *ref* is its stop signal."""
 
-    def __init__(self) -> None:
-        self.ref = StopSignal()
+    def __init__(self, ctx: StartContext) -> None:
+        self.ref = StopSignal(ctx.progressed)
 
     def terminate(self, reason: ExitReason) -> None:
         """Set the stop signal."""

@@ -232,7 +232,7 @@ def halt_all(state: SupervisorState, then: Leave, now: float, do: Do) -> Supervi
 def _impatient(state: SupervisorState, task: HaltAll, now: float, do: Do) -> SupervisorState:
     """Return the state after every instance whose time is over was killed, or is lost."""
     following: list[float] = []
-    for child in list(state.children.values()):
+    for child in state.in_start_order():
         if not child.has_process or child.is_gone:
             continue
         left = child.since + _patience(child) - now

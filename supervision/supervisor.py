@@ -166,8 +166,7 @@ class SupervisorView:
         return actor
 
     def _answer(self, request: Request, timeout: float | None) -> Answer:
-        if threading.current_thread() is self._actor([]).thread:
-            raise WouldDeadlock("a supervisor cannot wait for itself; ask from another thread")
+        self._check_thread()
         try:
             answer = self.submit(request).get(timeout=timeout)
         except pykka.Timeout:
@@ -175,6 +174,14 @@ class SupervisorView:
         if isinstance(answer, Refused):
             raise _refusal(answer)
         return answer
+
+    def _check_thread(self) -> None:
+        actor = self._actor([])
+        if actor.needs_this_thread():
+            raise WouldDeadlock(
+                f"{actor.state.path} cannot wait for itself: this thread is its own, or that of a "
+                "supervisor below it; use another one"
+            )
 
     def _done(self, request: Request, timeout: float | None) -> Done:
         answer = self._answer(request, timeout)
@@ -226,7 +233,7 @@ class Supervisor(SupervisorView):
         self._tree.look = self.snapshot
         try:
             atexit.register(self.stop)
-            run(actor)
+            run(actor, self._tree)
             error = self._await_start()
         except BaseException as error:
             # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline. Or there
@@ -259,8 +266,7 @@ class Supervisor(SupervisorView):
         Raises:
             TimeoutError: It is still stopping after *timeout* seconds; it goes on.
         """
-        if threading.current_thread() is self._top.thread:
-            raise WouldDeadlock("a supervisor cannot wait for its own end")
+        self._check_thread()
         self._asked_to_stop(reason)
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self.spec.id}: still stopping after {timeout} s")
@@ -301,24 +307,24 @@ class Supervisor(SupervisorView):
         self._start_error = error
         self._started.set()
         if error is not None:
-            self._ended.set()
+            self._let_go()
 
     def _on_exit(self, reason: ExitReason) -> None:
         self.exits.end(reason)
-        if reason.kind is KILLED.kind and self._started_is_open():
+        if reason.kind is KILLED.kind and not self._top.state.is_ready:
             self._on_start(SupervisorDown(f"{self.spec.id}: killed while it started"))
-        self._ended.set()
+        self._let_go()
 
-    def _started_is_open(self) -> bool:
-        return not self._top.state.is_ready
+    def _let_go(self) -> None:
+        # A program that runs for weeks must not hold every tree that ended by itself.
+        atexit.unregister(self.stop)
+        self._ended.set()
 
     def _join(self) -> None:
         self._ended.wait()
-        atexit.unregister(self.stop)
         thread = self._top.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-        self._tree.close()
 
 
 def _future() -> pykka.Future[Answer]:

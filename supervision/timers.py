@@ -1,8 +1,9 @@
 """Calls that are made later: what a supervisor needs of a clock, and one thread that provides it.
 
 Guarantees: a callback runs once, not before its time, unless it was cancelled before; callbacks
-must not block (a supervisor's only post a message). The thread starts with the first call and
-ends with `close`.
+must not block (a supervisor's only post a message). One that raises is reported by
+`threading.excepthook`, and the later ones still run. The thread starts with `start` or the first
+call and ends with `close`.
 
 Left to others: a runtime that has an event loop of its own passes its own `Timers`.
 """
@@ -38,20 +39,24 @@ class ThreadTimers:
         self._thread: threading.Thread | None = None
         self._closed = False
 
+    def start(self) -> None:
+        """Start the thread unless it runs; raises where the system has no thread to give."""
+        with self._changed:
+            if self._thread is None and not self._closed:
+                thread = threading.Thread(target=self._run, name="phalanx-timers", daemon=True)
+                thread.start()
+                self._thread = thread  # only one that runs: the next call tries again
+
     def call_at(self, at: float, callback: Callable[[], None]) -> Cancel:
         """Call *callback* at *at*, on this thread."""
         with self._changed:
             if self._closed:
                 return _nothing
+            self.start()
             number = next(self._numbers)
             self._calls[number] = callback
             heapq.heappush(self._due, (at, number))
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="phalanx-timers", daemon=True
-                )
-                self._thread.start()
-            elif self._due[0][1] == number:
+            if self._due[0][1] == number:
                 self._changed.notify()
 
         def cancel() -> None:
@@ -85,7 +90,11 @@ class ThreadTimers:
                 heapq.heappop(self._due)
                 callback = self._calls.pop(number, None)
             if callback is not None:
-                callback()
+                try:
+                    callback()
+                except BaseException as error:  # noqa: BLE001 # all time limits depend on this thread
+                    failed = (type(error), error, error.__traceback__, self._thread)
+                    threading.excepthook(threading.ExceptHookArgs(failed))
 
     def close(self) -> None:
         """End the thread; what is not yet due is never called."""

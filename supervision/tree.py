@@ -29,7 +29,10 @@ from .notices import (
 from .timers import Cancel, ThreadTimers, Timers
 
 if TYPE_CHECKING:
+    from .actor import SupervisorActor
     from .snapshot import SupervisorSnapshot
+    from .state import Child
+    from .trie import Trie
 
 Subscriber: TypeAlias = Callable[[Notice], None]
 Clock: TypeAlias = Callable[[], float]
@@ -57,15 +60,52 @@ class Tree:
         self.clock = clock
         self.chance = chance
         # How many instances each supervisor has numbered, by path: a restarted one goes on from
-        # there. One entry per supervisor that ever had instances, not per instance.
+        # there. An entry goes with the child that its path names.
         self.instances: dict[str, int] = {}
         self._own_timers = ThreadTimers() if timers is None else None
         self._timers: Timers | None = timers
         self._log = log
         self._logs_routine = log is not None
         self._lock = threading.Lock()
+        self._supervisors: set[SupervisorActor] = set()
         self._subscribers: dict[int, Subscriber] = {}
         self._numbers = count()
+
+    def enter(self, supervisor: SupervisorActor) -> None:
+        """Count *supervisor*, which is about to run; with the first one the timers start."""
+        with self._lock:
+            if self._own_timers is not None:
+                self._own_timers.start()
+            self._supervisors.add(supervisor)
+
+    def leave(self, supervisor: SupervisorActor) -> None:
+        """Discount *supervisor*; with the last one the timers end.
+
+        Not with the top one: when that is killed, those below still stop their children, and
+        kill by a timer what does not stop.
+        """
+        with self._lock:
+            self._supervisors.discard(supervisor)
+            is_last = not self._supervisors
+        if is_last and self._own_timers is not None:
+            self._own_timers.close()
+
+    def is_inside(self, path: str) -> bool:
+        """Return whether the supervisor at *path*, or one below it that it waits for, runs here."""
+        me = threading.current_thread()
+        with self._lock:
+            mine = [each for each in self._supervisors if each.thread is me]
+        return any(
+            each.state.path == path or (each.state.path.startswith(f"{path}/") and not each.is_over)
+            for each in mine
+        )
+
+    def forget_instances(self, path: str, children: Trie[str, Child]) -> None:
+        """Drop the numbers below *path* of children that are not among *children*."""
+        for known in list(self.instances):
+            above, _, below = known.partition(f"{path}/")
+            if not above and below.partition("/")[0] not in children:
+                self.instances.pop(known, None)
 
     def call_at(self, at: float, callback: Callable[[], object]) -> Cancel:
         """Call *callback* at *at*; return what cancels it."""
@@ -101,11 +141,6 @@ class Tree:
     def watcher_failed(self, path: str, error: BaseException) -> None:
         """Announce that a monitor of *path* raised."""
         self.announce(CallbackFailed(path, "monitor", error_text(error), self.clock()))
-
-    def close(self) -> None:
-        """End the timers."""
-        if self._own_timers is not None:
-            self._own_timers.close()
 
     def _logged(self, notice: Notice) -> None:
         log = self._logger()

@@ -109,6 +109,24 @@ def test_a_group_that_gives_up_is_restarted_by_the_supervisor_above(
     assert not set(pids(before)) & set(pids(after)) - {None}
 
 
+def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    spec = SupervisorSpec(
+        "root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 1)], fruitless_limit=1
+    )
+    tree = grow(spec)
+
+    for _ in range(3):
+        before = executor(tree, "a")
+        for _ in range(2):  # a rank notes that it served a call after it has answered it
+            assert before.collective_rpc("rank", LONG) == [0]
+        kill(before)
+        replaced(tree, "a", before)
+
+    assert tree.reason is None
+
+
 @pytest.mark.parametrize(
     ("strategy", "moved"),
     [

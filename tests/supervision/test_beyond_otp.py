@@ -34,6 +34,7 @@ from phalanx.supervision import (
     link,
     thread_child,
 )
+from phalanx.supervision.inprocess import StopSignal
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -110,6 +111,40 @@ def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
     assert reason is not None
     assert "was restarted 2 times in a row and was of no use" in reason.detail
     top.stop()
+
+
+def test_an_actor_that_handled_a_message_has_been_of_use(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), fruitless_limit=1)
+    with Supervisor(spec, subscriber=notices) as top:
+        for incarnation in (2, 3, 4):
+            assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
+            top.child("a").tell(ValueError("boom"))
+            notices.wait_started("top/a", incarnation)
+
+
+def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> None:
+    turns = iter([True, True, True, False, False])
+
+    def work(stop: StopSignal) -> None:
+        if next(turns, None) is None:
+            stop.wait()
+        elif next(turns, False):
+            stop.progressed()
+            raise RuntimeError("after some use")
+
+    with Supervisor(
+        tree(ChildSpec("a", thread_child(work)), fruitless_limit=1), subscriber=notices
+    ):
+        notices.wait_started("top/a", 4)
+
+
+def test_a_supervisor_is_of_use_when_one_of_its_children_is(notices: Notices) -> None:
+    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", Echo.start)])
+    with Supervisor(tree(sub, fruitless_limit=1), subscriber=notices) as top:
+        for incarnation in (2, 3, 4):
+            assert top.child("sub/a").ask("hello", timeout=LIMIT) == "hello"
+            top.child("sub/a").tell(ValueError("boom"))
+            notices.wait_started("top/sub", incarnation)
 
 
 def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:

@@ -36,6 +36,7 @@ from phalanx.supervision.events import (
     Exited,
     NotStarted,
     RetryDue,
+    StartChildRequested,
     Started,
     StopRequested,
     TerminateChildRequested,
@@ -199,6 +200,20 @@ def test_a_child_past_its_shutdown_time_is_killed_and_past_that_given_up() -> No
     assert bench.told(bench.deliver(StopRequested(SHUTDOWN, 0.0))) == ["stop a"]
     assert bench.deliver(AlarmRang(bench.alarm, 2.0)) == [KillChild("a", serial)]
     assert bench.deliver(AlarmRang(bench.alarm, 3.0)) == [Exit(SHUTDOWN)]
+
+
+def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
+    bench = Bench(ChildSpec("w", start, shutdown=2.0), strategy=Strategy.SIMPLE_ONE_FOR_ONE)
+    keys = [f"w#{number}" for number in range(1, 13)]
+    for _ in keys:
+        (begun,) = bench.deliver(StartChildRequested(None, None, 0.0))
+        assert isinstance(begun, StartChild)
+        bench.deliver(Started(begun.child, begun.serial, 0.0))
+    bench.deliver(StopRequested(SHUTDOWN, 0.0))
+
+    actions = bench.deliver(AlarmRang(bench.alarm, 2.0))
+
+    assert bench.told(actions) == [f"kill {key}" for key in keys]
 
 
 def test_the_state_before_stays_what_it_was() -> None:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import pickle
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.supervision.puppets import LIMIT
 
 from phalanx.supervision import (
     GPU_WORKER,
@@ -21,6 +23,7 @@ from phalanx.supervision import (
     Intensity,
     Restart,
     Rule,
+    ThreadTimers,
 )
 from phalanx.supervision.decide import Verdict, verdict
 from phalanx.supervision.fifo import Fifo
@@ -60,6 +63,24 @@ def test_a_trie_is_a_dict_that_never_changes(changes: list[tuple[str, bool, int]
         assert len(old) == len(model)
         assert sorted(old.values()) == sorted(model.values())
         assert all(old.get(key) == model.get(key) for key, _, _ in changes)
+
+
+def test_a_callback_that_raises_is_reported_and_later_ones_are_still_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
+    timers, called, error = ThreadTimers(), threading.Event(), SystemExit(3)
+
+    def fail() -> None:
+        raise error
+
+    timers.call_at(0.0, fail)
+    timers.call_at(0.0, called.set)
+
+    assert called.wait(LIMIT)
+    assert reported == [error]
+    timers.close()
 
 
 def test_an_emptied_trie_keeps_no_nodes() -> None:

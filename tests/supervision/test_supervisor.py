@@ -5,12 +5,16 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any
 
 import pykka
@@ -38,16 +42,22 @@ from phalanx.supervision import (
     ExitReason,
     HandleFailed,
     Intensity,
+    Notice,
     Restart,
     SpecError,
     StartFailed,
+    Strategy,
     Supervisor,
+    SupervisorDown,
     SupervisorGaveUp,
     SupervisorSpec,
+    WouldDeadlock,
     pykka_child,
     thread_child,
 )
-from phalanx.supervision.events import CountRequested
+from phalanx.supervision.events import CountRequested, Event, Exited, Started
+from phalanx.supervision.incarnation import Incarnation
+from phalanx.supervision.tree import Tree
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -296,7 +306,149 @@ def test_a_killed_supervisor_kills_its_children_without_asking() -> None:
     assert top.wait_ended(LIMIT) == KILLED
 
 
+def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_stop() -> None:
+    puppet = Puppet()
+    puppet.answers = False
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet, shutdown=0.05)])
+    top = Supervisor(tree(sub))
+    nested = top._top.nested("sub")
+    assert nested is not None
+    assert nested.thread is not None
+
+    top.kill()
+
+    assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
+    nested.thread.join(LIMIT)
+    assert not nested.thread.is_alive()
+
+
+def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:
+    release, puppet = threading.Event(), Puppet()
+
+    def hang(ctx: Any) -> Any:
+        release.wait()
+        return IGNORE
+
+    top = Supervisor(tree())
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", hang)])
+
+    def ask() -> None:
+        with suppress(SupervisorDown):
+            top.start_child(sub)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    puppet.contexts.get(timeout=LIMIT)
+
+    top.kill()
+
+    assert puppet.told.get(timeout=LIMIT) == "kill"
+    release.set()
+    asking.join(LIMIT)
+    for thread in threading.enumerate():
+        if thread.name.startswith(("SupervisorActor", "phalanx-start")):
+            thread.join(LIMIT)
+
+
+def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
+    posted: list[Event] = []
+
+    def post(event: Event) -> None:
+        if isinstance(event, Started):  # the child ends now, on a thread of its own
+            ending = threading.Thread(target=incarnation.exited, args=(CRASH,))
+            ending.start()
+            ending.join(LIMIT)
+        posted.append(event)
+
+    spec = ChildSpec("a", Puppet())
+    incarnation = Incarnation(
+        "top/a", 1, LIMIT, key="a", serial=1, spec=spec, decider=None, post=post, tree=Tree()
+    )
+
+    incarnation.settle(Puppet())
+
+    assert [type(event) for event in posted] == [Started, Exited]
+
+
+@pytest.mark.parametrize(
+    "child", [ChildSpec("b", Echo.start), SupervisorSpec("b")], ids=["child", "supervisor"]
+)
+def test_a_start_for_which_there_is_no_thread_fails_and_its_supervisor_goes_on(
+    monkeypatch: pytest.MonkeyPatch, child: ChildSpec | SupervisorSpec
+) -> None:
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(("phalanx-start", "SupervisorActor")):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+
+            with pytest.raises(StartFailed, match="can't start new thread"):
+                top.start_child(child, timeout=LIMIT)
+
+        assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
+        assert top.start_child(child, timeout=LIMIT) == "b"
+
+
 # --- the program around it ----------------------------------------------------------------
+
+
+def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
+    puppet = Puppet()
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
+    top = Supervisor(spec)
+    timers = top._tree._own_timers
+    assert timers is not None
+    threads = [thread for thread in (top._top.thread, timers._thread) if thread is not None]
+
+    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+    for thread in threads:
+        thread.join(LIMIT)
+    assert [thread.is_alive() for thread in threads] == [False, False]
+    gone = weakref.ref(top)
+    del top, puppet, spec, timers
+    gc.collect()
+    assert gone() is None
+
+
+def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_waiting_for_ever(
+    notices: Notices,
+) -> None:
+    raised: SimpleQueue[BaseException] = SimpleQueue()
+
+    def stop(notice: Notice) -> None:
+        if isinstance(notice, ChildExited) and notice.path == "top/sub/a":
+            for wait in (top.stop, top.which_children):
+                try:
+                    wait()
+                except WouldDeadlock as error:
+                    raised.put(error)
+
+    puppet = Puppet()
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet)])
+    with Supervisor(tree(sub), subscriber=stop) as top:
+        top.subscribe(notices)
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        for _ in range(2):
+            assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
+        notices.wait_started("top/sub/a", 2)
+
+
+def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> None:
+    with Supervisor(SupervisorSpec("top", Strategy.DYNAMIC)) as top:
+        for _ in range(3):
+            key = top.start_child(SupervisorSpec("pool", Strategy.DYNAMIC), timeout=LIMIT)
+            assert key is not None
+            top.supervisor(key).start_child(ChildSpec("a", Puppet()), timeout=LIMIT)
+            top.terminate_child(key, timeout=LIMIT)
+
+        assert top._tree.instances == {"top": 3}
 
 
 def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
