@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import RuntimeFault, SpecError
 
 
 def check_kind(field: str, value: object, kind: type) -> None:
@@ -82,3 +82,12 @@ def check_env(field: str, env: object) -> Mapping[str, str]:
         if not isinstance(value, str) or "\0" in value:
             raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
     return cast("Mapping[str, str]", named)
+
+
+def too_few_descriptors(error: BaseException) -> RuntimeFault:
+    """Return what *error*, a want of descriptors, is for a user."""
+    fault = RuntimeFault(
+        f"no descriptor was free ({error}); close files, or raise the hard limit (`ulimit -Hn`)"
+    )
+    fault.__cause__ = error
+    return fault

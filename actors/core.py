@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 import pykka
 
-from phalanx.runtime import ReentrantLock, acquire_shared, release_shared
-from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase
+from phalanx.runtime import ReentrantLock, acquire_shared, descriptors, release_shared
+from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase, SpecError
 
 from .callbacks import Callbacks
+from .checks import too_few_descriptors
 from .executor_actor import ExecutorActor
 from .glance import glance_of
 from .launching import THREAD
@@ -88,9 +89,14 @@ class Core:
 
     def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
         spec = self.spec
-        self.runtime = acquire_shared() if runtime is None else runtime
-        release = partial(release_shared, self.runtime) if runtime is None else _keep
+        self._room = descriptors.Reservation()
+        self._reserve(spec.world_size, serving=0)
+        release = ExitStack()
+        release.callback(self._room.set, 0)
         try:
+            self.runtime = acquire_shared() if runtime is None else runtime
+            if runtime is None:
+                release.callback(release_shared, self.runtime)
             # Boots while the rest is being made.
             self.runtime.launcher(spec.preload).warm()
             if spec.transport is not None:
@@ -102,11 +108,13 @@ class Core:
                 spec,
                 self.runtime,
                 self.shared,
-                self._ended(release),
+                self._ended(release.close),
                 place,
             )
-        except BaseException:
-            release()
+        except BaseException as error:
+            release.close()
+            if descriptors.is_shortage(error):
+                raise too_few_descriptors(error) from error
             raise
         look = None if place is None else place.look
         self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
@@ -137,6 +145,14 @@ class Core:
         if self.shared.closing:
             msg = f"executor {self.spec.name} was closed during its start"
             raise ExecutorClosed(msg)
+
+    def reserve(self, world_size: int) -> None:
+        """Set descriptors aside for *world_size* ranks, some of which may have theirs.
+
+        Raises:
+            SpecError: there are too few.
+        """
+        self._reserve(world_size, serving=len(self.shared.view.ranks) + self.spec.standby)
 
     def check_process(self) -> None:
         """Raise unless this is the process that built the executor."""
@@ -185,6 +201,25 @@ class Core:
             return
         self.request_end()
         self.tell(KillAll())
+
+    def _reserve(self, world_size: int, *, serving: int) -> None:
+        free = descriptors.free()
+        if serving:
+            free += descriptors.FOR_ALL + serving * descriptors.FOR_SERVING
+        ranks = world_size + self.spec.standby
+        linked = self.spec.transport is not None
+        each = descriptors.FOR_RANK + linked * descriptors.FOR_LINK
+        needed = descriptors.FOR_ALL + ranks * each
+        if needed > free:
+            raise SpecError(
+                "world_size",
+                world_size,
+                f"{needed} descriptors are needed, {self.spec.standby} spares included, and {free} "
+                f"are free of the {descriptors.hard_limit()} that this process may have: "
+                f"enough for {descriptors.ranks_that_fit(free, linked=linked)} ranks; "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd, docker run --ulimit)",
+            )
+        self._room.set(needed)
 
     def _refuse(self) -> None:
         name = self.spec.name
@@ -242,7 +277,3 @@ class Core:
             release()
 
         return ended
-
-
-def _keep() -> None:
-    """Leave a runtime that its maker closes."""

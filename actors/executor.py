@@ -368,6 +368,7 @@ class Executor(Dispatch[W]):
             timeout: As in `restart`.
         """
         plan = layout_for(self._spec, world_size, layout, now=self._layout)
+        self._group.reserve(world_size)
         self._group.change(lambda: Planned(size=world_size, layout=plan), timeout)
 
     def drain(self, timeout: float | None = None) -> None:

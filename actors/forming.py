@@ -15,9 +15,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import GroupUp, Kind, Payload, RendezvousStore, WorkerStarted
+from phalanx.runtime import GroupUp, Kind, Payload, RendezvousStore, WorkerStarted, descriptors
 from phalanx.supervision import SHUTDOWN, CallerError, ExitKind, ExitReason, NoDevice
 
+from .checks import too_few_descriptors
 from .formation import Formation
 from .notices import Close, NotStarted
 
@@ -179,6 +180,8 @@ class Forming:
         self, ranks: tuple[tuple[int, int], ...], error: BaseException, *, first: bool
     ) -> None:
         """Have it told that *ranks* could not be started."""
+        if descriptors.is_shortage(error):
+            error = too_few_descriptors(error)
         if first and self._shared.start_error is None:
             self._shared.start_error = error
         detail = f"it could not be started: {type(error).__name__}: {error}"

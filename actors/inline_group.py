@@ -157,6 +157,9 @@ class InlineGroup:
         """Never asked: a spec with a checkpoint policy is not inline."""
         raise NotImplementedError
 
+    def reserve(self, world_size: int) -> None:
+        """Do nothing: a rank in this process has no descriptors."""
+
     def change(self, *_: object, **__: object) -> None:
         """Change nothing: there is one rank, and no process to restart."""
         self.check_open()

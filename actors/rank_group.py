@@ -111,6 +111,11 @@ class RankGroup:
         self._check_may_wait("checkpoint")
         return self._caller.save(timeout, under_hold=False)
 
+    def reserve(self, world_size: int) -> None:
+        """Have descriptors for *world_size* ranks; raises SpecError where there are too few."""
+        self.check_open()
+        self.core.reserve(world_size)
+
     def change(
         self, make: Callable[[], Planned], timeout: float | None, *, force: bool = False
     ) -> None:

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.runtime import DevicePool, LaunchSpec, Runtime, find_gpus, oom_sources
+from phalanx.runtime import DevicePool, LaunchSpec, Runtime, descriptors, find_gpus, oom_sources
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import Process
 
 _START = 120.0  # seconds; a cold disk takes long to import torch
-_LEAST_FILES = 1024  # some 10 descriptors for each rank, and what the program itself opens
+_LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program itself opens
 _LEAST_PROCESSES = 256
 _LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
 _GET_SUBREAPER = 37
@@ -230,9 +230,11 @@ def _shared_memory(name: str) -> Finding:
 
 def _open_files(name: str) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    found = f"at most {_limit(soft)} ({_limit(hard)} can be had)"
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_FILES:
-        return Finding(name, "note", found, f"ulimit -n {_LEAST_FILES}")
+    ranks = descriptors.ranks_that_fit(descriptors.hard_limit())
+    found = f"at most {_limit(soft)}, raised up to {_limit(hard)} as needed: some {ranks} ranks"
+    if hard != resource.RLIM_INFINITY and hard < _LEAST_FILES:
+        remedy = f"ulimit -n {_LEAST_FILES}, by root or in the service"
+        return Finding(name, "note" if ranks else "missing", found, remedy)
     return Finding(name, "ok", found)
 
 

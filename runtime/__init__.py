@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import ledger
+from . import descriptors, ledger
 from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
 from .arena_exchange import DriverExchange, WorkerExchange
 from .assignment import Assignment, await_assignment
@@ -181,6 +181,7 @@ __all__ = [
     "check_transport",
     "decode",
     "describe_threads",
+    "descriptors",
     "encode",
     "encode_by_value",
     "end_gloo_connections",

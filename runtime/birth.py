@@ -20,7 +20,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from . import imprint, kernel, tree
+from . import descriptors, imprint, kernel, tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -37,6 +37,7 @@ class Birth:
         driver: The pid its parent must have, for otherwise the driver is gone.
         names: The names of its own descriptors, in the order in which they are passed.
         cwd: None where the process already is where it shall be.
+        files: The soft limit of open descriptors.
     """
 
     driver: int
@@ -48,6 +49,7 @@ class Birth:
     env: dict[str, str]
     cwd: str | None
     sys_path: tuple[str, ...]
+    files: int
 
     def to_file(self) -> int:
         """Return the descriptor of an anonymous file that holds it."""
@@ -88,6 +90,7 @@ def live(birth: Birth, fds: Mapping[str, int]) -> Any:
     if os.getppid() != birth.driver:
         os._exit(LOST)
     _reset_signals()
+    descriptors.set_limit(birth.files)
     imprint.show_title(birth.title)
     zone = os.environ.get("TZ")
     os.environ.clear()

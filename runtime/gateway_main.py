@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import pickle
-import resource
 import socket
 import time
 from collections import Counter
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from . import descriptors
 from .berth import Berth
 from .board import register_worker
 from .doorkeeper import Doorkeeper
@@ -65,8 +65,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     options, folder = pickle.loads(payload)
     register_worker()
     # Strangers that never finish their handshake hold descriptors until they are turned away.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    descriptors.raise_limit()
     gateway = _Gateway(options, folder, fds["link"])
     try:
         gateway.run()

@@ -22,7 +22,7 @@ import sys
 import time
 from pathlib import Path
 
-from . import imprint, tree
+from . import descriptors, imprint, tree
 
 _ROUND = 10.0
 
@@ -31,6 +31,7 @@ def main() -> None:
     """Run; the arguments are the socket, the driver's pidfd and the tree's needle."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
+    descriptors.raise_limit()  # a hunt holds one for each process
     sock = socket.socket(fileno=int(sys.argv[1]))
     driver, needle = int(sys.argv[2]), sys.argv[3].encode()
     imprint.show_title("phalanx: guardian")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from phalanx.supervision import SpecError
 
+from . import descriptors
 from .birth import Birth
 from .marks import VARIABLE
 
@@ -90,6 +91,7 @@ class LaunchSpec:
             env=env,
             cwd=cwd,
             sys_path=tuple(sys.path if self.sys_path is None else self.sys_path),
+            files=descriptors.own_limit(),
         )
 
 

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from . import descriptors
 from .console import prefix_of, render_json, render_lines, render_record, text_of
 from .events import LinesDropped, StreamUnavailable, fields
 from .glances import GLANCES
@@ -46,6 +47,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Run the scribe; *payload* and *fds* are what `Scribe` hands over. Returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # those who tell the story leave last
+    descriptors.raise_limit()  # it holds six for each worker
     scribe = _ScribeLoop(json.loads(payload), dict(fds))
     try:
         scribe.run()

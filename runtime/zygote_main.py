@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from . import imprint, tree
+from . import descriptors, imprint, tree
 from .birth import Birth, await_go, close_all_but, live
 from .passing import receive_with_fds
 
@@ -61,6 +61,7 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # Ctrl-C is the driver's to judge
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    descriptors.raise_limit()  # requests come with some fifteen each, many at a time
     imprint.show_title("phalanx: zygote")
     _import(sock, preload)
     newborn = _serve(sock, driver, needle)

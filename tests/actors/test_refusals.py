@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -220,6 +223,67 @@ def test_thousands_of_large_buffers_travel_in_one_message(make: Make) -> None:
 
     assert len(ex.call(0, "many", args=(3000,))) == 3000
     assert ex.call(0, lambda _, x: len(x), args=([bytearray(20_000) for _ in range(3000)],)) == 3000
+
+
+LIMITED = """
+import os, resource, tempfile, time
+from phalanx import Executor, SpecError, WorkerActor
+
+class Counting(WorkerActor):
+    def limit(self):
+        import resource
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+def left():
+    tasks = os.listdir("/proc/self/task")
+    children = [open(f"/proc/self/task/{task}/children").read().split() for task in tasks]
+    return (
+        len(os.listdir("/proc/self/fd")), len(tasks), sum(children, []),
+        os.listdir(tempfile.gettempdir()), os.listdir("/dev/shm"),
+    )
+
+def served(limit, ranks):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 64), limit))
+    before = left()
+    try:
+        with Executor(Counting, ranks, preload=()) as ex:
+            found = ex.collective_rpc("limit")
+            ex.restart()
+            assert found == ex.collective_rpc("limit")
+    except SpecError as error:
+        assert error.field == "world_size", error
+        found = str(error)
+    end = time.monotonic() + 10  # a thread that has ended is listed for a moment
+    while left() != before:
+        assert time.monotonic() < end, (limit, before, left())
+    return found
+
+for each in ((1000, 4), (999, 60), (200, 2), (80, 2), (63, 1), (48, 1), (32, 1), (24, 1)):
+    print(served(*each))
+"""
+
+
+def test_an_executor_has_the_descriptors_it_needs_or_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    # Each rank has the soft limit that its driver had, and no more.
+    assert [told[at] for at in (0, 2, 4)] == ["[64, 64, 64, 64]", "[64, 64]", "[63]"]
+    refused = [told[at] for at in (1, 3, 5, 6, 7)]
+    assert [text.partition(" descriptors")[0] for text in refused] == [
+        "world_size=60: 1474",
+        "world_size=2: 82",
+        *["world_size=1: 58"] * 3,
+    ]
+    fits = [text.partition("enough for ")[2].partition(" ")[0] for text in refused]
+    assert fits == ["40", "1", "0", "0", "0"]
+    assert all("ulimit -Hn" in text for text in refused)
 
 
 def test_answers_nobody_asked_for_yet_hold_no_descriptors(make: Make) -> None:

@@ -1,0 +1,108 @@
+"""The limit of open descriptors (``RLIMIT_NOFILE``) of this process.
+
+Guarantees: the soft limit is only ever raised, never beyond the hard one, and in the driver by no
+more than is asked for, with half of it again for the program's own files. What the program set
+before that is remembered: processes that run a user's code are started with it.
+
+Imports nothing but the standard library: the guardian uses it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import threading
+
+FOR_ALL = (
+    34  # hub, scribe, two zygotes and guardians, a rendezvous, an arena; measured with one rank
+)
+FOR_RANK = 24  # while it is started; 22 were measured with 1, 4 and 8 ranks
+FOR_LINK = 12  # as many more where its messages go by ZeroMQ; 11 were measured
+FOR_SERVING = 14  # of these, while it serves
+_LEAST = 64  # what a worker itself needs is part of it
+
+_lock = threading.Lock()
+_before = _raised = 0
+_expected = 0
+
+
+class Reservation:
+    """Descriptors that will be needed, together with those of all other reservations."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def set(self, count: int) -> None:
+        """Need *count* from now on; 0 gives them back."""
+        global _expected  # noqa: PLW0603  # the limit is the process's
+        with _lock:
+            _expected += count - self._count
+            self._count = count
+            wanted = _expected
+        if count:
+            with contextlib.suppress(OSError):  # there is none to look with, for the moment
+                make_room(wanted)
+
+
+def hard_limit() -> int:
+    """Return how many descriptors this process may have at once if the soft limit is raised."""
+    return _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def free() -> int:
+    """Return how many more can be opened if the soft limit is raised."""
+    return max(0, hard_limit() - _open())
+
+
+def ranks_that_fit(count: int, *, linked: bool = False) -> int:
+    """Return how many ranks a driver with *count* free descriptors can have."""
+    return max(0, count - FOR_ALL) // (FOR_RANK + linked * FOR_LINK)
+
+
+def make_room(count: int) -> bool:
+    """Raise the soft limit so that *count* more can be opened; return whether it was raised."""
+    global _before, _raised  # noqa: PLW0603  # the limit is the process's
+    with _lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = min((_open() + count) * 3 // 2, _finite(hard))
+        if wanted <= _finite(soft):
+            return False
+        if soft != _raised:
+            _before = soft
+        _raised = wanted
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return True
+
+
+def raise_limit() -> None:
+    """Raise the soft limit to the hard one: for processes that run no user's code."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def own_limit() -> int:
+    """Return the soft limit as it is without `make_room`."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _before if soft == _raised else soft
+
+
+def set_limit(soft: int) -> None:
+    """Have the soft limit of a driver, but no fewer than a worker needs."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = min(max(_finite(soft), _LEAST), _finite(hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def is_shortage(error: BaseException | None) -> bool:
+    """Whether *error* says that this process, or the machine, has no descriptor free."""
+    return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def _open() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208  # no use for Path objects
+
+
+def _finite(limit: int) -> int:
+    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
