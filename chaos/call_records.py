@@ -63,6 +63,7 @@ class Settled(Record):
         outcome: ``value``, ``error`` (a worker's exception), ``died``, ``timeout``, ``closed``,
             ``cancelled`` or ``fault`` (ours).
         error: The type of what was raised; empty for none.
+        deaths: Of which ranks the crash reports are that a `WorkerDied` carries, oldest first.
     """
 
     kind: ClassVar[str] = "settled"
@@ -70,6 +71,7 @@ class Settled(Record):
     call: int
     outcome: str
     error: str = ""
+    deaths: Ranks = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

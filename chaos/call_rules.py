@@ -6,13 +6,14 @@ driver was killed, what it had in flight is excused.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import combinations
 from typing import TYPE_CHECKING
 
 from .call_records import Issued
-from .group_records import GroupEnded, NotStarted, RankExited
-from .history import is_about
+from .group_records import GroupEnded, RankDied, RankExited, RankStarted
+from .group_rules import tied
 from .violation import found
 from .worker_records import Began
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .history import CallHistory, History
     from .violation import Violation
 
+_OF_ALL = "restart ranks "  # how a decision begins that takes along also survivors that are kept
 _EARLY = 0.05  # seconds by which a deadline may differ from the one that was written down
 _LATE = 15.0  # seconds after its deadline; it takes milliseconds, the machine may not
 
@@ -213,33 +215,45 @@ def in_time(history: History) -> Iterator[Violation]:
 
 
 def with_cause(history: History) -> Iterator[Violation]:
-    """A call ends with `WorkerDied` where a rank has, with `ExecutorClosed` where the group has."""
-    ends: dict[str, list[tuple[float, int | None]]] = defaultdict(list)
-    closed: set[str] = set()
-    for record in history.records:
-        match record:
-            case RankExited():
-                ends[record.group].append((record.at, record.rank))
-            case NotStarted() | GroupEnded():
-                ends[record.group].append((record.at, None))
-                if isinstance(record, GroupEnded):
-                    closed.add(record.group)
-            case _:
-                pass
+    """A call ends with `WorkerDied` for deaths that took it, `ExecutorClosed` for a group's end."""
+    ended = {record.group: record.cause for record in history.every(GroupEnded)}
+    deaths = {_whose(each): each for each in history.every(RankDied)}
+    starts = {_whose(each): each.at for each in history.every(RankStarted)}
+    exits = {_whose(each): each.at for each in history.every(RankExited)}
     for number, call in history.calls.items():
         if not call.issued or not call.settled or history.is_excused(call.issued[0]):
             continue
         issued, settled = call.issued[0], call.settled[0]
-        if settled.outcome == "closed" and issued.group not in closed:
-            what = f"call {number} was told that {issued.group} has ended, which it had not"
-            yield found("with_cause", what, (issued, settled))
-        if settled.outcome == "died" and not any(
-            is_about(at, issued.at, settled.at) and (rank is None or issued.rank in (None, rank))
-            for at, rank in ends[issued.group]
-        ):
-            whose = f"rank {issued.rank}" if issued.rank is not None else "a rank"
-            what = f"call {number} was told of a death of {whose}, and there was none"
-            yield found("with_cause", what, (issued, *call.sent, settled))
+        group = issued.group
+        sent = {(group, *who) for each in call.sent for who in each.ranks}
+        what = ""
+        if settled.outcome == "closed" and group not in ended:
+            what = f"the end of {group}, which had not ended"
+        elif settled.outcome == "died" and not settled.deaths:
+            what = "a death, without a report of one"
+        for rank, incarnation in settled.deaths:
+            who = (group, rank, incarnation)
+            told = f"the death of rank {rank} (incarnation {incarnation})"
+            if who not in deaths:
+                what = f"{told}, which had not died"
+            # A group that gives up also fails the calls that no death has touched.
+            elif who not in sent and not ended.get(group):
+                died, at = deaths[who], exits.get(who, 0.0)
+                there = {
+                    each[1]
+                    for each in sent
+                    if starts.get(each, math.inf) <= died.at and at <= exits.get(each, math.inf)
+                }
+                taken = tied(history.groups[group], rank, history.groups[group].world_size)
+                if there.isdisjoint(taken) and not died.decision.startswith(_OF_ALL):
+                    what = f"{told}, which took no rank that it was sent to"
+        if what:
+            told = f"call {number} failed with {what}"
+            yield found("with_cause", told, (issued, *call.sent, settled))
+
+
+def _whose(record: RankDied | RankStarted | RankExited) -> tuple[str, int | None, int]:
+    return record.group, record.rank, record.incarnation
 
 
 def _sendings(call: CallHistory, wires: set[int]) -> list[Sent]:

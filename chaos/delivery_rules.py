@@ -7,13 +7,13 @@ what comes through shows what should have come before.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .call_records import Issued, Sent
 from .group_records import ChangePlanned, GroupEnded, NotStarted, RankDied, RankExited
-from .history import is_about
 from .violation import found
 from .worker_records import Began, Ended
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from .violation import Violation
 
 _REFUSED = ("error", "fault", "cancelled")  # it may never have left, or never have come to a method
+_BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
+_AFTER = 10.0  # the same, after that call has failed
 _MADE_ANEW = ("restart", "replace")  # how decisions begin after which the calls go on
 
 Worker = tuple[str, int, int]
@@ -161,13 +163,15 @@ class _Ways:
         self.began = {(_whose(each), each.wire): each for each in reversed(history.every(Began))}
         self.ended = {(_whose(each), each.wire): each for each in reversed(history.every(Ended))}
         self._changes: dict[str, list[float]] = defaultdict(list)
+        self._stops: dict[str, list[float]] = defaultdict(list)
         for group, records in history.by_group.items():
             kinds = RankDied | RankExited | ChangePlanned
             self._changes[group] = [each.at for each in records if isinstance(each, kinds)]
+            self._stops[group] = [each.at for each in records if _stops_calls(each)]
 
     def is_calm(self, one: Sent, other: Sent) -> bool:
         """Whether the group was left as it was between these two."""
-        return not any(one.at <= at <= other.at for at in self._changes[one.group])
+        return not _has_any(self._changes[one.group], one.at, other.at)
 
     @cached_property
     def _heard(self) -> dict[Worker, dict[int, float]]:
@@ -198,10 +202,11 @@ class _Ways:
     def _may_have_begun(self, worker: Worker, sent: Sent) -> bool:
         if (worker, sent.wire) in self.began:
             return True
-        before = [each for each in self.sent[worker] if each.wire < sent.wire]
+        sendings = self.sent[worker]
+        before = bisect_left(sendings, sent.wire, key=lambda each: each.wire)
         if not before:
             return True
-        latest = before[-1]
+        latest = sendings[before - 1]
         if (worker, latest.wire) in self.began:
             return (worker, latest.wire) in self.ended
         # It writes down what it begins before it can begin the next; but for what was withdrawn.
@@ -209,15 +214,24 @@ class _Ways:
 
     def goes_on(self, group: str, since: float, until: float) -> bool:
         """Whether every death about that time was one after which the calls go on."""
-        near: list[Record] = [
-            each
-            for each in self._history.by_group.get(group, ())
-            if is_about(each.at, since, until)
-        ]
-        deaths = [each for each in near if isinstance(each, RankDied) and each.rank is not None]
-        ends = any(isinstance(each, NotStarted | ChangePlanned) for each in near)
-        ends = ends or any(isinstance(each, GroupEnded) and each.cause for each in near)
-        return not ends and all(each.decision.startswith(_MADE_ANEW) for each in deaths)
+        return not _has_any(self._stops[group], since - _BEFORE, until + _AFTER)
+
+
+def _stops_calls(record: Record) -> bool:
+    """Whether calls may fail after *record* that were to be made again."""
+    match record:
+        case RankDied(rank=int(), decision=decision):
+            return not decision.startswith(_MADE_ANEW)
+        case GroupEnded(cause=cause):
+            return bool(cause)
+        case _:
+            return isinstance(record, NotStarted | ChangePlanned)
+
+
+def _has_any(times: list[float], since: float, until: float) -> bool:
+    """Whether one of *times*, which are sorted, lies between these two."""
+    index = bisect_left(times, since)
+    return index < len(times) and times[index] <= until
 
 
 def _whose(record: Began | Ended) -> Worker:

@@ -58,7 +58,7 @@ def _too_many(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violatio
         match record:
             case RankDied(rank=int(dead)):
                 others.append(record)
-                for rank in _tied(built, dead, size):
+                for rank in tied(built, dead, size):
                     causes[rank].append(record)
                 if built.survivors == "keep":  # in its start a rank hears nothing of a reform
                     # One that was started in this very restart and cannot join takes all along.
@@ -69,7 +69,7 @@ def _too_many(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violatio
             case ChangePlanned():
                 size = record.world_size or size
                 for rank in range(size) if record.world_size else record.ranks:
-                    for each in _tied(built, rank, size):
+                    for each in tied(built, rank, size):
                         causes[each].append(record)
             case RankReady():
                 ready.add(record.rank)
@@ -114,7 +114,7 @@ def _too_few(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violation
                 if any(word in record.decision for word in _GONE_FOR_GOOD):
                     due.clear()
                     continue
-                for rank in _tied(built, dead, size):
+                for rank in tied(built, dead, size):
                     due[rank] = (record, incarnations.get(rank, 0))
             case GroupUp():
                 for rank, (died, incarnation) in sorted(due.items()):
@@ -129,8 +129,8 @@ def _too_few(built: GroupBuilt, records: Sequence[Record]) -> Iterator[Violation
                 pass
 
 
-def _tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
-    """Return who is restarted with *rank*."""
+def tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
+    """Return the ranks that are restarted with *rank*."""
     if built.survivors == "keep" or built.strategy == "one_for_one":
         return {rank}
     if built.strategy == "rest_for_one":
@@ -140,6 +140,7 @@ def _tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
 
 def intensity(history: History) -> Iterator[Violation]:
     """A group ends when its intensity is exceeded, and not before."""
+    ready = {(each.group, each.rank, each.incarnation) for each in history.every(RankReady)}
     for group, built in history.groups.items():
         counted: list[Record] = []
         maybe: list[Record] = []
@@ -152,7 +153,8 @@ def intensity(history: History) -> Iterator[Violation]:
                     served = whole = True
                 case RankDied(rank=int()) if served:
                     # Survivors that die while they are re-formed belong to the death before.
-                    if built.survivors == "keep" and not whole and _was_ready(history, record):
+                    who = record.group, record.rank, record.incarnation
+                    if built.survivors == "keep" and not whole and who in ready:
                         continue
                     whole = False
                     counted.append(record)
@@ -192,11 +194,6 @@ def _is_after(started: RankStarted, death: Record) -> bool:
 
 def _within(deaths: Sequence[Record], now: float, period: float) -> tuple[Record, ...]:
     return tuple(died for died in deaths if now - died.at <= period)
-
-
-def _was_ready(history: History, died: RankDied) -> bool:
-    who = (died.group, died.rank, died.incarnation)
-    return any((r.group, r.rank, r.incarnation) == who for r in history.every(RankReady))
 
 
 def death_first(history: History) -> Iterator[Violation]:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 R = TypeVar("R", bound=Record)
-_BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
-_AFTER = 10.0  # the same, for what its caller is told before anybody else
 
 
 @dataclass(frozen=True)
@@ -109,8 +107,3 @@ class History:
     def is_excused(self, record: Record) -> bool:
         """Whether the driver that wrote *record* was killed later, or is still running."""
         return any(began <= record.at <= ended for began, ended in self.excused)
-
-
-def is_about(at: float, since: float, until: float) -> bool:
-    """Whether a death known at *at* may be what became of a call between *since* and *until*."""
-    return since - _BEFORE <= at <= until + _AFTER

@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from phalanx.supervision import RuntimeFault
 
 from .history import History
 from .records import record_of
 from .referee_records import LifeBegan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from .record import Record
@@ -62,6 +66,20 @@ class Journal:
     def _open(self) -> int:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         return os.open(self._path, flags, 0o600)
+
+
+@contextmanager
+def recording(folder: Path) -> Iterator[None]:
+    """Report an OSError of this block as the record's; code of the user runs outside of it.
+
+    Raises:
+        RuntimeFault: the record could not be written to *folder*.
+    """
+    try:
+        yield
+    except OSError as error:
+        msg = f"the record of the run could not be written to {folder}: {error}"
+        raise RuntimeFault(msg) from error
 
 
 def now() -> float:

@@ -30,7 +30,7 @@ from phalanx.supervision import RuntimeFault
 from .belongings import Belongings, read_made
 from .faults import SIGNALS
 from .footprint import Footprint
-from .journal import Journal, now, read_history
+from .journal import Journal, now, read_history, recording
 from .kin import read_kin
 from .parts import trees_of
 from .referee_records import LifeEnded, Missed, Struck
@@ -92,7 +92,8 @@ class _Referee:
         self._folder = folder
         self._on_progress = on_progress
         self._interrupt = interrupt
-        self._journal = Journal(folder, "referee")
+        with recording(folder):
+            self._journal = Journal(folder, "referee")
         self._done: set[int] = set()
 
     def live(self, life: int, offset: float) -> float | None:
@@ -102,7 +103,9 @@ class _Referee:
         what = (self._plan, self._target, str(self._folder), offset, life)
         payload = encode_by_value(what, f"target={self._target.name!r}")
         errors = self._folder / f"driver-{life}.err"
-        with errors.open("wb") as stderr:
+        with recording(self._folder):
+            stderr = errors.open("wb")
+        with stderr:
             driver = subprocess.Popen(
                 [sys.executable, "-m", "phalanx.chaos.life"],
                 stdin=subprocess.PIPE,
@@ -114,8 +117,9 @@ class _Referee:
         trees: set[str] = set()
         try:
             assert driver.stdin is not None
-            driver.stdin.write(base64.b64encode(payload) + b"\n")
-            driver.stdin.flush()
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: see its output
+                driver.stdin.write(base64.b64encode(payload) + b"\n")
+                driver.stdin.flush()
             at, killed = self._watch(driver, offset, trees, belongings)
         finally:
             with contextlib.suppress(OSError):

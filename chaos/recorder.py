@@ -256,14 +256,14 @@ class WatchedCall:
         if self._refused and isinstance(call.error, CancelledError):
             return  # it has its outcome: what `raised` was told
         if call.error is not None:
-            self._settle(_outcome_of(call.error), type(call.error).__name__)
+            self._settle(call.error)
         else:
-            self._settle("value" if call.failed is None else "error")
+            self._settle(None, "value" if call.failed is None else "error")
 
     def raised(self, error: BaseException) -> None:
         """Write down what its caller got in place of its end."""
         self._refused = True
-        self._settle(_outcome_of(error), type(error).__name__)
+        self._settle(error)
 
     def take(self, rank: int, value: Any) -> Any:
         """Write down what it says of itself; return what is in it."""
@@ -284,14 +284,18 @@ class WatchedCall:
         )
         return value.value
 
-    def _settle(self, outcome: str, error: str = "") -> None:
+    def _settle(self, error: BaseException | None, outcome: str = "") -> None:
+        if error is not None:
+            outcome = _outcome_of(error)
+        reports = error.reports if isinstance(error, WorkerDied) else ()
         self._write(
             call_records.Settled(
                 at=now(),
                 group=self._group.name,
                 call=self.method.call,
                 outcome=outcome,
-                error=error,
+                error="" if error is None else type(error).__name__,
+                deaths=tuple((each.rank, each.incarnation) for each in reports),
             )
         )
         self._recorder.count(outcome)

@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from .call_records import Issued, Settled
-from .checker import check
 from .group_records import GroupEnded, RankDied
 from .referee_records import LifeEnded, Missed, Struck
 from .violation import INVARIANTS
@@ -55,6 +54,7 @@ class ChaosResult:
     Attributes:
         target: What was run.
         plan: What was to be done to it.
+        violations: What the history shows that may not be.
         interrupted: Whether it ended before its time, by Ctrl-C.
         record: The folder with its record; None where that was not kept.
     """
@@ -62,6 +62,7 @@ class ChaosResult:
     target: str
     plan: Chaos
     history: History
+    violations: tuple[Violation, ...]
     interrupted: bool = False
     record: Path | None = None
 
@@ -80,11 +81,6 @@ class ChaosResult:
         if all(issued.method == _OF_THE_RUN for issued in self.history.every(Issued)):
             return "its traffic made no call"
         return ""
-
-    @cached_property
-    def violations(self) -> tuple[Violation, ...]:
-        """What the history shows that may not be."""
-        return check(self.history)
 
     def told(self, count: int) -> tuple[Violation, ...]:
         """Return up to *count* violations to show: one of each rule first, none twice."""

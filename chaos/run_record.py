@@ -16,6 +16,7 @@ from typing import Any
 
 from phalanx.supervision import SpecError
 
+from .checker import check
 from .journal import read_history
 from .plan import Chaos
 from .result import ChaosResult
@@ -24,7 +25,7 @@ from .target import Target
 
 PLAN = "run.json"
 RESULT = "result.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 def save_plan(folder: Path, target: str, plan: Chaos, home: str | None = "") -> None:
@@ -85,4 +86,4 @@ def load_run(folder: Path | str) -> ChaosResult:
         history = read_history(where, seed=plan.seed, target=target)
     except ValueError as error:
         raise SpecError("run", str(where), f"its history is broken: {error}") from error
-    return ChaosResult(target, plan, history, record=where)
+    return ChaosResult(target, plan, history, check(history), record=where)

@@ -13,9 +13,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.supervision import RuntimeFault
-
-from .journal import read_history
+from .checker import check
+from .journal import read_history, recording
 from .lives import run_lives
 from .plan import Chaos
 from .result import ChaosResult
@@ -63,29 +62,30 @@ def run_chaos(
     stop = threading.Event() if interrupt is None else interrupt
     kept = plan.record is not None
     try:
-        save_plan(folder, found.name, plan, found.home)
+        with recording(folder):
+            save_plan(folder, found.name, plan, found.home)
         if plan.hits_driver:
             run_lives(plan, found, folder, on_progress, stop)
         else:
             Session(plan, found, folder, on_progress, interrupt=stop).run()
+        with recording(folder):
+            history = read_history(folder, seed=plan.seed, target=found.name)
+        violations = check(history)
+        kept = kept or bool(violations)
         result = ChaosResult(
             found.name,
             plan,
-            read_history(folder, seed=plan.seed, target=found.name),
+            history,
+            violations,
             interrupted=stop.is_set(),
-            record=folder,
+            record=folder if kept else None,
         )
-        (folder / RESULT).write_text(result.to_json())
-        kept = kept or bool(result.violations)
-    except OSError as error:
-        msg = f"the record of the run could not be written to {folder}: {error}"
-        raise RuntimeFault(msg) from error
+        with recording(folder):
+            (folder / RESULT).write_text(result.to_json())
+        return result
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
-    if kept:
-        return result
-    return ChaosResult(result.target, plan, result.history, interrupted=result.interrupted)
 
 
 def _folder(plan: Chaos) -> Path:

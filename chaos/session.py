@@ -26,7 +26,7 @@ from .belongings import Belongings, read_made
 from .faults import is_rank
 from .footprint import Footprint
 from .haste import hastened, kill_ranks
-from .journal import Journal, now
+from .journal import Journal, now, recording
 from .kin import WORKERS, Kin, keys_in, read_kin
 from .parts import trees_of
 from .recorder import Recorder
@@ -107,7 +107,8 @@ class Session:
             SpecError: what was built cannot be struck as planned.
             Exception: what the factory raised when it was first called; then nothing has run.
         """
-        self._journal = Journal(self.folder, f"driver-{self.life}")
+        with recording(self.folder):
+            self._journal = Journal(self.folder, f"driver-{self.life}")
         before = Footprint.now(devices=_may_use_devices())
         self._kin = Kin(self.folder)
         self._striker = Striker(
@@ -142,7 +143,8 @@ class Session:
             self._journal.write(LifeEnded(at=now(), life=self.life, closed=closed))
             self._journal.close()
         if self._journal.problem is not None:
-            raise self._journal.problem
+            with recording(self.folder):
+                raise self._journal.problem
 
     def _build(self) -> Subject | None:
         """Build the target; return None where the run was ended before it had come up."""

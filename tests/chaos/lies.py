@@ -129,14 +129,40 @@ def ended_long_after_its_deadline(teller: Teller) -> None:
 
 
 def told_of_a_death_that_was_none(teller: Teller) -> None:
-    teller.settle(teller.issue(), "died")
-    teller.now += 60.0
+    """Deaths come before and after, as they do all the time in a run."""
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    call = teller.issue()
+    teller.begin(call, teller.send(call), 0)
+    teller.settle(call, "died", deaths=((1, 2),))
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+
+
+def told_of_a_death_without_a_report(teller: Teller) -> None:
+    call = teller.issue()
+    teller.begin(call, teller.send(call), 0)
+    teller.die(0, stopped=(1,))
+    teller.settle(call, "died", deaths=())
+    teller.start(0, 1)
+
+
+def told_of_the_death_before_it_was_sent(teller: Teller) -> None:
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    call = teller.issue()
+    teller.begin(call, teller.send(call), 0)
+    teller.settle(call, "died")
 
 
 def told_of_the_death_of_another(teller: Teller) -> None:
-    teller.settle(teller.issue(shape="single", rank=0), "died")
+    """Under one_for_one: under another strategy that death takes the rank as well."""
+    teller.add(GroupBuilt, group="g", world_size=2, strategy="one_for_one", intensity=3, period=60)
+    call = teller.issue(shape="single", rank=0)
+    teller.begin(call, teller.send(call, 0), 0)
     teller.die(1)
-    teller.now += 60.0
+    teller.settle(call, "died")
+    teller.start(1, meets=False, new_epoch=False)
 
 
 def told_of_an_end_that_was_none(teller: Teller) -> None:

@@ -100,8 +100,11 @@ class Teller:
         said["by_incarnation"] = self.incarnations[rank]
         self.add(Taken, group="g", call=call, rank=rank, **{**said, **other})
 
-    def settle(self, call: int, outcome: str = "value") -> None:
-        self.add(Settled, group="g", call=call, outcome=outcome)
+    def settle(self, call: int, outcome: str = "value", **more: Any) -> None:
+        if outcome == "died":
+            died = [each for each in self.records if isinstance(each, RankDied)]
+            more = {"deaths": tuple((each.rank, each.incarnation) for each in died[-1:]), **more}
+        self.add(Settled, group="g", call=call, outcome=outcome, **more)
 
     def serve(self, on_death: str = "fail", **more: Any) -> int:
         call = self.issue(on_death, **more)

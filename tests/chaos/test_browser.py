@@ -15,7 +15,7 @@ import pytest
 from tests.chaos.teller import Teller
 from tests.chaos.test_page import told
 
-from phalanx.chaos import Chaos, ChaosResult, History, render_page
+from phalanx.chaos import Chaos, ChaosResult, History, check, render_page
 from phalanx.chaos.referee_records import Complained, Struck
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
@@ -97,7 +97,9 @@ def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
     teller.add(Complained, error="one is not one <b>at all</b>")
     teller.close()
     history = History.of(teller.records, seed=7, target="mine:build")
-    page = render_page(ChaosResult("mine:build", Chaos(duration=30, rate=2, seed=7), history))
+    page = render_page(
+        ChaosResult("mine:build", Chaos(duration=30, rate=2, seed=7), history, check(history))
+    )
 
     seen = look_at(page, tmp_path)
 
@@ -132,7 +134,7 @@ def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
 
 
 def test_a_browser_shows_a_run_of_nothing(tmp_path: Path) -> None:
-    result = ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), History.of([]))
+    result = ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), History.of([]), ())
 
     seen = look_at(render_page(result), tmp_path)
 

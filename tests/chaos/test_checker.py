@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import pytest
 from tests.chaos import lies
@@ -229,6 +232,8 @@ def test_where_a_group_gives_up_no_call_is_made_again() -> None:
         ("in_time", lies.out_of_time_without_a_limit),
         ("in_time", lies.ended_long_after_its_deadline),
         ("with_cause", lies.told_of_a_death_that_was_none),
+        ("with_cause", lies.told_of_a_death_without_a_report),
+        ("with_cause", lies.told_of_the_death_before_it_was_sent),
         ("with_cause", lies.told_of_the_death_of_another),
         ("with_cause", lies.told_of_an_end_that_was_none),
         ("strategy", lies.restarted_alone_though_all_are_tied),
@@ -277,6 +282,37 @@ def test_a_violation_shows_the_fewest_records_and_the_seed() -> None:
         *("sent", "began"),
     ]
     assert violation.render().endswith("again with seed 7")
+
+
+def test_a_history_twice_as_long_takes_twice_the_steps() -> None:
+    def steps(deaths: int) -> int:
+        teller = whole(strategy="one_for_one", intensity=1_000_000)
+        for _ in range(deaths):
+            calls = [teller.issue() for _ in range(3)]
+            wires = [teller.send(call) for call in calls]
+            teller.begin(calls[0], wires[0], 0)
+            teller.die(0)
+            for call in calls:
+                teller.settle(call, "died")
+            teller.start(0, meets=False, new_epoch=False)
+        teller.close()
+        history, count = teller.history(), 0
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal count
+            count += event == "opcode"
+            frame.f_trace_opcodes = True
+            return step
+
+        outer = sys.gettrace()
+        sys.settrace(step)
+        try:
+            check(history)
+        finally:
+            sys.settrace(outer)
+        return count
+
+    assert steps(80) < 3 * steps(40)
 
 
 def test_one_cause_is_not_told_a_thousand_times() -> None:

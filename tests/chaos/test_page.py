@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.chaos.teller import Teller, whole
 
-from phalanx.chaos import Chaos, ChaosResult, History, render_page
+from phalanx.chaos import Chaos, ChaosResult, History, check, render_page
 from phalanx.chaos.referee_records import Complained, Struck
 
 VOID = {"meta", "line", "polygon"}
@@ -60,7 +60,9 @@ def told(**options: Any) -> Teller:
 
 def page_of(teller: Teller) -> str:
     history = History.of(teller.records, seed=7, target="mine:build")
-    return render_page(ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), history))
+    return render_page(
+        ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), history, check(history))
+    )
 
 
 def test_every_incarnation_fault_and_outcome_is_there() -> None:
@@ -127,7 +129,7 @@ def test_the_page_of_many_calls_is_no_larger_than_its_width_allows() -> None:
 
 
 def test_a_run_of_nothing_is_a_page_too() -> None:
-    result = ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), History.of([]))
+    result = ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), History.of([]), ())
 
     assert "0 calls" in " ".join(Reader(render_page(result)).text)
 
@@ -150,7 +152,7 @@ def test_who_lived_on_was_well_with_the_next_call_and_who_died_with_its_successo
     well_again = teller.records[-3].at
     teller.close()
 
-    result = ChaosResult("it", Chaos(duration=30, seed=7), teller.history())
+    result = ChaosResult("it", Chaos(duration=30, seed=7), teller.history(), ())
 
     took = {each.fault: each.recoveries for each in result.faults}
     assert took == {"slow": (well - slowed.at,), "kill": (well_again - killed.at,)}

@@ -39,7 +39,14 @@ from phalanx.chaos.worker_records import Ended
 from phalanx.cli import main
 from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.testing import FakeGpus
-from phalanx.supervision import ExecutorClosed, Intensity, PhalanxError, SpecError, Strategy
+from phalanx.supervision import (
+    ExecutorClosed,
+    Intensity,
+    PhalanxError,
+    RuntimeFault,
+    SpecError,
+    Strategy,
+)
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -554,12 +561,23 @@ def test_a_list_that_makes_no_sense_is_refused(text: str, told: str) -> None:
         Schedule.from_json(text)
 
 
-def test_a_factory_that_raises_is_heard() -> None:
+@pytest.mark.parametrize("faults", ["kill", "kill:driver"])
+@pytest.mark.parametrize("kind", [KeyError, FileNotFoundError, TimeoutError])
+def test_what_a_factory_raises_is_raised_as_it_is(kind: type[Exception], faults: str) -> None:
     def broken() -> Executor[Any]:
-        raise KeyError("of the user's own")
+        raise kind("of the user's own")
 
-    with pytest.raises(KeyError, match="of the user's own"):
-        run_chaos(broken, duration=2.0)
+    with pytest.raises(kind, match="of the user's own"):
+        run_chaos(broken, duration=2.0, faults=(faults,))
+
+
+def test_a_record_that_cannot_be_written_is_named(tmp_path: Path, runtime: Runtime) -> None:
+    def build() -> Executor[Any]:
+        (tmp_path / "run" / "result.json").mkdir()
+        return targets.Quiet(runtime)()
+
+    with pytest.raises(RuntimeFault, match="record of the run could not be written"):
+        run_chaos(build, duration=1.0, record=tmp_path / "run")
 
 
 def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.teller import Teller, whole
 
-from phalanx.chaos import Chaos, ChaosResult, Schedule, Strike, render_page
+from phalanx.chaos import Chaos, ChaosResult, Schedule, Strike, check, render_page
 from phalanx.chaos.group_records import GroupBuilt, GroupEnded
 from phalanx.chaos.referee_records import Complained, Missed, Struck
 
@@ -14,7 +14,8 @@ STRUCK = {"strike": 1, "fault": "kill", "target": "0", "group": "g"}
 
 def result(teller: Teller, *strikes: Strike, interrupted: bool = False) -> ChaosResult:
     plan = Chaos(duration=5.0, seed=7, schedule=Schedule(strikes))
-    return ChaosResult("mine", plan, teller.history(), interrupted=interrupted)
+    history = teller.history()
+    return ChaosResult("mine", plan, history, check(history), interrupted=interrupted)
 
 
 def test_a_run_whose_faults_all_missed_is_not_ok_and_says_why() -> None:
