@@ -30,9 +30,6 @@ TARGETS = ("random", *PARTS)
 WORKERS_POINTS = ("running", "after_reply")
 """The moments that only workers see."""
 
-DRIVERS_POINTS = tuple(point for point in POINTS if point not in WORKERS_POINTS)
-"""The moments that the driver sees."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
@@ -177,15 +174,6 @@ FAULTS: Mapping[str, Fault] = _every(
         parts=("group",),
     ),
     Fault(
-        name="clock",
-        about="a wall clock that jumps an hour ahead, then an hour behind, and is right again",
-        how="inside",
-        parts=("group", "driver"),
-        points=WORKERS_POINTS,
-        seconds=3.0,
-        recovery=4.0,
-    ),
-    Fault(
         name="disk",
         about="the disk that snapshots are kept on is full for a while",
         how="driver",
@@ -236,7 +224,7 @@ class Aim:
         if self.target is not None:
             check_target(fault, self.target)
         if self.point is not None:
-            check_point(fault, self.point, self.target)
+            check_point(fault, self.point)
 
     @classmethod
     def of(cls, text: str) -> Aim:
@@ -255,12 +243,12 @@ class Aim:
             return (self.target,)
         fault, point = FAULTS[self.fault], self.point
         can = [each for each in targets if each not in PARTS or each in fault.parts]
-        can = [each for each in can if point is None or point in points_of(fault, each)]
+        can = [each for each in can if point is None or point in fault.points]
         if not can:
             if not targets:
                 raise SpecError("targets", targets, f"name at least one of {', '.join(TARGETS)}")
             check_target(fault, targets[0])
-            check_point(fault, point or "", targets[0])
+            check_point(fault, point or "")
         return tuple(can)
 
     def __str__(self) -> str:
@@ -283,21 +271,10 @@ def check_target(fault: Fault, target: str) -> None:
         raise SpecError("target", target, f"{fault.name} ({fault.about}) can be done to {can}")
 
 
-def points_of(fault: Fault, target: str | None = None) -> tuple[str, ...]:
-    """Return the moments that *fault* can be aimed at, where it is done to *target*.
-
-    What is done within a process waits for a moment which that process sees.
-    """
-    if target == "driver" and fault.how == "inside":
-        return DRIVERS_POINTS
-    return fault.points
-
-
-def check_point(fault: Fault, point: str, target: str | None = None) -> None:
-    """Raise unless *fault* can be aimed at *point*, where it is done to *target*."""
+def check_point(fault: Fault, point: str) -> None:
+    """Raise unless *fault* can be aimed at *point*."""
     if point not in POINTS:
         raise SpecError("point", point, f"no such point; there is {', '.join(POINTS)}")
-    points = points_of(fault, target)
-    if point not in points:
-        can = ", ".join(points) or "no point: it comes when it comes"
+    if point not in fault.points:
+        can = ", ".join(fault.points) or "no point: it comes when it comes"
         raise SpecError("point", point, f"{fault.name} ({fault.about}) can be aimed at {can}")

@@ -181,19 +181,21 @@ class _Referee:
         due = [s for s in self._plan.strikes if s.is_from_outside and s.at >= offset]
         due = [strike for strike in due if strike.number not in self._done]
         began: float | None = None
+        rest = b""
         killed = asked = False
         limit = time.monotonic() + _START
         assert driver.stdout is not None
         assert driver.stdin is not None
         while True:
-            line = _line_of(driver)
-            if line == b"":
+            heard = _hear(driver)
+            if heard == b"":
                 break
+            *lines, rest = (rest + (heard or b"")).split(b"\n")
             trees |= trees_of(driver.pid)
             belongings.look(trees)
             clock = time.monotonic()
-            if line is not None:
-                progress = Progress(**json.loads(line))
+            if lines:  # of several the latest says it all
+                progress = Progress(**json.loads(lines[-1]))
                 if began is None:
                     began = clock - progress.seconds
                     limit = began + self._plan.duration + self._plan.recovery_limit + _CLOSE
@@ -242,11 +244,14 @@ class _Referee:
         self._journal.write(missed)
 
 
-def _line_of(driver: subprocess.Popen[bytes]) -> bytes | None:
-    """Return a line that *driver* wrote; None where there is none just now, ``b""`` at its end."""
+def _hear(driver: subprocess.Popen[bytes]) -> bytes | None:
+    """Return what *driver* wrote; None where there is nothing just now, ``b""`` at its end.
+
+    Past the buffer of its file object, into which `select` does not see.
+    """
     assert driver.stdout is not None
     readable, _, _ = select.select([driver.stdout], [], [], _LOOK)
-    return driver.stdout.readline() if readable else None
+    return os.read(driver.stdout.fileno(), 1 << 16) if readable else None
 
 
 def live(lines: Any, answer: Any) -> None:

@@ -20,9 +20,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from phalanx.runtime import read_task
+
 from .faults import SIGNALS
 from .parts import Part
-from .wall_clock import Jump
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -52,17 +53,16 @@ def carry_out(fault: str, seconds: float) -> int | None:
 
 
 def carry_out_on(whom: tuple[int, int], fault: str, seconds: float) -> None:
-    """Do *fault*, a signal, to another process; what was stopped goes on after *seconds*.
+    """Do *fault*, a signal, to another process; one that is stopped continues after *seconds*.
 
     Args:
         whom: Its pid, and when it was started, in ticks.
     """
     part = Part(*whom, role="other", label="")
-    part.send(SIGNALS[fault])
     if fault == "stop":
-        timer = threading.Timer(seconds, part.send, (signal.SIGCONT,))
-        timer.daemon = True
-        timer.start()
+        part.stop(seconds)
+    else:
+        part.send(SIGNALS[fault])
 
 
 def _send(number: int) -> Callable[[float], None]:
@@ -73,13 +73,9 @@ def _send(number: int) -> Callable[[float], None]:
 
 
 def _stop(seconds: float) -> None:
-    """Be stopped; a child lets us go on."""
-    code = (
-        f"import os, time; time.sleep({seconds!r}); os.kill({os.getpid()}, {int(signal.SIGCONT)})"
-    )
-    child = subprocess.Popen([sys.executable, "-S", "-c", code])
-    os.kill(os.getpid(), signal.SIGSTOP)
-    child.wait()
+    task = read_task(os.getpid())
+    assert task is not None
+    Part(*task.key, role="other", label="").stop(seconds)
 
 
 def _segv(_seconds: float) -> None:
@@ -107,10 +103,6 @@ def _grandchild(_seconds: float) -> int:
     child = subprocess.Popen([sys.executable, "-S", "-c", code], start_new_session=True)
     child.returncode = 0
     return child.pid
-
-
-def _jump(seconds: float) -> None:
-    Jump(seconds).start()
 
 
 def _close_descriptors(_seconds: float) -> None:
@@ -180,7 +172,6 @@ _DEEDS: Mapping[str, Callable[[float], int | None]] = {
     "hang": _hang,
     "gil": _hold_gil,
     "slow": time.sleep,
-    "clock": _jump,
     "grandchild": _grandchild,
     "descriptors": _close_descriptors,
     "start_raise": _raise,

@@ -10,6 +10,9 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +24,10 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import Task
 
+_CONTINUE = (
+    "import signal, sys, time; time.sleep(float(sys.argv[1])); "
+    "signal.pidfd_send_signal(int(sys.argv[2]), signal.SIGCONT)"
+)
 _LABEL = re.compile(r"/\d+\.([^;]*);*$")
 
 
@@ -38,22 +45,44 @@ class Part:
     role: str
     label: str
 
-    def send(self, number: int) -> bool:
-        """Send it signal *number*; False where it is gone."""
+    @contextlib.contextmanager
+    def pidfd(self) -> Iterator[int | None]:
+        """Hold a pidfd of it; None if it has ended."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except OSError:
-            return False
+            yield None
+            return
         try:
             task = read_task(self.pid)
-            if task is None or task.ticks != self.ticks or task.state in ("Z", "X"):
+            ended = task is None or task.ticks != self.ticks or task.state in ("Z", "X")
+            yield None if ended else pidfd
+        finally:
+            os.close(pidfd)
+
+    def send(self, number: int) -> bool:
+        """Send it signal *number*; False if it has ended."""
+        with self.pidfd() as pidfd:
+            if pidfd is None:
                 return False
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, number)
                 return True
             return False
-        finally:
-            os.close(pidfd)
+
+    def stop(self, seconds: float) -> None:
+        """Stop it; a process of its own continues it after *seconds*.
+
+        A timer of the caller would be lost with the caller, which may be *self* or die first.
+        """
+        with self.pidfd() as pidfd:
+            if pidfd is None:
+                return
+            words = [sys.executable, "-S", "-c", _CONTINUE, str(seconds), str(pidfd)]
+            child = subprocess.Popen(words, pass_fds=(pidfd,))
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGSTOP)
+        threading.Thread(target=child.wait, name="chaos-continue", daemon=True).start()
 
 
 def parts_of(driver: int) -> list[Part]:

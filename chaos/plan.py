@@ -23,7 +23,6 @@ from .faults import (
     Fault,
     check_point,
     is_rank,
-    points_of,
 )
 from .schedule import Schedule
 
@@ -93,9 +92,9 @@ class Chaos:
                 "faults", self.faults, f"name at least one; there is {', '.join(FAULTS)}"
             )
         self._check_targets()
-        self._check_points(
-            [(FAULTS[aim.fault], whom) for aim in aims for whom in aim.targets_among(self.targets)]
-        )
+        for aim in aims:
+            aim.targets_among(self.targets)
+        self._check_points([FAULTS[aim.fault] for aim in aims])
         if self.record is not None:
             _settle(self, "record", _check_folder(self.record))
         schedule = self.schedule
@@ -141,13 +140,13 @@ class Chaos:
                 remedy = f"no such target; there is {there}, or a rank's number"
                 raise SpecError("targets", target, remedy)
 
-    def _check_points(self, pairs: Sequence[tuple[Fault, str]]) -> None:
+    def _check_points(self, faults: Sequence[Fault]) -> None:
         for point in self.points:
             if point not in POINTS:
                 there = ", ".join(POINTS)
                 raise SpecError("points", point, f"no such point; there is {there}")
-            if pairs and not any(point in points_of(*pair) for pair in pairs):
-                check_point(pairs[0][0], point, pairs[0][1])
+            if faults and not any(point in fault.points for fault in faults):
+                check_point(faults[0], point)
 
     def _check_duration(self, faults: set[str]) -> None:
         for name in sorted(faults):

@@ -23,7 +23,6 @@ from .faults import (
     check_point,
     check_target,
     is_rank,
-    points_of,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ class Strike:
             raise SpecError("target", given, "give a name, or a rank's number")
         check_target(fault, self.target)
         if self.point:
-            check_point(fault, self.point, self.target)
+            check_point(fault, self.point)
         for field in ("at", "draw", "seconds"):
             value = getattr(self, field)
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -142,7 +141,7 @@ class Schedule:
             aim = chance.choice(aims)
             fault = FAULTS[aim.fault]
             target = aim.target or chance.choice(whom[aim])
-            moments = ["", *(point for point in points if point in points_of(fault, target))]
+            moments = ["", *(point for point in points if point in fault.points)]
             point = chance.choice(moments) if aim.point is None else aim.point
             length = fault.seconds * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
             strikes.append(

@@ -27,7 +27,6 @@ from .orders import carry_out
 from .parts import Part, parts_of
 from .pending import HELPERS, Pending, is_by_worker, order_of, whose_of
 from .referee_records import Missed, Struck
-from .wall_clock import Jump
 from .witness import claim
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ class Striker:
         self._stopped: dict[int, tuple[Part, threading.Timer]] = {}
         self._over = False
         self._late: list[Strike] = []
-        self._jumps: list[Jump] = []
         self._spoilt: dict[int, tuple[Callable[[], None], threading.Timer]] = {}
 
     # --- the schedule -------------------------------------------------------------------
@@ -123,8 +121,6 @@ class Striker:
             self._go_on(pid)
         for number in list(self._spoilt):
             self._heal(number)
-        for jump in self._jumps:
-            jump.end()
 
     def finish(self) -> None:
         """Let go what is stopped, and tell what was missed."""
@@ -247,11 +243,7 @@ class Striker:
         if strike.target == "driver":
             lethal = FAULTS[strike.fault].lethal
             self.told(strike, group, pid=os.getpid(), lethal=lethal)
-            if strike.fault == "clock":
-                self._jumps.append(Jump(strike.seconds))
-                self._jumps[-1].start()
-            else:
-                carry_out(strike.fault, strike.seconds)
+            carry_out(strike.fault, strike.seconds)
             return
         number = SIGNALS[strike.fault]
         if strike.target in HELPERS:

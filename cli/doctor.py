@@ -12,6 +12,7 @@ import os
 import platform
 import resource
 import runpy
+import select
 import shutil
 import socket
 import sys
@@ -30,9 +31,11 @@ if TYPE_CHECKING:
     from phalanx.runtime import Process
 
 _START = 120.0  # seconds; a cold disk takes long to import torch
+_KILL = 5.0
 _LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program itself opens
 _LEAST_PROCESSES = 256
 _LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
+_ENTRY = f"{__name__}:probe"
 _GET_SUBREAPER = 37
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "note": "note"}
 
@@ -164,16 +167,24 @@ def _start(name: str) -> Finding:
     with os.fdopen(reader, "rb") as answer, Runtime(console=None, stream=False) as runtime:
         try:
             process = runtime.launcher(("torch",)).launch(
-                LaunchSpec(entry=f"{__name__}:probe", fds={"answer": writer}, label="doctor"),
+                LaunchSpec(entry=_ENTRY, fds={"answer": writer}, label="doctor"),
                 on_exit=_ignore,
                 deadline=started + _START,
             )
         finally:
             os.close(writer)
         took = time.monotonic() - started
-        came = answer.read()
-        process.wait(started + _START)
+        limit = started + _START
+        select.select([answer], [], [], max(0.0, limit - time.monotonic()))
+        os.set_blocking(reader, False)
+        came = answer.read()  # None: nothing came, and it still holds the other end
+        if not process.wait(limit):
+            process.kill_tree(time.monotonic() + _KILL)
         process.close()
+    if not came:
+        remedy = "see the log above; is the machine very busy, or are new processes stopped?"
+        found = f"a process that was started did not answer within {_START:g} s"
+        return Finding(name, "missing", found, remedy)
     if came != b"warm":
         remedy = "each worker imports torch by itself, which takes seconds; see the log above"
         return Finding(name, "note", "a process starts, but not from a warm zygote", remedy)

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import LEVELS, Observer, find_drivers, render
-from phalanx.supervision import PhalanxError
+from phalanx.supervision import CallerError, PhalanxError
 
 from .driver import add_driver_arguments, choose, print_drivers
 from .output import reader_may_leave
@@ -48,6 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
                     _show(record, as_json=arguments.json)
             if observer.missed:
                 print(f"missed {observer.missed} messages: too slow", file=sys.stderr)
+    except CallerError:
+        raise  # a mistake of the user's: `main` reports it
     except PhalanxError as error:
         print(f"phalanx logs: {error}", file=sys.stderr)
         return 1

@@ -69,7 +69,7 @@ def call(target: str, words: Sequence[str]) -> int:
     except ValueError:
         pass  # written in C, and does not say what it takes
     result = function(*words)
-    if result is None or isinstance(result, int):
+    if result is None or (isinstance(result, int) and not isinstance(result, bool)):
         return int(result or 0)
     print(result)
     return 0

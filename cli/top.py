@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Observer, find_drivers
-from phalanx.supervision import PhalanxError, RuntimeFault
+from phalanx.supervision import CallerError, PhalanxError, RuntimeFault
 
 from .driver import add_driver_arguments, choose, print_drivers
 from .output import reader_may_leave
@@ -58,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
                 _print(driver, _first(observer, driver))
             else:
                 _follow(driver, observer)
+    except CallerError:
+        raise  # a mistake of the user's: `main` reports it
     except PhalanxError as error:
         print(f"phalanx top: {error}", file=sys.stderr)
         return 1

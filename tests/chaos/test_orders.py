@@ -1,11 +1,16 @@
-"""Who is struck once is struck once, whichever calls the order goes with."""
+"""An order is carried out once, whichever calls it goes with; a stop ends by itself."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 
 from phalanx.chaos.pending import order_of
 from phalanx.chaos.schedule import Strike
+from phalanx.runtime import read_task
 
 
 @pytest.mark.parametrize("target", ["random", "1", "standby", "zygote", "logs", "driver"])
@@ -19,3 +24,28 @@ def test_every_rank_of_a_group_has_an_order_of_its_own() -> None:
     strike = Strike(number=3, at=0.0, fault="stop", target="group", point="after_reply")
 
     assert len({order_of(strike, rank).key for rank in (0, 1, 2)}) == 3
+
+
+STOPPER = """
+import sys
+from phalanx.chaos.orders import carry_out_on
+
+carry_out_on((int(sys.argv[1]), int(sys.argv[2])), "stop", float(sys.argv[3]))
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_was_stopped_continues_although_the_one_that_stopped_it_has_ended() -> None:
+    with subprocess.Popen(["sleep", "1000"]) as stopped:
+        try:
+            task = read_task(stopped.pid)
+            assert task is not None
+            words = [sys.executable, "-c", STOPPER, *map(str, task.key), "1.0"]
+            subprocess.run(words, check=True, timeout=60)  # in which its threads end too
+
+            os.waitpid(stopped.pid, os.WUNTRACED)
+            _, status = os.waitpid(stopped.pid, os.WCONTINUED)
+
+            assert os.WIFCONTINUED(status)
+        finally:
+            stopped.kill()

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LONG = 120  # seconds
 EVERYTHING = (
     "kill,term,stop,segv,exit,raise,unpicklable,hang,gil,memory,slow,start_raise,grandchild,"
-    "descriptors,large,kill:group,kill:zygote,kill:logs,kill:store,kill:driver,clock,clock:driver"
+    "descriptors,large,kill:group,kill:zygote,kill:logs,kill:store,kill:driver"
 )
 MOMENTS = "before_send,queued,running,after_reply,restarting,closing"
 

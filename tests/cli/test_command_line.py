@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from phalanx.cli import doctor
 
 ROOT = Path(__file__).parents[2]
 
@@ -16,6 +19,7 @@ import sys
 VALUE = 3
 def add(a, b='0'): return f"{a}+{b}"
 def seven(): return 7
+def true(): return True
 def fine(): pass
 def from_phalanx(): raise __import__("phalanx").SpecError("size", -1, "must be positive")
 def buggy(): raise KeyError("of the user's own")
@@ -92,6 +96,7 @@ def test_a_fault_of_the_users_own_code_keeps_its_traceback(folder: Path, target:
         (["targets:add", "1", "--b"], 0, "1+--b\n"),
         (["targets:add", "1"], 0, "1+0\n"),
         (["targets:seven"], 7, ""),
+        (["targets:true"], 0, "True\n"),
         (["targets:fine"], 0, ""),
     ],
 )
@@ -119,6 +124,24 @@ def test_doctor_finds_what_phalanx_needs() -> None:
     assert "missing" not in states.values(), report
     assert states["start"] == "ok"
     assert (done.returncode, report["ok"]) == (0, True)
+
+
+def hang(_payload: bytes, _fds: object) -> None:
+    time.sleep(1000)
+
+
+def test_doctor_ends_although_the_process_that_it_starts_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_ENTRY", f"{__name__}:hang")
+    monkeypatch.setattr(doctor, "_START", 10.0)
+
+    found = doctor._start("start")
+
+    assert (found.state, found.found) == (
+        "missing",
+        "a process that was started did not answer within 10 s",
+    )
 
 
 def test_doctor_fails_and_says_what_to_do_where_something_essential_is_missing() -> None:

@@ -32,13 +32,7 @@ with Scribe(conftest.launch, console=None, name="mine") as scribe:
         scribe.log.info("said", number=number)
         scribe.log.debug("murmured", number=number)
 """
-LOGS = """
-import argparse, sys
-from phalanx.cli.logs import add_arguments, run
-parser = argparse.ArgumentParser(prog="phalanx logs")
-add_arguments(parser)
-sys.exit(run(parser.parse_args()))
-"""
+LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.argv[1:]]))"
 
 
 def driver_at(pid: int, name: str = "") -> DriverStream:
@@ -92,7 +86,7 @@ def test_without_a_driver_it_says_so_in_one_line(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("phalanx logs: driver='nobody': ")
     assert done.stderr.count("\n") == 1
 

@@ -221,7 +221,7 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     silent = main(["top", "mine", "--json"]), *capsys.readouterr()
     os.kill(driver.pid, signal.SIGCONT)
 
-    assert wrong == (1, "", f"phalanx top: driver='yours': running: {driver.pid} (mine)\n")
+    assert wrong == (2, "", f"phalanx top: driver='yours': running: {driver.pid} (mine)\n")
     assert listed == (0, f"{driver.pid}\tmine\n", "")
     said = "it is stopped, or very busy"
     problem = f"phalanx top: driver {driver.pid} did not answer within 0.5 s: {said}\n"
