@@ -23,7 +23,7 @@ from .records import record_of
 from .referee_records import LifeBegan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
     from pathlib import Path
 
     from .record import Record
@@ -69,7 +69,7 @@ class Journal:
 
 
 @contextmanager
-def recording(folder: Path) -> Iterator[None]:
+def recording(folder: Path) -> Generator[None]:
     """Report an OSError of this block as the record's; code of the user runs outside of it.
 
     Raises:

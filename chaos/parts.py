@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import MARK, read_task, read_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     from phalanx.runtime import Task
 
@@ -46,7 +46,7 @@ class Part:
     label: str
 
     @contextlib.contextmanager
-    def pidfd(self) -> Iterator[int | None]:
+    def pidfd(self) -> Generator[int | None]:
         """Hold a pidfd of it; None if it has ended."""
         try:
             pidfd = os.pidfd_open(self.pid)
