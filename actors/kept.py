@@ -125,9 +125,16 @@ class Kept:
                 self._trim()  # whoever prunes is busy with a death
 
     def discard(self, cut: Cut) -> None:
-        """Have what is left of *cut* removed."""
+        """Remove the files of *cut*, and have its memory given back.
+
+        The files at once: a caller who is told next that the call has failed may end the driver,
+        and what is resumed from then must not have that call in it. A rank that is stopped later
+        may still write its part, but one that has died never does: so a whole cut is never left.
+        """
         with self._lock:
             self._gone.append(cut)
+            if self._folder is not None and self._folder.remove(map(cut.name, cut.ranks)):
+                self._folder.sync()
 
     def note_stray(self) -> None:
         """Have the folder looked through for files that nobody knows of."""

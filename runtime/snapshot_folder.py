@@ -137,11 +137,19 @@ class SnapshotFolder:
         """Return what the system knows of that file."""
         return os.stat(str(name), dir_fd=self._fd)
 
-    def remove(self, names: Iterable[SnapshotName]) -> None:
-        """Remove those; what is not there is none of ours to mind."""
+    def remove(self, names: Iterable[SnapshotName]) -> int:
+        """Remove those; what is not there is none of ours to mind. Return how many were there."""
+        removed = 0
         for name in names:
             with contextlib.suppress(OSError):
                 os.unlink(str(name), dir_fd=self._fd)
+                removed += 1
+        return removed
+
+    def sync(self) -> None:
+        """Have what was removed stay removed after a loss of power, as far as the disk can."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._fd)
 
     def close(self) -> None:
         """Let another executor have it."""

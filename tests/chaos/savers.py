@@ -17,6 +17,14 @@ from tests.actors.workers import Echo, wait_for
 from phalanx.actors import WorkerContext, idempotent
 
 
+class Fatal:
+    """An answer that kills its worker on its way out: the state has been stored by then."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
 class Counter(Echo):
     """Counts, and says what it was given back.
 
@@ -45,6 +53,10 @@ class Counter(Echo):
         assert state["rank"] == self.ctx.rank
         self.count = state["count"]
         self.restored.append(state["count"])
+
+    def add_and_die_answering(self, rank: int) -> Any:
+        self.add()
+        return Fatal() if self.ctx.rank == rank else None
 
     def is_wrong(self, hook: str) -> bool:
         return (

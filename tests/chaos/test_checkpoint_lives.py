@@ -38,6 +38,7 @@ from phalanx.supervision import (
     Strategy,
     Supervisor,
     SupervisorSpec,
+    WorkerDied,
 )
 
 Make = Callable[..., Executor[Any]]
@@ -70,6 +71,22 @@ def test_a_killed_driver_loses_no_answered_call(tmp_path: Path) -> None:
     assert first == second
     assert int(first) in (answered, answered + 1)  # the one under way may have been stored
     assert all(path.name.startswith("cut-") for path in Path(folder).iterdir())
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ALL, Strategy.ONE_FOR_ONE])
+def test_what_a_caller_was_told_has_died_is_not_in_the_folder_any_more(
+    make: Make, tmp_path: Path, strategy: Strategy
+) -> None:
+    folder = tmp_path / "states"
+    policy = CheckpointPolicy(every_calls=1, where=folder)
+    ex = make(strategy=strategy, checkpoint=policy)
+    ex.collective_rpc("add", LONG)
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("add_and_die_answering", LONG, (0,))
+    left = list(folder.glob("cut-*.rank-0-of-2"))
+
+    assert [path.name for path in left] == ["cut-000000000001.rank-0-of-2"]
 
 
 def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
