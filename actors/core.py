@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from .probe import Probe
     from .spec import ExecutorSpec
 
+_QUIET = 0.5  # seconds of a close before the log says what it waits for
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
 
 
@@ -84,7 +85,7 @@ class Core:
         if before is not None:
             if not before.is_ending:
                 self.runtime.scribe.log.warning("phalanx.executor_replaced", group=named)
-            before.end(grace=0.0)
+            before.end(drains=False)
         self.tell(Started())
 
     def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
@@ -162,8 +163,8 @@ class Core:
             )
             raise ExecutorClosed(msg)
 
-    def end(self, *, grace: float = 0.0) -> None:
-        """Let accepted calls end for *grace* seconds, then stop everything; waits for it.
+    def end(self, *, drains: bool = False) -> None:
+        """Stop everything, and wait for it; accepted calls get their time first if it *drains*.
 
         From one of the executor's own threads it only asks for the end; so it does from a finalizer
         or signal handler that has interrupted what others need meanwhile.
@@ -172,15 +173,33 @@ class Core:
             return
         shared = self.shared
         mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True)
-        if grace > 0 and not mine and not shared.gone.is_set():
+        if drains and not mine and not shared.gone.is_set():
+            shared.pulses.tell_draining()
             self._refuse()
-            if shared.plane.holding.wait_idle(time.monotonic() + grace, every_call=True):
+            limit = time.monotonic() + self.spec.stop.drain
+            if shared.plane.holding.wait_idle(limit, every_call=True):
                 shared.plane.holding.leave_idle()
         self.request_end()
         # A forgotten executor is ended by whichever thread the collector runs on.
         if mine or threading.current_thread().name.startswith(("ExecutorActor", THREAD)):
             return
-        stop = self.spec.stop
+        try:
+            self._await_end()
+        except KeyboardInterrupt:  # whoever waits is in a hurry
+            self.kill()
+            self._await_end()
+            raise
+
+    def _await_end(self) -> None:
+        """Wait until everything has been given back, and log what that waits for."""
+        shared, stop = self.shared, self.spec.stop
+        if shared.gone.wait(_QUIET):
+            return
+        seated = shared.plane.seated()
+        doing = {rank: each.doing for rank, each in sorted(seated.items()) if each.doing}
+        if doing:
+            log = self.runtime.scribe.log
+            log.warning("phalanx.close_waits", group=self.spec.name, doing=doing, seconds=stop.ask)
         shared.gone.wait(stop.ask + stop.terminate + _TEARDOWN)
 
     def request_end(self) -> None:

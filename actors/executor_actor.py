@@ -181,6 +181,7 @@ class ExecutorActor(SteadfastActor):
             case Planned():
                 self._change(notice)
             case Close(reason):
+                self.shared.pulses.tell_draining()
                 self._planning.finish(accepted=False)
                 self._act(CloseAsked(reason, time.monotonic()))
                 if self.shared.probe is not None:

@@ -135,6 +135,12 @@ class Pulses:
         with self._lock:
             self._send(ranks, _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0))
 
+    def tell_draining(self) -> None:
+        """Tell every rank that it will be stopped in good order: SIGTERM is not to end it now."""
+        with self._lock:
+            ranks = {rank: known for rank, (known, _) in self._ways.items() if rank >= 0}
+            self._send(ranks, _NOTHING.packet(Kind.DRAINING, epoch=0, call_id=0))
+
     def _send(self, ranks: Mapping[int, int], packet: bytes) -> None:
         for rank, incarnation in ranks.items():
             known, send = self._ways.get(rank, (None, None))

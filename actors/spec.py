@@ -63,14 +63,17 @@ class StopPolicy:
         terminate: Seconds from SIGTERM to SIGKILL.
         hurry: Seconds from SIGTERM to SIGKILL for a survivor of a broken group, which may be
             stuck in a collective operation with a rank that is gone. 0 kills at once.
+        drain: Seconds that the calls made so far get, before any rank is asked to stop, where
+            SIGTERM ends the program. ``docker stop`` allows 10 seconds for all of it.
     """
 
     ask: float = 5.0
     terminate: float = 2.0
     hurry: float = 0.25
+    drain: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("ask", "terminate", "hurry"):
+        for name in ("ask", "terminate", "hurry", "drain"):
             check_seconds(f"stop.{name}", getattr(self, name))
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import STACKS, Vitals, describe_threads, size_of
+from phalanx.runtime import STACKS, Kind, Payload, Vitals, describe_threads, size_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from .notices import StopOverdue
     from .spec import StopPolicy
 
+_TERMINATE = Payload.of(None).packet(Kind.TERMINATE, epoch=0, call_id=0)
 _UNDEAD = 10.0  # seconds from SIGKILL until a process that does not end is looked at
 _LONGEST_END = 120.0  # seconds that one may take to end: 100 ms for each GiB it held
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
@@ -49,7 +51,7 @@ class Stopping:
         stop = self._policy
         if hurry:
             if stop.hurry > 0:
-                member.process.send_signal(signal.SIGTERM)
+                self._terminate(member)
                 self._deadlines.stop(member, "kill", stop.hurry)
             else:
                 self.kill(member)
@@ -61,12 +63,18 @@ class Stopping:
         if member.process is None:
             return
         if notice.stage == "terminate":
-            member.process.send_signal(signal.SIGTERM)
+            self._terminate(member)
             # A stopped process takes no SIGTERM; SIGCONT lets it.
             member.process.send_signal(signal.SIGCONT)
             self._deadlines.stop(member, "kill", self._policy.terminate)
         else:
             self.kill(member)
+
+    def _terminate(self, member: Member) -> None:
+        assert member.process is not None
+        with suppress(OSError):  # it has ended, or hears nothing
+            member.control.send(_TERMINATE)  # a worker holds off a SIGTERM that is not ours
+        member.process.send_signal(signal.SIGTERM)
 
     def kill(self, member: Member) -> None:
         """Kill *member* now; its exit is told like any other."""

@@ -25,10 +25,6 @@ from .interrupts import interrupts
 if TYPE_CHECKING:
     from types import FrameType
 
-_TERMINATION = 60.0  # seconds in which SIGTERM has ended the program, or something is very wrong
-GRACE = 10.0
-"""Seconds that accepted calls get on SIGTERM."""
-
 
 class Endable(Protocol):
     """What can be ended at the end of the program."""
@@ -38,8 +34,12 @@ class Endable(Protocol):
         """Whether it has ended, or is about to."""
         ...
 
-    def end(self, *, grace: float) -> None:
-        """Let accepted calls end for *grace* seconds, then stop everything and wait for it."""
+    def end(self, *, drains: bool) -> None:
+        """Stop everything and wait for it; accepted calls get their time first if it *drains*."""
+        ...
+
+    def kill(self) -> None:
+        """Have it end now; returns at once."""
         ...
 
 
@@ -65,7 +65,8 @@ class _Living:
         could come before the signal's.
         """
         if self.terminates and threading.current_thread() is threading.main_thread():
-            time.sleep(GRACE + _TERMINATION)
+            while True:
+                time.sleep(60.0)
 
     def claim(self, name: str, one: Endable, *, replace: bool) -> Endable | None:
         """Give *one*, which is about to be built, its *name*; return what has to end first, if any.
@@ -102,23 +103,29 @@ class _Living:
                 self._give_signal_back()
                 interrupts.uninstall()
 
-    def end_all(self, *, grace: float) -> None:
-        """End every one, all at the same time."""
+    def end_all(self, *, drains: bool) -> None:
+        """End every one, all at the same time. Ctrl-C meanwhile kills them."""
         with self._lock:
             if self._pid != os.getpid():
                 return
             everyone = list(self._all.values())
         threads = [
-            threading.Thread(target=one.end, kwargs={"grace": grace}, daemon=True)
+            threading.Thread(target=one.end, kwargs={"drains": drains}, daemon=True)
             for one in everyone[1:]
         ]
         for thread in threads:
             thread.start()
-        if everyone:
-            everyone[0].end(grace=grace)
-        deadline = time.monotonic() + grace + 60
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        try:
+            if everyone:
+                everyone[0].end(drains=drains)
+            for thread in threads:
+                thread.join()  # each has a limit
+        except KeyboardInterrupt:
+            for one in everyone:
+                one.kill()
+            for thread in threads:
+                thread.join()
+            raise
 
     def _begin_anew_in_a_child(self) -> None:
         if self._pid != os.getpid():
@@ -152,7 +159,7 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 
 def _terminate() -> None:
-    living.end_all(grace=GRACE)
+    living.end_all(drains=True)
     # Only the main thread may set a handler, and it may be busy for long. The default action is
     # what `os.kill` would bring about; the exit status is the same.
     _default_action(signal.SIGTERM)
@@ -169,4 +176,4 @@ def _default_action(number: int) -> None:
 
 @atexit.register
 def _at_exit() -> None:
-    living.end_all(grace=0.0)
+    living.end_all(drains=False)

@@ -68,6 +68,7 @@ def carry_out_on(whom: tuple[int, int], fault: str, seconds: float) -> None:
 def _send(number: int) -> Callable[[float], None]:
     def send(_seconds: float) -> None:
         os.kill(os.getpid(), number)
+        time.sleep(10.0)  # a worker takes a SIGTERM a moment later
 
     return send
 

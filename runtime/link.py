@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from .hosted import Hosted
+    from .termination import Termination
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,20 @@ class Link:
     )
     _entering: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep_pulse(self) -> None:
+    def keep_pulse(self, termination: Termination) -> None:
         """Answer the driver beside the main loop from now on; what else it says, `receive` has."""
 
         def answer(number: int, pulse: Pulse) -> None:
             self.tell(Kind.PULSE, replace(pulse, epoch=self.epoch), number=number)
 
-        keep_pulse(self.control, answer, self._part, self._told.put)
+        def hear(frame: Frame | None) -> None:
+            if frame is None or frame.kind in (Kind.DRAINING, Kind.TERMINATE):
+                termination.hear(None if frame is None else frame.kind)
+            if frame is None or frame.kind not in (Kind.DRAINING, Kind.TERMINATE):
+                self._told.put(frame)
+
+        keep_pulse(self.control, answer, self._part, hear)
+        termination.listen()
 
     def enter(self, epoch: int) -> None:
         """Note that the worker leaves its process group for that of *epoch*."""

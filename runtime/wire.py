@@ -70,6 +70,8 @@ class Kind:
     ENDING: Final[int] = 33
     SAVING: Final[int] = 34
     PART: Final[int] = 35
+    DRAINING: Final[int] = 36
+    TERMINATE: Final[int] = 37
 
 
 class Flag:

@@ -29,7 +29,7 @@ from .remote_failure import RemoteFailure
 from .replies import ReplyLine
 from .serving import Serving
 from .stacks import install_stacks
-from .termination import Terminated, arm_signals, die_of
+from .termination import Terminated, Termination, die_of
 from .wire import Kind
 
 if TYPE_CHECKING:
@@ -46,13 +46,13 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     register_worker()
     install_last_words(fds["faults"])
     install_stacks(fds["faults"])
-    arm_signals()
+    termination = Termination()
     try:
         try:
             _limit_threads()
             hosted = boot.host(boot.blob, link)
             _limit_threads()  # a spare has been given the environment of its rank meanwhile
-            link.keep_pulse()
+            link.keep_pulse(termination)
             hosted.start()
         except Terminated:
             raise

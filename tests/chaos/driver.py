@@ -88,7 +88,7 @@ def build(world_size: int = 2, **options: Any) -> Executor[Main]:
         runtime=runtime,
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(1000, 60.0),
-        stop=StopPolicy(ask=2.0, terminate=1.0),
+        stop=options.pop("stop", StopPolicy(ask=2.0, terminate=1.0)),
         transport=TRANSPORT,
         **options,
     )
@@ -129,6 +129,19 @@ def calls(gate: str) -> None:
         threading.Timer(0.0, lambda: say(calling=True)).start()
         say(answer=ex.collective_rpc("hold", args=(gate,)))
         time.sleep(30)
+
+
+def closes_slowly(gate: str) -> None:
+    """Close with two minutes for a call that goes on, after a Ctrl-C."""
+    with build(stop=StopPolicy(ask=120.0)) as ex:
+
+        def tell() -> None:
+            while not all(info.doing for info in ex.ranks):
+                time.sleep(0.01)
+            say(calling=True)
+
+        threading.Thread(target=tell).start()
+        ex.collective_rpc("hold", args=(gate,))
 
 
 def calls_in_a_row(gate: str) -> None:

@@ -172,6 +172,40 @@ def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
     driver.assert_gone()
 
 
+def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    driver = drive("calls", str(gate))
+    driver.expect("calling")
+
+    for pid in sorted(driver.left(), reverse=True):  # the driver, which is the oldest, last
+        os.kill(pid, signal.SIGTERM)
+    time.sleep(1.5)  # longer than workers hold one off whose driver lives on
+    gate.touch()
+
+    assert driver.expect("answer") == ["released", "released"]
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+    assert "crashed" not in driver.stderr
+    driver.assert_gone()
+
+
+def test_a_close_says_what_it_waits_for_and_a_second_ctrl_c_hurries_it(
+    drive: Any, tmp_path: Path
+) -> None:
+    driver = drive("closes_slowly", str(tmp_path / "gate"))
+    driver.expect("calling")
+
+    driver.send(signal.SIGINT)
+    told = ""
+    while "close_waits" not in told or "hold, for" not in told:
+        assert select.select([driver.process.stderr], [], [], LONG)[0]
+        told += os.read(driver.process.stderr.fileno(), 65536).decode()
+    driver.send(signal.SIGINT)
+
+    assert driver.wait() != 0  # long before the two minutes are over
+    driver.assert_gone()
+
+
 def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     driver = drive("calls_in_a_row", str(gate))
