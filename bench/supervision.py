@@ -1,6 +1,6 @@
 """What supervision costs: a restart decision by number of children, memory, many supervisors.
 
-``phalanx bench supervision`` prints a table. The decision is `decide` alone, with the
+``phalanx bench supervision`` prints a table. The decision is the machine's alone, with the
 exit and the outcome of the start delivered; nothing is started. Figures are medians.
 """
 
@@ -25,9 +25,8 @@ from phalanx.supervision import (
     SupervisorSpec,
 )
 from phalanx.supervision.actions import KillChild, StartChild, TerminateChild
-from phalanx.supervision.decide import decide
 from phalanx.supervision.events import Booted, Event, Exited, StartChildRequested, Started
-from phalanx.supervision.state import SupervisorState, initial_state
+from phalanx.supervision.machine import SupervisorMachine
 
 from .arguments import add_json, check_writable, count, give
 from .machine import describe, sentence
@@ -55,26 +54,25 @@ class Core:
         # One spec, shared, as a program that makes many alike would have it.
         specs = () if dynamic else [ChildSpec(f"w{n}", start) for n in range(children)]
         spec = SupervisorSpec("top", strategy, Intensity(_RESTARTS, 1e-6), specs)
-        self.state: SupervisorState = initial_state(spec)
+        self.machine = SupervisorMachine(spec)
         self.serials: dict[str, int] = {}
         self.now = 0.0
-        self.run(Booted(0.0))
+        self.run(Booted())
         instance = ChildSpec("w", start)
         for _ in range(children if dynamic else 0):
-            self.run(StartChildRequested(None, instance, self.now))
+            self.run(StartChildRequested(None, instance))
 
     def run(self, event: Event) -> None:
         """Deliver *event* and what follows."""
         pending: deque[Event] = deque([event])
         while pending:
-            self.state, actions = decide(self.state, pending.popleft())
-            for action in actions:
+            for action in self.machine.handle(pending.popleft(), self.now):
                 match action:
                     case StartChild(key, serial):
                         self.serials[key] = serial
-                        pending.append(Started(key, serial, self.now))
+                        pending.append(Started(key, serial))
                     case TerminateChild(key, serial) | KillChild(key, serial):
-                        pending.append(Exited(key, serial, SHUTDOWN, self.now))
+                        pending.append(Exited(key, serial, SHUTDOWN))
                     case _:
                         pass
 
@@ -82,7 +80,7 @@ class Core:
         """Crash *key*, restart whom that concerns; return the seconds it took."""
         self.now += 1.0
         began = time.perf_counter()
-        self.run(Exited(key, self.serials[key], _CRASH, self.now))
+        self.run(Exited(key, self.serials[key], _CRASH))
         return time.perf_counter() - began
 
 
@@ -100,14 +98,14 @@ def decision(strategy: Strategy, children: int) -> float:
 
 
 def memory_per_child(children: int) -> float:
-    """Return the bytes a dynamic supervisor's state holds per running child."""
+    """Return the bytes a dynamic supervisor's machine holds per running child."""
     tracemalloc.start()
     core = Core(Strategy.DYNAMIC, 0)
     instance = ChildSpec("w", start)
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(children):
-        core.run(StartChildRequested(None, instance, 0.0))
+        core.run(StartChildRequested(None, instance))
     core.serials.clear()
     gc.collect()
     used = tracemalloc.get_traced_memory()[0] - before

@@ -1,7 +1,7 @@
 """Writes the drawn parts of ``docs/supervision.md`` from the code itself.
 
 ``python docs/draw_supervision.py`` rewrites the document; with ``--check`` it only says whether it
-is up to date. Between ``<!-- drawn: NAME -->`` and ``<!-- end -->`` stands what `decide` does,
+is up to date. Between ``<!-- drawn: NAME -->`` and ``<!-- end -->`` stands what the machine does,
 never what somebody remembers that it does.
 """  # noqa: INP001 # a script
 
@@ -34,7 +34,6 @@ from phalanx.supervision.actions import (
     StartChild,
     TerminateChild,
 )
-from phalanx.supervision.decide import decide, verdict
 from phalanx.supervision.events import (
     Booted,
     Event,
@@ -44,7 +43,7 @@ from phalanx.supervision.events import (
     StartChildRequested,
     Started,
 )
-from phalanx.supervision.state import SupervisorState, initial_state
+from phalanx.supervision.machine import SupervisorMachine, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +61,7 @@ class Story:
     """One supervisor, what happened to it and what it did."""
 
     def __init__(self, spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> None:
-        self.state: SupervisorState = initial_state(spec)
+        self.machine = SupervisorMachine(spec)
         self.said: list[str] = []
         self.failing = list(failing)
         self.serials: dict[str, int] = {}
@@ -72,26 +71,25 @@ class Story:
         """Let *event* happen, and everything that follows from it."""
         self._pending.append(event)
         while self._pending:
-            self.state, actions = decide(self.state, self._pending.popleft())
-            for action in actions:
+            for action in self.machine.handle(self._pending.popleft(), 0.0):
                 self._perform(action)
 
     def _perform(self, action: Any) -> None:
         match action:
-            case StartChild(key, serial) if self.state.is_ready and key in self.failing:
+            case StartChild(key, serial) if self.machine.is_ready and key in self.failing:
                 self.failing.remove(key)
                 self.said.append(f"start {key}: fails")
-                self._pending.append(NotStarted(key, serial, OSError("no"), 0.0))
+                self._pending.append(NotStarted(key, serial, OSError("no")))
             case StartChild(key, serial):
                 self.said.append(f"start {key}")
                 self.serials[key] = serial
-                self._pending.append(Started(key, serial, 0.0))
+                self._pending.append(Started(key, serial))
             case TerminateChild(key, serial) | KillChild(key, serial):
                 self.said.append(f"stop {key}")
-                self._pending.append(Exited(key, serial, SHUTDOWN, 0.0))
+                self._pending.append(Exited(key, serial, SHUTDOWN))
             case RetryLater(key, ticket):
                 self.said.append(f"try {key} again, after what is in the mailbox")
-                self._pending.append(RetryDue(key, ticket, 0.0))
+                self._pending.append(RetryDue(key, ticket))
             case Exit():
                 self.said.append("exit shutdown")
             case SetAlarm():
@@ -101,20 +99,20 @@ class Story:
 
     def crash(self, key: str) -> None:
         """Let child *key* crash."""
-        self.deliver(Exited(key, self.serials[key], CRASH, 0.0))
+        self.deliver(Exited(key, self.serials[key], CRASH))
 
 
 def booted(spec: SupervisorSpec, failing: tuple[str, ...] = ()) -> Story:
     """Return the story of a supervisor that has started its children."""
     story = Story(spec, failing)
-    story.deliver(Booted(0.0))
+    story.deliver(Booted())
     return story
 
 
 def tree(story: Story, before: set[str], dead: str) -> list[str]:
     """Return the children as a drawn tree, each with what became of it."""
-    children = story.state.in_start_order()
-    lines = [f"{story.state.spec.id}  [{story.state.spec.strategy}]"]
+    children = list(story.machine.children.values())
+    lines = [f"{story.machine.spec.id}  [{story.machine.spec.strategy}]"]
     for index, child in enumerate(children):
         branch = "└─" if index == len(children) - 1 else "├─"
         fate = "runs on" if child.incarnation == 1 else "started again"
@@ -130,8 +128,8 @@ def drawn(spec: SupervisorSpec, dead: str, failing: tuple[str, ...] = (), adding
     """Return what becomes of a supervisor of which child *dead* crashes."""
     story = booted(spec, failing)
     for _number in range(adding):
-        story.deliver(StartChildRequested(None, None, 0.0))
-    before = {child.key for child in story.state.children.values()}
+        story.deliver(StartChildRequested(None, None))
+    before = set(story.machine.children)
     story.said.clear()
     story.crash(dead)
     did = [f"  {number}. {line}" for number, line in enumerate(story.said, 1)]
@@ -176,10 +174,10 @@ def significant() -> str:
         story = booted(spec)
         lines.append(f"{auto}: a and b are significant, c is not")
         for key in "ab":
-            if story.state.ended is not None:
+            if story.machine.ended is not None:
                 break
             story.said.clear()
-            story.deliver(Exited(key, story.serials[key], NORMAL, 0.0))
+            story.deliver(Exited(key, story.serials[key], NORMAL))
             lines.append(f"  {key} ends normally: " + (", ".join(story.said) or "nothing follows"))
     return "\n".join([*lines, "```"])
 

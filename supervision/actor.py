@@ -5,7 +5,7 @@ own, stops are asked for, and what follows comes back as a message. Every reques
 also one that arrives while the actor ends. Whatever ends the actor, a bug in it included, its
 children are told and whoever started it hears of it once.
 
-Left to others: what to do (`decide`), and what a child is (`child`).
+Left to others: what to do (`machine`), and what a child is (`child`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from .actions import (
 )
 from .answers import Refusal, Refused
 from .child import actor_class
-from .decide import decide
 from .errors import error_text
 from .events import (
     AlarmRang,
@@ -50,14 +49,16 @@ from .events import (
 from .exits import KILLED, ExitKind, ExitReason
 from .incarnation import Incarnation
 from .inprocess import pykka_child
+from .machine import SupervisorMachine
 from .notices import SupervisorExited
+from .snapshot import snapshot_of
 from .spec import SupervisorSpec
-from .state import initial_state
 from .steadfast import SteadfastActor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .snapshot import Below, SupervisorSnapshot
     from .timers import Cancel
     from .tree import Tree
 
@@ -65,7 +66,7 @@ if TYPE_CHECKING:
 class SupervisorActor(SteadfastActor):
     """One supervisor of a tree.
 
-    Its own thread alone changes it; `post`, `kill` and reading `state` are for any thread.
+    Its own thread alone changes it; `post`, `kill` and `snapshot` are for any thread.
     """
 
     def __init__(
@@ -79,13 +80,16 @@ class SupervisorActor(SteadfastActor):
         on_use: Callable[[], None] | None = None,
     ) -> None:
         super().__init__()
-        self.state = initial_state(spec, path, tree.instances.get(path, 0))
+        self.machine = SupervisorMachine(spec, path, tree.instances.get(path, 0))
         self.thread: threading.Thread | None = None
         self._tree = tree
         self._on_start = on_start
         self._on_exit = on_exit
         self._on_use = on_use
         self._lock = threading.Lock()
+        self._deciding = (
+            threading.RLock()
+        )  # the machine changes, or is shown; a user's decider may look
         self._incarnations: dict[str, Incarnation] = {}
         self._nested: dict[str, SupervisorActor] = {}
         self._unanswered: dict[int, Any] = {}  # callers, wherever their requests wait
@@ -113,10 +117,10 @@ class SupervisorActor(SteadfastActor):
             if self._is_killed or self._is_closed:
                 return
             self._is_killed = True
-        self._tree.announce(SupervisorExited(self.state.path, KILLED, self._tree.clock()))
+        self._tree.announce(SupervisorExited(self.machine.path, KILLED, self._tree.clock()))
         self._orphan(KILLED)
         self._finish(KILLED)
-        self.post(StopRequested(KILLED, 0.0))  # so that the thread sees that it is over
+        self.post(StopRequested(KILLED))  # so that the thread sees that it is over
 
     def incarnation(self, key: str) -> Incarnation | None:
         """Return the latest start of child *key* that has not ended."""
@@ -133,18 +137,24 @@ class SupervisorActor(SteadfastActor):
 
     def needs_this_thread(self) -> bool:
         """Return whether it needs this thread in order to answer or to end."""
-        return self._tree.is_inside(self.state.path)
+        return self._tree.is_inside(self.machine.path)
 
-    def now(self) -> float:
-        """Return the time of the tree's clock."""
-        return self._tree.clock()
+    def supervisors(self) -> dict[str, SupervisorActor]:
+        """Return the supervisors that run as children, by key."""
+        with self._lock:
+            return dict(self._nested)
+
+    def snapshot(self, below: Below) -> SupervisorSnapshot:
+        """Return this supervisor as it is now; *below* gives the snapshot of a child, by key."""
+        with self._deciding:
+            return snapshot_of(self.machine, self._tree.clock(), below)
 
     # --- the loop -------------------------------------------------------------------------
 
     def on_start(self) -> None:
         """Begin: the first message to oneself."""
         self.thread = threading.current_thread()
-        self.post(Booted(0.0))
+        self.post(Booted())
 
     def hear(self, message: Event, /) -> None:
         """Decide and perform; whatever goes wrong here ends the supervisor, not the program."""
@@ -153,20 +163,21 @@ class SupervisorActor(SteadfastActor):
         if self._is_killed:
             self.stop()
             return
-        # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
-        event = replace(message, at=self._tree.clock())
+        event = message
         if isinstance(event, Exited | NotStarted | StartIgnored):
             self._forget(event)
         elif isinstance(event, CountRequested):
             event = replace(event, dead=self._dead())
         elif isinstance(event, Progressed) and self._on_use is not None:
             self._on_use()
-        known = len(self.state.children)
-        self.state, actions = decide(self.state, event)
-        if self.state.instances:
-            self._tree.instances[self.state.path] = self.state.instances
-        if len(self.state.children) < known:
-            self._tree.forget_instances(self.state.path, self.state.children)
+        known = len(self.machine.children)
+        with self._deciding:
+            # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
+            actions = self.machine.handle(event, self._tree.clock())
+        if self.machine.instances:
+            self._tree.instances[self.machine.path] = self.machine.instances
+        if len(self.machine.children) < known:
+            self._tree.forget_instances(self.machine.path, self.machine.children)
         for action in actions:
             self._perform(action)
 
@@ -218,13 +229,13 @@ class SupervisorActor(SteadfastActor):
         key, spec = action.child, action.spec
         limit = float("inf") if spec.start_within is None else spec.start_within
         incarnation = Incarnation(
-            f"{self.state.path}/{key}",
+            f"{self.machine.path}/{key}",
             action.incarnation,
             self._tree.clock() + limit,
             key=key,
             serial=action.serial,
             spec=spec,
-            decider=self.state.spec.decider,
+            decider=self.machine.spec.decider,
             post=self.post,
             tree=self._tree,
         )
@@ -261,7 +272,8 @@ class SupervisorActor(SteadfastActor):
             on_exit=incarnation.exited,
             on_use=incarnation.progressed,
         )
-        self._nested[incarnation.key] = actor
+        with self._lock:
+            self._nested[incarnation.key] = actor
         try:
             run(actor, self._tree)
         except (RuntimeError, MemoryError) as error:  # as above
@@ -276,8 +288,8 @@ class SupervisorActor(SteadfastActor):
         return incarnation
 
     def _retry(self, action: RetryLater) -> None:
-        due = RetryDue(action.child, action.ticket, 0.0)
-        backoff = self.state.spec.backoff
+        due = RetryDue(action.child, action.ticket)
+        backoff = self.machine.spec.backoff
         if backoff is None or not action.attempt:
             self.post(due)
             return
@@ -288,7 +300,7 @@ class SupervisorActor(SteadfastActor):
         if self._alarm is not None:
             self._alarm()
         at = self._tree.clock() + delay
-        self._alarm = self._tree.call_at(at, lambda: self.post(AlarmRang(alarm, 0.0)))
+        self._alarm = self._tree.call_at(at, lambda: self.post(AlarmRang(alarm)))
 
     # --- the end --------------------------------------------------------------------------
 
@@ -311,7 +323,7 @@ class SupervisorActor(SteadfastActor):
             orphan.abandon(reason)
             below = nested.get(orphan.key)
             # One that still starts would see a request to stop only after a start that may hang.
-            if below is not None and not below.state.is_ready:
+            if below is not None and not below.machine.is_ready:
                 below.kill()
 
     def failed(self, error: BaseException, /) -> None:
@@ -320,8 +332,8 @@ class SupervisorActor(SteadfastActor):
         with self._lock:
             self._is_killed = True
         self._orphan(reason)
-        self._tree.announce(SupervisorExited(self.state.path, reason, self._tree.clock()))
-        if not self.state.is_ready:
+        self._tree.announce(SupervisorExited(self.machine.path, reason, self._tree.clock()))
+        if not self.machine.is_ready:
             self._on_start(error)
         self._finish(reason)
         self.stop()
@@ -350,7 +362,7 @@ class NestedSupervisor:
 
     def terminate(self, reason: ExitReason) -> None:
         """Ask it to stop its children and to end with *reason*."""
-        self.ref.post(StopRequested(reason, 0.0))
+        self.ref.post(StopRequested(reason))
 
     def kill(self) -> None:
         """End it at once; its children are orphans."""

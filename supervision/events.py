@@ -1,6 +1,6 @@
-"""What can happen to a supervisor: everything `decide` ever hears of.
+"""What can happen to a supervisor: everything its machine ever hears of.
 
-Guarantees: a closed union. Times are seconds on one monotonic clock and stand in the event.
+Guarantees: a closed union. Its time is that of its handling, and an argument of the machine.
 A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
 OTP: an exit with the serial of an earlier start is recognised and ignored.
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 class Booted:
     """The supervisor begins: it is to start its children."""
 
-    at: float
-
 
 # --- outcomes of starts -------------------------------------------------------------------
 
@@ -35,7 +33,6 @@ class Started:
 
     child: str
     serial: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,6 @@ class StartIgnored:
 
     child: str
     serial: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,6 @@ class NotStarted:
     child: str
     serial: int
     error: BaseException
-    at: float
 
 
 # --- what children do ---------------------------------------------------------------------
@@ -67,7 +62,6 @@ class Exited:
     child: str
     serial: int
     reason: ExitReason
-    at: float
     directive: Directive | None = None
 
 
@@ -77,7 +71,6 @@ class Progressed:
 
     child: str
     serial: int
-    at: float
 
 
 # --- what comes back later ----------------------------------------------------------------
@@ -89,7 +82,6 @@ class RetryDue:
 
     child: str
     ticket: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,6 @@ class AlarmRang:
     """The time set by a `SetAlarm` is over."""
 
     alarm: int
-    at: float
 
 
 # --- requests: each carries a *caller*, which comes back with the answer -----------------
@@ -108,7 +99,6 @@ class StopRequested:
     """The parent, or a user, wants the supervisor to end with *reason*."""
 
     reason: ExitReason
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,6 @@ class StartChildRequested:
 
     caller: Any
     spec: ChildSpec | None
-    at: float
     args: tuple[Any, ...] = ()
 
 
@@ -131,7 +120,6 @@ class TerminateChildRequested:
 
     caller: Any
     child: str
-    at: float
     serial: int | None = None
 
 
@@ -141,7 +129,6 @@ class RestartChildRequested:
 
     caller: Any
     child: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +137,6 @@ class DeleteChildRequested:
 
     caller: Any
     child: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +145,6 @@ class ChildSpecRequested:
 
     caller: Any
     child: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +152,6 @@ class ChildrenRequested:
     """List the children."""
 
     caller: Any
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +164,6 @@ class CountRequested:
     """
 
     caller: Any
-    at: float
     dead: frozenset[int] = field(default_factory=frozenset[int])
 
 

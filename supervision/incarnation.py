@@ -85,7 +85,7 @@ class Incarnation:
             self._end = (reason, directive)
             is_due = self._is_up and self._abandoned is None
         if is_due:
-            self._post(Exited(self.key, self.serial, reason, 0.0, directive))
+            self._post(Exited(self.key, self.serial, reason, directive))
         self.lifeline.end(reason)
 
     def progressed(self) -> None:
@@ -96,7 +96,7 @@ class Incarnation:
             is_due = self._is_up and not self._is_useful
             self._is_useful = True
         if is_due:
-            self._post(Progressed(self.key, self.serial, 0.0))
+            self._post(Progressed(self.key, self.serial))
 
     def snapshot(self) -> SupervisorSnapshot:
         """Return the whole tree that this child is part of, as it is now."""
@@ -148,18 +148,18 @@ class Incarnation:
         if abandoned is not None:
             self._drop(handle, abandoned)
         elif handle is None:
-            self._post(StartIgnored(self.key, self.serial, 0.0))
+            self._post(StartIgnored(self.key, self.serial))
         else:
-            self._post(Started(self.key, self.serial, 0.0))
+            self._post(Started(self.key, self.serial))
             # Only now may other threads post what a supervisor expects of a child that runs.
             with self._lock:
                 self._is_up = True
                 is_useful, end = self._is_useful, self._end
             if is_useful:
-                self._post(Progressed(self.key, self.serial, 0.0))
+                self._post(Progressed(self.key, self.serial))
             if end is not None:
                 reason, directive = end
-                self._post(Exited(self.key, self.serial, reason, 0.0, directive))
+                self._post(Exited(self.key, self.serial, reason, directive))
 
     def settle_failed(self, error: BaseException) -> None:
         """Post that the start failed."""
@@ -169,7 +169,7 @@ class Incarnation:
             self._is_settled = True
             abandoned = self._abandoned
         if abandoned is None:
-            self._post(NotStarted(self.key, self.serial, error, 0.0))
+            self._post(NotStarted(self.key, self.serial, error))
 
     def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
         """Post nothing from now on; end whatever is there or still comes."""

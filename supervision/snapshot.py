@@ -1,8 +1,8 @@
 """A tree as a value at one moment, and as a text for people.
 
-Guarantees: a snapshot is plain data and never changes. Taking one asks nobody and waits for
-nothing: the states of supervisors are values, which any thread may read; two supervisors of one
-snapshot may be seen a moment apart.
+Guarantees: a snapshot is plain data and never changes. It is taken under the lock of each
+supervisor in turn, which is held while one event is decided and never while something is waited
+for; two supervisors of one snapshot may be seen a moment apart.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from .exits import ExitReason
-    from .state import Child, Status, SupervisorState
+    from .machine import Child, Status, SupervisorMachine
     from .strategy import ChildType, Restart, Strategy
 
 
@@ -67,23 +67,23 @@ class SupervisorSnapshot:
 Below: TypeAlias = Callable[[str], SupervisorSnapshot | None]
 
 
-def snapshot_of(state: SupervisorState, now: float, below: Below) -> SupervisorSnapshot:
-    """Return *state* at *now* as a snapshot; *below* gives the one of a child, by key."""
+def snapshot_of(machine: SupervisorMachine, now: float, below: Below) -> SupervisorSnapshot:
+    """Return *machine* at *now* as a snapshot; *below* gives the one of a child, by key."""
     return SupervisorSnapshot(
-        state.path,
-        state.spec.strategy,
-        state.window.count(now),
-        state.spec.intensity.max_restarts,
-        state.spec.intensity.period,
-        state.ended,
-        tuple(_child(state, child, below) for child in state.in_start_order()),
+        machine.path,
+        machine.spec.strategy,
+        machine.window.count(now),
+        machine.spec.intensity.max_restarts,
+        machine.spec.intensity.period,
+        machine.ended,
+        tuple(_child(machine, child, below) for child in machine.children.values()),
     )
 
 
-def _child(state: SupervisorState, child: Child, below: Below) -> ChildSnapshot:
+def _child(machine: SupervisorMachine, child: Child, below: Below) -> ChildSnapshot:
     assert child.spec.type is not None, "a spec fills in its type"
     return ChildSnapshot(
-        f"{state.path}/{child.key}",
+        f"{machine.path}/{child.key}",
         child.spec.type,
         child.spec.restart,
         child.status,

@@ -34,7 +34,7 @@ from .events import (
 )
 from .exits import KILLED, SHUTDOWN, ExitReason
 from .lifeline import Lifeline
-from .snapshot import SupervisorSnapshot, render, snapshot_of
+from .snapshot import SupervisorSnapshot, render
 from .spec import ChildSpec, SupervisorSpec
 from .tree import Clock, Subscriber, Tree
 
@@ -76,36 +76,36 @@ class SupervisorView:
             StartFailed: Its start function raised; nothing is kept.
         """
         spec = ChildSpec(child.id, child) if isinstance(child, SupervisorSpec) else child
-        done = self._done(StartChildRequested(_future(), spec, 0.0, args), timeout)
+        done = self._done(StartChildRequested(_future(), spec, args), timeout)
         return done.child or None
 
     def terminate_child(self, key: str, *, timeout: float | None = None) -> None:
         """Stop a child; it is kept and not restarted, unless it is temporary or an instance."""
-        self._done(TerminateChildRequested(_future(), key, 0.0), timeout)
+        self._done(TerminateChildRequested(_future(), key), timeout)
 
     def restart_child(self, key: str, *, timeout: float | None = None) -> bool:
         """Start a child that does not run; return whether it does now (False: ignored)."""
-        return self._done(RestartChildRequested(_future(), key, 0.0), timeout).running
+        return self._done(RestartChildRequested(_future(), key), timeout).running
 
     def delete_child(self, key: str, *, timeout: float | None = None) -> None:
         """Forget a child that does not run."""
-        self._done(DeleteChildRequested(_future(), key, 0.0), timeout)
+        self._done(DeleteChildRequested(_future(), key), timeout)
 
     def which_children(self, *, timeout: float | None = None) -> tuple[ChildRow, ...]:
         """Return a row per child, newest first."""
-        answer = self._answer(ChildrenRequested(_future(), 0.0), timeout)
+        answer = self._answer(ChildrenRequested(_future()), timeout)
         assert isinstance(answer, Children), answer
         return answer.rows
 
     def count_children(self, *, timeout: float | None = None) -> Counts:
         """Return how many children there are, and how many of them live."""
-        answer = self._answer(CountRequested(_future(), 0.0), timeout)
+        answer = self._answer(CountRequested(_future()), timeout)
         assert isinstance(answer, Counts), answer
         return answer
 
     def get_childspec(self, key: str, *, timeout: float | None = None) -> ChildSpec:
         """Return the spec of a child, defaults filled in."""
-        answer = self._answer(ChildSpecRequested(_future(), key, 0.0), timeout)
+        answer = self._answer(ChildSpecRequested(_future(), key), timeout)
         assert isinstance(answer, Found), answer
         return answer.spec
 
@@ -161,7 +161,7 @@ class SupervisorView:
         for key in (*self._path, *below):
             nested = actor.nested(key)
             if nested is None:
-                raise SupervisorDown(f"{actor.state.path}/{key}: no supervisor runs there")
+                raise SupervisorDown(f"{actor.machine.path}/{key}: no supervisor runs there")
             actor = nested
         return actor
 
@@ -179,8 +179,8 @@ class SupervisorView:
         actor = self._actor([])
         if actor.needs_this_thread():
             raise WouldDeadlock(
-                f"{actor.state.path} cannot wait for itself: this thread is its own, or that of a "
-                "supervisor below it; use another one"
+                f"{actor.machine.path} cannot wait for itself: this thread is its own, or that "
+                "of a supervisor below it; use another one"
             )
 
     def _done(self, request: Request, timeout: float | None) -> Done:
@@ -294,7 +294,7 @@ class Supervisor(SupervisorView):
         self.stop()
 
     def _asked_to_stop(self, reason: ExitReason) -> None:
-        self._top.post(StopRequested(reason, 0.0))
+        self._top.post(StopRequested(reason))
 
     def _await_start(self) -> BaseException | None:
         """Return once it has started, or has failed to, and with what."""
@@ -311,7 +311,7 @@ class Supervisor(SupervisorView):
 
     def _on_exit(self, reason: ExitReason) -> None:
         self.exits.end(reason)
-        if reason.kind is KILLED.kind and not self._top.state.is_ready:
+        if reason.kind is KILLED.kind and not self._top.machine.is_ready:
             self._on_start(SupervisorDown(f"{self.spec.id}: killed while it started"))
         self._let_go()
 
@@ -355,14 +355,13 @@ def _refusal(refused: Refused) -> Exception:
 
 def _snapshot(actor: SupervisorActor) -> SupervisorSnapshot:
     # Those above before those below, then back: no recursion, which a deep tree would end.
-    found = [(actor.state.path, actor, actor.state)]
-    for path, above, state in found:
-        below = [(child.key, above.nested(child.key)) for child in state.children.values()]
-        found += [(f"{path}/{key}", one, one.state) for key, one in below if one is not None]
+    found = [(actor.machine.path, actor)]
+    for path, above in found:
+        found += [(f"{path}/{key}", below) for key, below in above.supervisors().items()]
     taken: dict[str, SupervisorSnapshot] = {}
-    for path, one, state in reversed(found):
-        taken[path] = snapshot_of(state, one.now(), partial(_taken, taken, path))
-    return taken[actor.state.path]
+    for path, one in reversed(found):
+        taken[path] = one.snapshot(partial(_taken, taken, path))
+    return taken[actor.machine.path]
 
 
 def _taken(taken: dict[str, SupervisorSnapshot], path: str, key: str) -> SupervisorSnapshot | None:

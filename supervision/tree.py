@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -31,8 +31,6 @@ from .timers import Cancel, ThreadTimers, Timers
 if TYPE_CHECKING:
     from .actor import SupervisorActor
     from .snapshot import SupervisorSnapshot
-    from .state import Child
-    from .trie import Trie
 
 Subscriber: TypeAlias = Callable[[Notice], None]
 Clock: TypeAlias = Callable[[], float]
@@ -96,11 +94,12 @@ class Tree:
         with self._lock:
             mine = [each for each in self._supervisors if each.thread is me]
         return any(
-            each.state.path == path or (each.state.path.startswith(f"{path}/") and not each.is_over)
+            each.machine.path == path
+            or (each.machine.path.startswith(f"{path}/") and not each.is_over)
             for each in mine
         )
 
-    def forget_instances(self, path: str, children: Trie[str, Child]) -> None:
+    def forget_instances(self, path: str, children: Collection[str]) -> None:
         """Drop the numbers below *path* of children that are not among *children*."""
         for known in list(self.instances):
             above, _, below = known.partition(f"{path}/")

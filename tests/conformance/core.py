@@ -1,6 +1,6 @@
-"""Runs scenarios on the pure core: `decide` under a virtual clock, with scripted children.
+"""Runs scenarios on the pure core: the machine under a virtual clock, with scripted children.
 
-Guarantees: no process, no thread, no real time. A supervisor here is its state and an inbox; what
+Guarantees: no process, no thread, no real time. A supervisor here is its machine and an inbox; what
 its actions lead to comes back into the inbox, as the actor's does. What it waits for (outcomes of
 starts and stops) goes first, because the core takes it first from wherever it lies.
 """
@@ -26,7 +26,6 @@ from phalanx.supervision.actions import (
     StartChild,
     TerminateChild,
 )
-from phalanx.supervision.decide import decide
 from phalanx.supervision.events import (
     AlarmRang,
     Booted,
@@ -45,7 +44,7 @@ from phalanx.supervision.events import (
     StopRequested,
     TerminateChildRequested,
 )
-from phalanx.supervision.state import SupervisorState, initial_state
+from phalanx.supervision.machine import SupervisorMachine
 
 from .scenario import (
     REASONS,
@@ -75,11 +74,11 @@ class Process:
 
 @dataclass(eq=False)
 class Sup(Process):
-    """A supervisor: its state, and what is on its way to it."""
+    """A supervisor: its machine, and what is on its way to it; *awaited* with its time."""
 
-    state: SupervisorState | None = None
+    machine: SupervisorMachine | None = None
     inbox: deque[Event] = field(default_factory=deque[Event])
-    awaited: deque[Event] = field(default_factory=deque[Event])
+    awaited: deque[tuple[Event, float]] = field(default_factory=deque[tuple[Event, float]])
     children: dict[str, Process] = field(default_factory=dict[str, Process])
     error: BaseException | None = None
     was_told: bool = False  # to stop, by its parent, which waits for it
@@ -117,11 +116,11 @@ class CoreWorld:
         steps = [self._step(step) for step in self.scenario["steps"]]
         if top.alive:
             final = {"top": "alive", "reason": None, "tree": self._tree(top)}
-            top.inbox.append(StopRequested(SHUTDOWN, self.now))
+            top.inbox.append(StopRequested(SHUTDOWN))
             self._settle()
         else:
-            assert top.state is not None
-            reason = KILLED if top.state.ended is None else top.state.ended
+            assert top.machine is not None
+            reason = KILLED if top.machine.ended is None else top.machine.ended
             final = {"top": "dead", "reason": reason_word(reason), "tree": None}
         start = {"result": "ok", "events": started}
         return {"start": start, "steps": steps, "final": final, "teardown": self._taken()}
@@ -169,16 +168,15 @@ class CoreWorld:
         reason = REASONS[op["reason"]]
         if isinstance(process, Sup):
             # At once, also in a batch for its parent: what then lies there is the news of its end.
-            process.inbox.append(StopRequested(reason, self.now))
+            process.inbox.append(StopRequested(reason))
             self._pump(process)
         else:
             self._ended(process, reason)
             assert process.parent is not None
-            process.parent.inbox.append(Exited(process.key, process.serial, reason, self.now))
+            process.parent.inbox.append(Exited(process.key, process.serial, reason))
         return "ok"
 
     def _request(self, asked: Asked, op: Json, sup: Sup, key: str) -> Event:
-        now = self.now
         match op["op"]:
             case "start_child" | "start_instance":
                 spec: ChildSpec | None = None
@@ -187,25 +185,25 @@ class CoreWorld:
                         spec = child_spec(op["spec"], Scripted)
                     except SpecError:
                         spec = None
-                return StartChildRequested(asked, spec, now)
+                return StartChildRequested(asked, spec)
             case "terminate_child":
-                assert sup.state is not None
-                if not sup.state.spec.strategy.has_instances:
-                    return TerminateChildRequested(asked, key, now)
+                assert sup.machine is not None
+                if not sup.machine.spec.strategy.has_instances:
+                    return TerminateChildRequested(asked, key)
                 process = self.latest.get(op["child"])
                 if process is None:  # it never had a process: an id that names nothing
-                    return TerminateChildRequested(asked, key.partition("#")[0], now)
-                return TerminateChildRequested(asked, key, now, process.serial)
+                    return TerminateChildRequested(asked, key.partition("#")[0])
+                return TerminateChildRequested(asked, key, process.serial)
             case "restart_child":
-                return RestartChildRequested(asked, key, now)
+                return RestartChildRequested(asked, key)
             case "delete_child":
-                return DeleteChildRequested(asked, key, now)
+                return DeleteChildRequested(asked, key)
             case "get_childspec":
-                return ChildSpecRequested(asked, key, now)
+                return ChildSpecRequested(asked, key)
             case "which_children":
-                return ChildrenRequested(asked, now)
+                return ChildrenRequested(asked)
             case "count_children":
-                return CountRequested(asked, now)
+                return CountRequested(asked)
             case other:
                 raise AssertionError(other)
 
@@ -223,16 +221,16 @@ class CoreWorld:
 
     def _pump(self, sup: Sup) -> None:
         while sup.alive and (sup.awaited or sup.inbox):
-            event = sup.awaited.popleft() if sup.awaited else sup.inbox.popleft()
-            state = sup.state
-            assert state is not None
+            awaited = sup.awaited.popleft() if sup.awaited else None
+            event, at = awaited or (sup.inbox.popleft(), self.now)
+            assert sup.machine is not None
             if isinstance(event, CountRequested):
                 dead = {child.serial for child in sup.children.values() if not child.alive}
                 event = replace(event, dead=frozenset(dead))
-            sup.state, actions = decide(state, event)
-            self.instances[sup.path] = sup.state.instances
+            actions = sup.machine.handle(event, at)
+            self.instances[sup.path] = sup.machine.instances
             for action in actions:
-                self._perform(sup, action, event.at)
+                self._perform(sup, action, at)
 
     def _perform(self, sup: Sup, action: Action, at: float) -> None:
         match action:
@@ -246,17 +244,20 @@ class CoreWorld:
                 assert not isinstance(process, Sup), "no vector kills a supervisor this way"
                 self._awaited_end(sup, process, KILLED)
             case RetryLater(key, ticket, _):
-                sup.inbox.append(RetryDue(key, ticket, self.now))
+                sup.inbox.append(RetryDue(key, ticket))
             case SetAlarm(alarm, delay):
                 # Children that react have done so already; time passes only for those that hang.
-                sup.awaited.append(AlarmRang(alarm, at + delay))
+                sup.awaited.append((AlarmRang(alarm), at + delay))
             case Reply(caller, answer):
                 caller.answer = answer
             case Exit(reason):
                 self._ended(sup, reason)
                 if sup.parent is not None:
-                    way = sup.parent.awaited if sup.was_told else sup.parent.inbox
-                    way.append(Exited(sup.key, sup.serial, reason, self.now))
+                    exited = Exited(sup.key, sup.serial, reason)
+                    if sup.was_told:
+                        sup.parent.awaited.append((exited, self.now))
+                    else:
+                        sup.parent.inbox.append(exited)
             case FailStart(_, error):
                 sup.alive, sup.error = False, error
                 self.events.append(["stop", sup.path, sup.n, "start_failed"])
@@ -267,10 +268,10 @@ class CoreWorld:
         if isinstance(spec.start, SupervisorSpec):
             child = self._born(sup, key, serial, spec.start)
             sup.children[key] = child
-            started = Started(key, serial, self.now)
             error = child.error
-            outcome = NotStarted(key, serial, error, self.now) if error is not None else started
-            sup.awaited.append(outcome)
+            started = Started(key, serial)
+            outcome = started if error is None else NotStarted(key, serial, error)
+            sup.awaited.append((outcome, self.now))
             return
         start: Any = spec.start
         node: Json = start.node
@@ -282,13 +283,14 @@ class CoreWorld:
                 self.events.append(["start", path, n])
                 worker = Process(path, n, serial, sup, key, node)
                 sup.children[key] = self.latest[path] = worker
-                sup.awaited.append(Started(key, serial, self.now))
+                sup.awaited.append((Started(key, serial), self.now))
             case "ignore":
                 self.events.append(["start_ignored", path, n])
-                sup.awaited.append(StartIgnored(key, serial, self.now))
+                sup.awaited.append((StartIgnored(key, serial), self.now))
             case _:
                 self.events.append(["start_failed", path, n])
-                sup.awaited.append(NotStarted(key, serial, RuntimeError("scripted"), self.now))
+                failed = NotStarted(key, serial, RuntimeError("scripted"))
+                sup.awaited.append((failed, self.now))
 
     def _born(self, parent: Sup | None, key: str, serial: int, spec: SupervisorSpec) -> Sup:
         path = key if parent is None else f"{parent.path}/{key}"
@@ -299,11 +301,11 @@ class CoreWorld:
             serial,
             parent,
             key,
-            state=initial_state(spec, path, self.instances[path]),
+            machine=SupervisorMachine(spec, path, self.instances[path]),
         )
         self.latest[path] = sup
         self.events.append(["start", path, sup.n])
-        sup.inbox.append(Booted(self.now))
+        sup.inbox.append(Booted())
         self._pump(sup)
         return sup
 
@@ -314,7 +316,7 @@ class CoreWorld:
             return  # its exit is in the inbox
         if isinstance(process, Sup):
             process.was_told = True
-            process.inbox.append(StopRequested(reason, self.now))
+            process.inbox.append(StopRequested(reason))
             self._pump(process)
             return
         match process.node.get("on_shutdown", "clean"):
@@ -332,7 +334,7 @@ class CoreWorld:
     def _awaited_end(self, sup: Sup, process: Process, reason: ExitReason) -> None:
         if process.alive:
             self._ended(process, reason)
-            sup.awaited.append(Exited(process.key, process.serial, reason, self.now))
+            sup.awaited.append((Exited(process.key, process.serial, reason), self.now))
 
     def _ended(self, process: Process, reason: ExitReason) -> None:
         process.alive = False
@@ -346,18 +348,18 @@ class CoreWorld:
             if not child.alive:
                 continue
             if isinstance(child, Sup):
-                child.inbox.append(StopRequested(KILLED, self.now))
+                child.inbox.append(StopRequested(KILLED))
                 self._pump(child)
             else:
                 self._ended(child, KILLED)
         orphans, self.events = sorted(self.events, key=_event_key), kept
         if sup.parent is not None:
-            sup.parent.inbox.append(Exited(sup.key, sup.serial, KILLED, self.now))
+            sup.parent.inbox.append(Exited(sup.key, sup.serial, KILLED))
         return orphans
 
     def _tree(self, sup: Sup) -> list[Json]:
         asked = Asked("which_children")
-        sup.inbox.append(ChildrenRequested(asked, self.now))
+        sup.inbox.append(ChildrenRequested(asked))
         self._pump(sup)
         rows = [[row.key, str(row.shown), str(row.type)] for row in asked.answer.rows]
         for row in rows:

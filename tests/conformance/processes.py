@@ -291,9 +291,9 @@ class ProcessWorld:
         actor = self._actor(path)
         if actor is not None:
             ended = threading.Event()
-            actor.post(StopRequested(REASONS[op["reason"]], 0.0))
+            actor.post(StopRequested(REASONS[op["reason"]]))
             # In a batch the end must lie in the parent's mailbox before the next message does.
-            self._wait(lambda: actor.state.ended is not None and actor.actor_stopped.is_set())
+            self._wait(lambda: actor.machine.ended is not None and actor.actor_stopped.is_set())
             ended.set()
             return "ok"
         worker = self._workers.get(path)
@@ -332,24 +332,24 @@ class ProcessWorld:
                         spec = child_spec(op["spec"], self._starter)
                     except SpecError:
                         spec = None
-                return StartChildRequested(caller, spec, 0.0)
+                return StartChildRequested(caller, spec)
             case "terminate_child":
-                if not actor.state.spec.strategy.has_instances:
-                    return TerminateChildRequested(caller, key, 0.0)
+                if not actor.machine.spec.strategy.has_instances:
+                    return TerminateChildRequested(caller, key)
                 if op["child"] not in self._ever:
-                    return TerminateChildRequested(caller, key.partition("#")[0], 0.0)
-                child = actor.state.children.get(key)
-                return TerminateChildRequested(caller, key, 0.0, child.serial if child else -1)
+                    return TerminateChildRequested(caller, key.partition("#")[0])
+                child = actor.machine.children.get(key)
+                return TerminateChildRequested(caller, key, child.serial if child else -1)
             case "restart_child":
-                return RestartChildRequested(caller, key, 0.0)
+                return RestartChildRequested(caller, key)
             case "delete_child":
-                return DeleteChildRequested(caller, key, 0.0)
+                return DeleteChildRequested(caller, key)
             case "get_childspec":
-                return ChildSpecRequested(caller, key, 0.0)
+                return ChildSpecRequested(caller, key)
             case "which_children":
-                return ChildrenRequested(caller, 0.0)
+                return ChildrenRequested(caller)
             case "count_children":
-                return CountRequested(caller, 0.0)
+                return CountRequested(caller)
             case other:
                 raise AssertionError(other)
 
@@ -366,7 +366,7 @@ class ProcessWorld:
             actor = self._view(path)._actor([])
         except SupervisorDown:
             return None
-        living = actor.state.ended is None and not actor.actor_stopped.is_set()
+        living = actor.machine.ended is None and not actor.actor_stopped.is_set()
         return actor if living and self._view(path) else None
 
     def _supervisors(self) -> dict[str, SupervisorActor]:
@@ -376,14 +376,12 @@ class ProcessWorld:
         pending = [self._top._top]
         while pending:
             actor = pending.pop()
-            found[actor.state.path] = actor
-            keys = [child.key for child in actor.state.children.values()]
-            nested = [actor.nested(key) for key in keys]
-            pending.extend(one for one in nested if one is not None)
+            found[actor.machine.path] = actor
+            pending.extend(actor.supervisors().values())
         return found
 
     def _tree(self, view: SupervisorView) -> list[Json]:
-        answer = view.submit(ChildrenRequested(pykka.ThreadingFuture(), 0.0)).get(timeout=DEADLINE)
+        answer = view.submit(ChildrenRequested(pykka.ThreadingFuture())).get(timeout=DEADLINE)
         assert isinstance(answer, Children)
         rows: list[list[Any]] = []
         for row in answer.rows:
@@ -417,16 +415,16 @@ class ProcessWorld:
             return self._top.reason
         state: list[Json] = [len(self._events)]
         for path, actor in sorted(self._supervisors().items()):
-            busy = actor.state.task is not None or actor.state.mailbox or not actor.state.is_ready
-            if busy or actor.state.ended is not None or not actor.actor_inbox.empty():
+            busy = not actor.machine.is_idle or not actor.machine.is_ready
+            if busy or actor.machine.ended is not None or not actor.actor_inbox.empty():
                 return None
-            state.append((path, id(actor), actor.state.serials, len(actor.state.children)))
+            state.append((path, id(actor), actor.machine._numbers, len(actor.machine.children)))
         return state
 
     def _barrier(self) -> None:
         for actor in self._supervisors().values():
             future: pykka.ThreadingFuture[Any] = pykka.ThreadingFuture()
-            if actor.post(CountRequested(future, 0.0)):
+            if actor.post(CountRequested(future)):
                 future.get(timeout=DEADLINE)
 
     def _wait(self, condition: Callable[[], bool]) -> None:

@@ -28,7 +28,6 @@ from phalanx.supervision.actions import (
     StartChild,
     TerminateChild,
 )
-from phalanx.supervision.decide import decide
 from phalanx.supervision.events import (
     AlarmRang,
     Booted,
@@ -41,7 +40,7 @@ from phalanx.supervision.events import (
     StopRequested,
     TerminateChildRequested,
 )
-from phalanx.supervision.state import Status, SupervisorState, initial_state
+from phalanx.supervision.machine import Status, SupervisorMachine
 
 CRASH = ExitReason(ExitKind.CRASH)
 
@@ -55,27 +54,27 @@ class Bench:
 
     def __init__(self, *children: ChildSpec, strategy: Strategy, restarts: int = 5) -> None:
         spec = SupervisorSpec("top", strategy, Intensity(restarts, 60.0), children)
-        self.state: SupervisorState = initial_state(spec)
+        self.machine = SupervisorMachine(spec)
         self.alarm = 0
-        actions = self.deliver(Booted(0.0))
+        actions = self.deliver(Booted())
         while isinstance(actions[0], StartChild):
-            actions = self.deliver(Started(actions[0].child, actions[0].serial, 0.0))
+            actions = self.deliver(Started(actions[0].child, actions[0].serial))
         assert actions == [BecomeReady()]
 
     def serial(self, key: str) -> int:
-        child = self.state.children.get(key)
+        child = self.machine.children.get(key)
         assert child is not None
         return child.serial
 
-    def deliver(self, event: Event) -> list[Action]:
-        self.state, actions = decide(self.state, event)
+    def deliver(self, event: Event, now: float = 1.0) -> list[Action]:
+        actions = self.machine.handle(event, now)
         for action in actions:
             if isinstance(action, SetAlarm):
                 self.alarm = action.alarm
         return [a for a in actions if not isinstance(a, Announce | SetAlarm)]
 
     def crash(self, key: str, reason: ExitReason = CRASH) -> list[Action]:
-        return self.deliver(Exited(key, self.serial(key), reason, 1.0))
+        return self.deliver(Exited(key, self.serial(key), reason))
 
     def told(self, actions: list[Action]) -> list[str]:
         """Return *actions* in short."""
@@ -95,8 +94,8 @@ def test_one_for_all_waits_for_each_stop_before_the_next() -> None:
     a, b, c = (bench.serial(key) for key in "abc")
 
     assert bench.crash("b") == [TerminateChild("c", c, SHUTDOWN)]
-    assert bench.deliver(Exited("c", c, SHUTDOWN, 1.0)) == [TerminateChild("a", a, SHUTDOWN)]
-    assert bench.told(bench.deliver(Exited("a", a, SHUTDOWN, 1.0))) == ["start a"]
+    assert bench.deliver(Exited("c", c, SHUTDOWN)) == [TerminateChild("a", a, SHUTDOWN)]
+    assert bench.told(bench.deliver(Exited("a", a, SHUTDOWN))) == ["start a"]
     assert b == bench.serial("b")
 
 
@@ -105,15 +104,15 @@ def test_a_crash_during_a_group_restart_is_absorbed_and_not_counted() -> None:
     a, c = bench.serial("a"), bench.serial("c")
 
     bench.crash("b")
-    assert bench.deliver(Exited("a", a, CRASH, 1.0)) == []  # c is being stopped: it has to wait
-    actions = bench.deliver(Exited("c", c, SHUTDOWN, 1.0))
+    assert bench.deliver(Exited("a", a, CRASH)) == []  # c is being stopped: it has to wait
+    actions = bench.deliver(Exited("c", c, SHUTDOWN))
 
     assert bench.told(actions) == ["start a"]
     for _ in range(3):
         assert isinstance(actions[0], StartChild)
-        actions = bench.deliver(Started(actions[0].child, actions[0].serial, 1.0)) or actions
-    assert bench.state.task is None
-    assert len(bench.state.window.spent) == 1
+        actions = bench.deliver(Started(actions[0].child, actions[0].serial)) or actions
+    assert bench.machine.is_idle
+    assert len(bench.machine.window.spent) == 1
 
 
 def test_two_crashes_under_one_for_one_are_two_restarts() -> None:
@@ -122,11 +121,11 @@ def test_two_crashes_under_one_for_one_are_two_restarts() -> None:
     (first,) = bench.crash("a")
     assert bench.crash("b") == []
     assert isinstance(first, StartChild)
-    (second,) = bench.deliver(Started("a", first.serial, 1.0))
+    (second,) = bench.deliver(Started("a", first.serial))
 
     assert isinstance(second, StartChild)
     assert second.child == "b"
-    assert len(bench.state.window.spent) == 2
+    assert len(bench.machine.window.spent) == 2
 
 
 def test_a_late_exit_of_an_earlier_incarnation_does_nothing() -> None:
@@ -134,10 +133,10 @@ def test_a_late_exit_of_an_earlier_incarnation_does_nothing() -> None:
     old = bench.serial("a")
     (again,) = bench.crash("a")
     assert isinstance(again, StartChild)
-    bench.deliver(Started("a", again.serial, 1.0))
+    bench.deliver(Started("a", again.serial))
 
-    assert bench.deliver(Exited("a", old, CRASH, 2.0)) == []
-    assert len(bench.state.window.spent) == 1
+    assert bench.deliver(Exited("a", old, CRASH)) == []
+    assert len(bench.machine.window.spent) == 1
 
 
 def test_a_failed_restart_is_tried_again_through_the_mailbox_and_counts_again() -> None:
@@ -145,12 +144,12 @@ def test_a_failed_restart_is_tried_again_through_the_mailbox_and_counts_again() 
     (first,) = bench.crash("a")
     assert isinstance(first, StartChild)
 
-    assert bench.deliver(NotStarted("a", first.serial, OSError(), 1.0)) == [RetryLater("a", 0, 0)]
-    (second,) = bench.deliver(RetryDue("a", 0, 1.0))
+    assert bench.deliver(NotStarted("a", first.serial, OSError())) == [RetryLater("a", 0, 0)]
+    (second,) = bench.deliver(RetryDue("a", 0))
     assert isinstance(second, StartChild)
-    bench.deliver(NotStarted("a", second.serial, OSError(), 1.0))
+    bench.deliver(NotStarted("a", second.serial, OSError()))
 
-    (end,) = bench.deliver(RetryDue("a", 0, 1.0))
+    (end,) = bench.deliver(RetryDue("a", 0))
     assert isinstance(end, Exit)
     assert end.reason.kind is ExitKind.SHUTDOWN
 
@@ -159,10 +158,10 @@ def test_terminating_a_restarting_child_makes_its_retry_void() -> None:
     bench = Bench(A, strategy=Strategy.ONE_FOR_ONE)
     (first,) = bench.crash("a")
     assert isinstance(first, StartChild)
-    bench.deliver(NotStarted("a", first.serial, OSError(), 1.0))
-    bench.deliver(TerminateChildRequested(None, "a", 1.0))
+    bench.deliver(NotStarted("a", first.serial, OSError()))
+    bench.deliver(TerminateChildRequested(None, "a"))
 
-    assert bench.deliver(RetryDue("a", 0, 1.0)) == []
+    assert bench.deliver(RetryDue("a", 0)) == []
 
 
 def test_a_temporary_sibling_is_not_started_again() -> None:
@@ -171,24 +170,24 @@ def test_a_temporary_sibling_is_not_started_again() -> None:
     serial = bench.serial("t")
 
     assert bench.told(bench.crash("a")) == ["stop t"]
-    (again,) = bench.deliver(Exited("t", serial, SHUTDOWN, 1.0))
+    (again,) = bench.deliver(Exited("t", serial, SHUTDOWN))
     assert isinstance(again, StartChild)
-    bench.deliver(Started("a", again.serial, 1.0))
+    bench.deliver(Started("a", again.serial))
 
-    assert [child.key for child in bench.state.in_start_order()] == ["a"]
+    assert list(bench.machine.children) == ["a"]
 
 
 @pytest.mark.parametrize("reason", [CRASH, KILLED, SHUTDOWN])
 def test_whatever_reason_a_stopped_child_ends_with_it_is_no_failure(reason: ExitReason) -> None:
     bench = Bench(A, strategy=Strategy.ONE_FOR_ONE, restarts=0)
-    bench.deliver(TerminateChildRequested("caller", "a", 1.0))
+    bench.deliver(TerminateChildRequested("caller", "a"))
 
-    bench.deliver(Exited("a", bench.serial("a"), reason, 1.0))
+    bench.deliver(Exited("a", bench.serial("a"), reason))
 
-    child = bench.state.children.get("a")
+    child = bench.machine.children.get("a")
     assert child is not None
     assert child.status is Status.UNDEFINED
-    assert bench.state.ended is None
+    assert bench.machine.ended is None
 
 
 def test_a_child_past_its_shutdown_time_is_killed_and_past_that_given_up() -> None:
@@ -197,32 +196,20 @@ def test_a_child_past_its_shutdown_time_is_killed_and_past_that_given_up() -> No
     )
     serial = bench.serial("a")
 
-    assert bench.told(bench.deliver(StopRequested(SHUTDOWN, 0.0))) == ["stop a"]
-    assert bench.deliver(AlarmRang(bench.alarm, 2.0)) == [KillChild("a", serial)]
-    assert bench.deliver(AlarmRang(bench.alarm, 3.0)) == [Exit(SHUTDOWN)]
+    assert bench.told(bench.deliver(StopRequested(SHUTDOWN), 0.0)) == ["stop a"]
+    assert bench.deliver(AlarmRang(bench.alarm), 2.0) == [KillChild("a", serial)]
+    assert bench.deliver(AlarmRang(bench.alarm), 3.0) == [Exit(SHUTDOWN)]
 
 
 def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
     bench = Bench(ChildSpec("w", start, shutdown=2.0), strategy=Strategy.SIMPLE_ONE_FOR_ONE)
     keys = [f"w#{number}" for number in range(1, 13)]
     for _ in keys:
-        (begun,) = bench.deliver(StartChildRequested(None, None, 0.0))
+        (begun,) = bench.deliver(StartChildRequested(None, None))
         assert isinstance(begun, StartChild)
-        bench.deliver(Started(begun.child, begun.serial, 0.0))
-    bench.deliver(StopRequested(SHUTDOWN, 0.0))
+        bench.deliver(Started(begun.child, begun.serial))
+    bench.deliver(StopRequested(SHUTDOWN), 0.0)
 
-    actions = bench.deliver(AlarmRang(bench.alarm, 2.0))
+    actions = bench.deliver(AlarmRang(bench.alarm), 2.0)
 
     assert bench.told(actions) == [f"kill {key}" for key in keys]
-
-
-def test_the_state_before_stays_what_it_was() -> None:
-    bench = Bench(A, B, strategy=Strategy.ONE_FOR_ALL)
-    before = bench.state
-
-    bench.crash("a")
-
-    child = before.children.get("a")
-    assert child is not None
-    assert child.status is Status.RUNNING
-    assert before.task is None

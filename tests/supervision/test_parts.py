@@ -1,4 +1,3 @@
-# pyright: reportPrivateUsage=false
 """The small values the core is made of."""
 
 from __future__ import annotations
@@ -25,44 +24,10 @@ from phalanx.supervision import (
     Rule,
     ThreadTimers,
 )
-from phalanx.supervision.decide import Verdict, verdict
-from phalanx.supervision.fifo import Fifo
-from phalanx.supervision.trie import Trie
+from phalanx.supervision.machine import Verdict, verdict
 
 CRASH = ExitReason(ExitKind.CRASH)
 SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
-
-
-class Clash(str):
-    """A key whose hash says nothing."""
-
-    __slots__ = ()
-
-    def __hash__(self) -> int:
-        return 7
-
-
-keys = st.one_of(st.text(max_size=3), st.text(max_size=2).map(Clash))
-
-
-@given(st.lists(st.tuples(keys, st.booleans(), st.integers())))
-def test_a_trie_is_a_dict_that_never_changes(changes: list[tuple[str, bool, int]]) -> None:
-    trie: Trie[str, int] = Trie()
-    known: dict[str, int] = {}
-    before: list[tuple[Trie[str, int], dict[str, int]]] = []
-
-    for key, keep, value in changes:
-        before.append((trie, dict(known)))
-        if keep:
-            trie, known[key] = trie.set(key, value), value
-        else:
-            trie = trie.without(key)
-            known.pop(key, None)
-
-    for old, model in [*before, (trie, known)]:
-        assert len(old) == len(model)
-        assert sorted(old.values()) == sorted(model.values())
-        assert all(old.get(key) == model.get(key) for key, _, _ in changes)
 
 
 def test_a_callback_that_raises_is_reported_and_later_ones_are_still_called(
@@ -81,33 +46,6 @@ def test_a_callback_that_raises_is_reported_and_later_ones_are_still_called(
     assert called.wait(LIMIT)
     assert reported == [error]
     timers.close()
-
-
-def test_an_emptied_trie_keeps_no_nodes() -> None:
-    trie: Trie[str, int] = Trie()
-    for number in range(1000):
-        trie = trie.set(f"k{number}", number)
-    for number in range(1000):
-        trie = trie.without(f"k{number}")
-
-    assert trie._root is None
-
-
-@given(st.lists(st.one_of(st.integers(), st.none())))
-def test_a_fifo_gives_first_what_came_first(items: list[int | None]) -> None:
-    queue: Fifo[int] = Fifo()
-    model: list[int] = []
-
-    for item in items:
-        if item is not None:
-            queue = queue.put(item)
-            model.append(item)
-        elif model:
-            first, queue = queue.take()
-            assert first == model.pop(0)
-
-    assert list(queue) == model
-    assert bool(queue) == bool(model)
 
 
 def test_both_ends_of_the_period_count() -> None:

@@ -30,6 +30,7 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
+from phalanx.supervision.machine import SupervisorMachine
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 
@@ -131,8 +132,8 @@ def ask_in_thread(ask: Callable[[], object]) -> SimpleQueue[object]:
 
 def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
     deadline = time.monotonic() + LIMIT
-    while not is_there(top._top.state):
-        assert time.monotonic() < deadline, top._top.state
+    while not is_there(top._top.machine):
+        assert time.monotonic() < deadline, top._top.machine
         top._top.actor_ref.proxy().thread.get(timeout=LIMIT)  # one more turn of its loop
 
 
@@ -148,7 +149,7 @@ def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None
     in_task = ask_in_thread(lambda: top.start_child(ChildSpec("slow", slow)))
     assert going.wait(LIMIT)
     in_mailbox = ask_in_thread(top.count_children)
-    wait_request(top, lambda state: bool(state.mailbox))
+    wait_request(top, lambda machine: bool(machine._mailbox))
 
     top.kill()
 
@@ -165,7 +166,7 @@ def test_callers_are_answered_when_the_supervisor_fails(
     def broken(*_: object) -> Any:
         raise ZeroDivisionError("a bug of ours")
 
-    monkeypatch.setattr("phalanx.supervision.actor.decide", broken)
+    monkeypatch.setattr(SupervisorMachine, "handle", broken)
     answer = ask_in_thread(top.count_children)
 
     assert isinstance(answer.get(timeout=LIMIT), SupervisorDown)

@@ -24,8 +24,7 @@ def test_a_world_keeps_the_rules_and_comes_to_rest(seed: int, steps: int) -> Non
     live(world, steps)
 
     assert world.pending == set(), "every request is answered"
-    assert world.state.task is None
-    assert not world.state.mailbox
+    assert world.machine.is_idle
 
 
 @settings(max_examples=200, deadline=None)
@@ -38,7 +37,7 @@ def test_a_stopped_world_has_ended_and_has_no_children(seed: int, steps: int) ->
 
     end(world)
 
-    assert world.state.ended is not None
+    assert world.machine.ended is not None
     assert world.over
     assert world.pending == set()
     assert [p for p in world.alive() if not p.killed] == []

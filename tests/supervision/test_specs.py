@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from phalanx.supervision import (
     SupervisorSpec,
     tree_from_toml,
 )
+from phalanx.supervision.machine import Status, SupervisorMachine
 from phalanx.supervision.snapshot import render, snapshot_of
-from phalanx.supervision.state import Status, initial_state
 
 
 def start(ctx: Any) -> Any:
@@ -251,9 +250,10 @@ def test_a_snapshot_deeper_than_the_stack_is_shown() -> None:
     snapshot = None
     for i in reversed(range(depth)):
         path = "/".join(f"s{n}" for n in range(i + 1))
-        state = initial_state(SupervisorSpec(f"s{i}", children=[SupervisorSpec(f"s{i + 1}")]), path)
-        state = state.with_child(replace(state.in_start_order()[0], status=Status.RUNNING))
-        snapshot = snapshot_of(state, 0.0, lambda _, below=snapshot: below)  # type: ignore[misc] # mypy does not infer defaults of lambdas
+        spec = SupervisorSpec(f"s{i}", children=[SupervisorSpec(f"s{i + 1}")])
+        machine = SupervisorMachine(spec, path)
+        machine.children[f"s{i + 1}"].status = Status.RUNNING
+        snapshot = snapshot_of(machine, 0.0, lambda _, below=snapshot: below)  # type: ignore[misc] # mypy does not infer defaults of lambdas
     assert snapshot is not None
 
     lines = render(snapshot).splitlines()

@@ -555,7 +555,7 @@ def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_cr
     assert top._top.thread is not None
 
     strike(top._top.thread, RuntimeError)
-    top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture(), 0.0))  # it runs again for this
+    top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture()))  # it runs again for this
 
     reason = top.wait_ended(LIMIT)
     assert reason is not None

@@ -1,6 +1,6 @@
 """Random trees and random things that happen to them, on the pure core, with the rules checked.
 
-A world delivers events to `decide` in every order the contract allows: outcomes of starts and
+A world delivers events to the machine in every order the contract allows: outcomes of starts and
 stops may be late, exits race with everything, and children may hang. Each rule is checked as the
 actions come.
 """
@@ -8,7 +8,7 @@ actions come.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from phalanx.supervision import (
@@ -39,7 +39,6 @@ from phalanx.supervision.actions import (
     StartChild,
     TerminateChild,
 )
-from phalanx.supervision.decide import decide
 from phalanx.supervision.events import (
     AlarmRang,
     Booted,
@@ -59,7 +58,7 @@ from phalanx.supervision.events import (
     StopRequested,
     TerminateChildRequested,
 )
-from phalanx.supervision.state import Launch, SupervisorState, initial_state
+from phalanx.supervision.machine import SupervisorMachine
 
 REASONS = [
     ExitReason(ExitKind.NORMAL),
@@ -139,11 +138,15 @@ class World:
     pending: set[int] = field(default_factory=set[int])
     asked: int = 0
     over: bool = False
-    state: SupervisorState = field(init=False)
+    machine: SupervisorMachine = field(init=False)
+    twin: SupervisorMachine = field(init=False)
+    operation: object = None  # the one that the last start belongs to
+    started: list[str] = field(default_factory=list[str])  # and the starts of it
 
     def __post_init__(self) -> None:
-        self.state = initial_state(self.spec)
-        self.deliver(Booted(self.now))
+        self.machine = SupervisorMachine(self.spec)
+        self.twin = SupervisorMachine(self.spec)
+        self.deliver(Booted())
 
     # --- what happens ---------------------------------------------------------------------
 
@@ -156,12 +159,9 @@ class World:
         return [process for process in self.alive() if process.serial not in on_the_way]
 
     def deliver(self, event: Event) -> None:
-        event = replace(event, at=self.now)  # time is that of the handling
-        before = self.state
-        self.state, actions = decide(self.state, event)
-        again, same = decide(before, event)
-        assert repr(same) == repr(actions), "decide is a function of its arguments"
-        assert again.children == self.state.children, "and leaves the state before as it was"
+        actions = self.machine.handle(event, self.now)
+        same = self.twin.handle(event, self.now)
+        assert repr(same) == repr(actions), "the same events lead to the same actions"
         if isinstance(event, Outcome) and self.starting == (event.child, event.serial):
             self.starting = None
         for action in actions:
@@ -192,31 +192,31 @@ class World:
         self.asked += 1
         caller = self.asked
         self.pending.add(caller)
-        keys = [child.key for child in self.state.children.values()] + ["nobody", "w#1", "new"]
+        keys = [*self.machine.children, "nobody", "w#1", "new"]
         key = self.random.choice(keys)
         name = self.random.choice(["new", "newer", "w0"])
         spec = random_child(self.random, name, significant=True)
         if self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
-            start = StartChildRequested(caller, None, self.now)
+            start = StartChildRequested(caller, None)
         else:
-            start = StartChildRequested(caller, spec, self.now)
+            start = StartChildRequested(caller, spec)
         choices: list[Event] = [
             start,
             start,
             start,
-            TerminateChildRequested(caller, key, self.now),
-            TerminateChildRequested(caller, key, self.now),
-            RestartChildRequested(caller, key, self.now),
-            DeleteChildRequested(caller, key, self.now),
-            ChildSpecRequested(caller, key, self.now),
-            ChildrenRequested(caller, self.now),
-            CountRequested(caller, self.now),
+            TerminateChildRequested(caller, key),
+            TerminateChildRequested(caller, key),
+            RestartChildRequested(caller, key),
+            DeleteChildRequested(caller, key),
+            ChildSpecRequested(caller, key),
+            ChildrenRequested(caller),
+            CountRequested(caller),
         ]
         return self.random.choice(choices)
 
     def end(self, process: Process, reason: ExitReason) -> None:
         process.alive = False
-        self.inbox.append(Exited(process.key, process.serial, reason, self.now))
+        self.inbox.append(Exited(process.key, process.serial, reason))
 
     def settle(self) -> None:
         """Let everything come to its end: nothing new happens, time passes."""
@@ -249,14 +249,14 @@ class World:
                 if (key, serial) in self.processes:
                     self.processes[key, serial].alive = False  # whoever performs it kills it
             case RetryLater(key, ticket, attempt):
-                due = RetryDue(key, ticket, self.now)
+                due = RetryDue(key, ticket)
                 if self.spec.backoff is not None and attempt:
                     delay = self.spec.backoff.delay(attempt, self.random.random())
                     self.timers.append((self.now + delay, due))
                 else:
                     self.inbox.append(due)
             case SetAlarm(alarm, delay):
-                self.timers.append((self.now + delay, AlarmRang(alarm, self.now)))
+                self.timers.append((self.now + delay, AlarmRang(alarm)))
             case Reply(caller):
                 assert caller in self.pending, "one answer per request"
                 self.pending.remove(caller)
@@ -270,26 +270,23 @@ class World:
         assert self.starting is None, "one start at a time"
         running = [p for p in self.alive() if p.key == key and not p.killed]
         assert not running, f"two living incarnations of {key}"
-        task = self.state.task
-        if isinstance(task, Launch):
-            positions = [self.position(k) for k in task.keys[: task.index + 1]]
-            known = [position for position in positions if position]  # others were ignored, and go
-            assert known == sorted(known), "children start in start order"
+        if self.machine._operation is not self.operation:
+            self.operation, self.started = self.machine._operation, []
+        self.started.append(key)
+        order = list(self.machine.children)
+        known = [order.index(k) for k in self.started if k in order]  # an ignored one may be gone
+        assert known == sorted(known), "children start in start order"
         self.starting = (key, serial)
         roll = self.random.random()
         if roll < self.trouble * 0.6:
-            self.late.append(NotStarted(key, serial, RuntimeError("no"), self.now))
+            self.late.append(NotStarted(key, serial, RuntimeError("no")))
         elif roll < self.trouble * 0.8:
-            self.late.append(StartIgnored(key, serial, self.now))
+            self.late.append(StartIgnored(key, serial))
         elif roll < self.trouble and spec.start_within != float("inf"):
             pass  # it hangs; the alarm ends it
         else:
             self.processes[key, serial] = Process(key, serial, spec)
-            self.late.append(Started(key, serial, self.now))
-
-    def position(self, key: str) -> int:
-        child = self.state.children.get(key)
-        return 0 if child is None else child.position
+            self.late.append(Started(key, serial))
 
     def on_stop(self, key: str, serial: int, *, kill: bool) -> None:
         process = self.processes[key, serial]
@@ -309,16 +306,14 @@ class World:
         if not (hangs or lost):
             process.alive = False
             reason = KILLED if kill else self.random.choice(REASONS)
-            self.late.append(Exited(key, serial, reason, self.now))
+            self.late.append(Exited(key, serial, reason))
 
     def check(self) -> None:
         """Check what holds between any two events."""
-        window = self.state.window
+        window = self.machine.window
         assert len(window.spent) <= self.spec.intensity.max_restarts
-        positions = [child.position for child in self.state.in_start_order()]
-        assert len(set(positions)) == len(positions)
-        if self.state.ended is not None:
-            assert not self.state.mailbox
+        if self.machine.ended is not None:
+            assert self.machine.is_idle
 
 
 def live(world: World, steps: int) -> None:
@@ -330,5 +325,5 @@ def live(world: World, steps: int) -> None:
 
 def end(world: World) -> None:
     """Stop the supervisor and let that come to its end."""
-    world.inbox.append(StopRequested(ExitReason(ExitKind.SHUTDOWN), world.now))
+    world.inbox.append(StopRequested(ExitReason(ExitKind.SHUTDOWN)))
     world.settle()
