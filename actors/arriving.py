@@ -135,11 +135,14 @@ class Arriving:
         kind = frame.kind
         if self._cuts is not None and kind != _ITEM:
             if kind in (Kind.SAVED, Kind.NOT_SAVED):
+                if kind == Kind.NOT_SAVED:
+                    self._settling.note(sent[wire], seat, frame)
                 self._cuts.hear(seat.rank, frame)
                 return
             self._cuts.answered(seat.rank, wire)
         call = sent[wire] if kind == _ITEM else self._seats.pay(seat, wire)
         if call is None or call.done or call.wire != wire:
+            self._settling.hear_late(seat, frame)
             frame.drop()  # it was settled without this answer
             self.dropped += 1
         elif kind == _REPLY:
@@ -148,7 +151,7 @@ class Arriving:
         elif kind == _ITEM:
             self._taking.keep(call, seat.rank, frame)
         else:
-            self._settling.hear(call, seat.rank, frame)
+            self._settling.hear(call, seat, frame)
 
 
 _REPLY = Kind.REPLY

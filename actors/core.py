@@ -25,7 +25,7 @@ from .executor_actor import ExecutorActor
 from .glance import glance_of
 from .launching import THREAD
 from .links import PRELOAD
-from .notices import Close, KillAll, Started, StreamEnded
+from .notices import Close, KillAll, OutOfStep, Started, StreamEnded
 from .plane import Plane
 from .probe import current_probe
 from .pulses import Pulses
@@ -284,6 +284,7 @@ class Core:
             on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
             on_busy=watch.wake,
             on_untaken=untaken,
+            on_split=lambda wire: self.tell(OutOfStep(wire)),
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
         view = GroupView(layout=self.spec.layout)

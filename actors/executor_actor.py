@@ -65,6 +65,7 @@ from .notices import (
     Look,
     LookAtDevices,
     NotStarted,
+    OutOfStep,
     Overdue,
     Planned,
     ProcessGone,
@@ -162,7 +163,7 @@ class ExecutorActor(SteadfastActor):
                 member = self._members.find(rank, incarnation)
                 if member is not None:
                     self._staff.deadlines.exit(member)
-            case Overdue() | ReformOverdue() | LeaveDue() | Look() | Examined():
+            case Overdue() | ReformOverdue() | LeaveDue() | Look() | Examined() | OutOfStep():
                 self._suspicion.hear(notice)
             case StopOverdue():
                 self._stop_overdue(notice)
@@ -255,9 +256,16 @@ class ExecutorActor(SteadfastActor):
             self._place.on_use()
         jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
         directive = self._deaths.directive(member, reason)
-        self._state, actions = decide_ranks(
-            self._state, RankExited(member.rank, member.incarnation, reason, now, jitter, directive)
+        event = RankExited(
+            member.rank,
+            member.incarnation,
+            reason,
+            now,
+            jitter,
+            directive,
+            out_of_step=member.out_of_step,
         )
+        self._state, actions = decide_ranks(self._state, event)
         self._deaths.settle(member, reason, progress, self._state, actions, at=now)
         self._members.bury(member)
         self._perform(actions)

@@ -132,7 +132,7 @@ class Forming:
             member = self._members.find(rank, incarnation)
             if member is not None:
                 order = self._members.reform(member, formation)
-                self._seating.post(rank, incarnation, order)
+                self._seating.reform(rank, incarnation, order)
 
     def stop(self, action: StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""

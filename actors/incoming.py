@@ -20,16 +20,27 @@ class Incoming:
     """What has arrived of one stream and not been taken. Guarded by the plane's lock.
 
     Attributes:
+        granted: How many items some rank may have made by now.
         take_within: Seconds that an item may wait for its taker; infinity for no limit.
         taken: How many items have been taken, by rank.
         since: When the last was taken, or the oldest of those that wait arrived.
         timer: Looks whether they wait for too long; None while none is known to wait.
     """
 
-    __slots__ = ("items", "since", "take_within", "taken", "ticket", "timer", "wake", "window")
+    __slots__ = (
+        "granted",
+        "items",
+        "since",
+        "take_within",
+        "taken",
+        "ticket",
+        "timer",
+        "wake",
+        "window",
+    )
 
     def __init__(self, window: int, take_within: float) -> None:
-        self.window = window
+        self.window = self.granted = window
         self.take_within = take_within
         self.since = 0.0
         self.timer: Timer | None = None
@@ -44,4 +55,7 @@ class Incoming:
         Said once per half a window: once per item would double the packets.
         """
         taken = self.taken[rank] = self.taken.get(rank, 0) + 1
-        return taken + self.window if taken % max(1, self.window // 2) == 0 else None
+        if taken % max(1, self.window // 2):
+            return None
+        self.granted = max(self.granted, taken + self.window)
+        return taken + self.window

@@ -44,8 +44,9 @@ class Member:
         asked: A stop was asked for, so its exit is no failure.
         forced: Whether that was by force: what it runs is ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
-        broken: What happened to its device, or how it failed to be re-formed, for which it is
-            being killed; empty otherwise.
+        broken: What happened to its device, or its process group, or how it failed to be re-formed,
+            for which it is being killed; empty otherwise.
+        out_of_step: It is being ended so that the group can be formed anew.
         killed_at: When it was first sent SIGKILL by us; 0.0 for never.
         abandoned: It withstood that, and is not waited for any more.
         left: The last epoch for which it has left the process group of the one before.
@@ -76,6 +77,7 @@ class Member:
     forced: bool = False
     hung: str = ""
     broken: str = ""
+    out_of_step: bool = False
     killed_at: float = 0.0
     abandoned: bool = False
     left: int = 0

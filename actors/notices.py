@@ -72,6 +72,16 @@ class Overdue:
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfStep:
+    """Some ranks of a process group have left the call *wire* by an exception, others have not.
+
+    Or the process group itself is broken. Told again until something is done about it.
+    """
+
+    wire: int
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """It is time to look whether a rank hangs; *due* is when it was to be."""
 
@@ -239,6 +249,7 @@ Notice = (
     | LinkLost
     | StreamEnded
     | Overdue
+    | OutOfStep
     | Look
     | Examined
     | StopOverdue

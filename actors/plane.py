@@ -62,6 +62,8 @@ class Plane:
         on_busy: Told that ranks owe answers again, and of each call with a limit, which it is
             given. Runs under the lock, in a caller's thread: it must be quick.
         on_untaken: Told of each stream that has been closed because nothing took its items.
+        on_split: Told the number of a sending after which the ranks are out of step, until
+            something is done about that (`Seating.out_of_step`); runs under the lock.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Plane:
         on_foreign: Callable[[int], None] = lambda _: None,
         on_busy: Callable[[float | None], None] = lambda _limit: None,
         on_untaken: Callable[[Call], None] = lambda _: None,
+        on_split: Callable[[int], None] = lambda _wire: None,
     ) -> None:
         self._hub = hub
         self.pid = os.getpid()  # of the driver; a forked child is none
@@ -98,7 +101,15 @@ class Plane:
         self._on_untaken = on_untaken
         self._taking = taking = Taking(hub, seats, reading, sending, self._on_late_taker)
         self._settling = settling = Settling(
-            hub, lock, seats=seats, turns=turns, reading=reading, taking=taking, sending=sending
+            hub,
+            lock,
+            seats=seats,
+            turns=turns,
+            reading=reading,
+            taking=taking,
+            sending=sending,
+            cuts=cuts,
+            on_split=on_split,
         )
         self._arriving = arriving = Arriving(
             lock,

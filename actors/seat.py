@@ -89,6 +89,7 @@ class Seat:
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
         ending: It has said that it is about to end.
+        leaving: It has been told to leave its process group for that of another epoch.
         foreign: Its channel has brought something that is no message.
     """
 
@@ -100,6 +101,7 @@ class Seat:
     saving_limit: float | None = None
     ended: bool = False
     ending: bool = False
+    leaving: bool = False
     foreign: bool = False
 
     def has_room(self, depth: int) -> bool:
@@ -109,6 +111,10 @@ class Seat:
     def has_begun(self, wire: int) -> bool:
         """Whether it has been sent *wire* and has begun it."""
         return wire in self.sent and wire <= self.channel.board.begun
+
+    def has_left(self, wire: int) -> bool:
+        """Whether its turn in the call *wire* is over; the answer may be computed still."""
+        return wire not in self.sent or wire <= self.channel.board.finished
 
     def progress(self) -> Progress:
         """Return what it is doing, or was when it died."""

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import withdraw
-
 from .losing import assess
 from .seat import Progress, Running, Seat, Seats
 
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from .cuts import Cuts
     from .reading import Reading
     from .sending import Sending
-    from .settling import Settling
+    from .settling import Discord, Settling
     from .spinning import Spinning
     from .turns import Turns
 
@@ -57,7 +55,6 @@ class Seating:
         self._arriving = arriving
         self._cuts = cuts
         self._spinning = spinning
-        self._reached = 0  # the last call begun by any rank, those that are gone included
 
     def expect(self, size: int) -> None:
         """Take only calls that *size* ranks can answer, and fail those that wait and need others.
@@ -91,6 +88,7 @@ class Seating:
             self._reading.spin = looks.caller
             for seat in self._seats:
                 seat.channel.board.let_spin(looks.ranks)
+            self._settling.begin_epoch()
             self._sending.epoch = epoch
             self._sending.whole = True
             self._sending.pump()
@@ -124,6 +122,16 @@ class Seating:
             self._sending.whole = False  # before its answers make room for further calls
             self._arriving.drain(seat)
             return seat.progress()
+
+    def out_of_step(self, wire: int) -> Discord | None:
+        """Return what keeps the ranks out of step since the call *wire*, if anything still does.
+
+        What they have written is read first.
+        """
+        with self._lock:
+            for seat in self._seats:
+                self._arriving.drain(seat)
+            return self._settling.out_of_step(wire)
 
     def running(self) -> list[Running]:
         """Return the ranks that owe answers, once what they have written has been read.
@@ -170,19 +178,14 @@ class Seating:
                 if (seat := self._seats.find(rank, incarnation)) is not None
             ]
             self._sending.whole = False  # before their answers make room for further calls
-            if self._sending.kept:
-                self._sending.send_kept()
             for seat in lost:
                 self._arriving.drain(seat)
             survivors = [seat for seat in self._seats if seat not in lost]
             if self._cuts is not None:
                 self._cuts.lose([seat.rank for seat in lost], everybody=not survivors)
-            doubted = settling.doubted()
-            if story is None:
-                for call in doubted:  # a stop that was asked for explains no exception
-                    settling.withdraw(call)
-                doubted = []
-            loss = assess(lost, survivors, doubted, self._withdraw_unbegun(lost))
+            # A stop that was asked for explains no exception.
+            doubted = settling.doubted(None if story is None else lost)
+            loss = assess(lost, survivors, doubted, self._sending.withdraw_unbegun(lost))
             report = None
             if story is not None:
                 fates = loss.fates(self._turns, ends=ends)
@@ -204,6 +207,7 @@ class Seating:
                 self._seats.write_off(seat)
                 seat.ended = True
                 self._arriving.stop(seat)
+            settling.outlive()
             self._sending.pump()
             self._reading.see_to_it()
             self._seats.tell_idle()
@@ -237,19 +241,10 @@ class Seating:
             if seat is not None and not seat.ended:
                 self._sending.transmit(seat, packet)
 
-    # --- under the lock -------------------------------------------------------------------
-
-    def _withdraw_unbegun(self, lost: list[Seat]) -> int:
-        """Keep every rank from beginning a collective call that none has begun.
-
-        Those of *lost* that live, and are about to be stopped, begin nothing at all any more: what
-        they had not begun is sent again. Returns the last call that any has begun.
-        """
-        boards = [seat.channel.board for seat in self._seats]
-        self._sending.round += 1
-        before = max((self._reached, *(board.begun for board in boards)))
-        shut = [seat.channel.board for seat in lost]
-        withdraw(boards, self._sending.round, before, shut)
-        # One that died earlier may have begun, and answered, what is under way on others still.
-        self._reached = max((self._reached, *(board.begun for board in boards)))
-        return self._reached
+    def reform(self, rank: int, incarnation: int, order: bytes) -> None:
+        """Have *rank* leave its process group behind what it has been sent, as *order* says."""
+        with self._lock:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None and not seat.ended:
+                self._settling.let_go(seat)
+                self._sending.transmit(seat, order)

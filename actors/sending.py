@@ -23,6 +23,7 @@ from phalanx.runtime import (
     bundle,
     call_id_of,
     call_packet,
+    withdraw,
 )
 
 from .terms import Shape
@@ -55,7 +56,7 @@ class Sending:
         round: How often calls have been withdrawn (`runtime.board`).
         watched: Whether *on_busy* has been told that ranks owe answers.
         whole: Whether collective calls may leave: every seat is taken, under one epoch.
-        holds: How many keep new calls back (`holding`).
+        holds: How many keep new calls back (`holding`, `settling`).
         kept: Packets for all ranks that have not been sent yet, in order.
     """
 
@@ -85,6 +86,7 @@ class Sending:
         self.holds = 0
         self.kept: list[bytes] = []
         self._kept_bytes = 0
+        self._reached = 0  # the last call begun by any rank, those that are gone included
 
     # --- whose turn it is -----------------------------------------------------------------
 
@@ -247,6 +249,23 @@ class Sending:
             self._on_refused(seat, call_id_of(packet), error)
         if not channel.backed_up and not seat.ended:
             self._reading.want_to_write(channel.fileno(), on=False)
+
+    def withdraw_unbegun(self, lost: Sequence[Seat] = ()) -> int:
+        """Keep every rank from beginning a collective call that none has begun.
+
+        Those of *lost* that live, and are about to be stopped, begin nothing at all any more: what
+        they had not begun is sent again. Returns the last call that any has begun.
+        """
+        if self.kept:
+            self.send_kept()
+        boards = [seat.channel.board for seat in self._seats]
+        self.round += 1
+        before = max((self._reached, *(board.begun for board in boards)))
+        shut = [seat.channel.board for seat in lost]
+        withdraw(boards, self.round, before, shut)
+        # One that died earlier may have begun, and answered, what is under way on others still.
+        self._reached = max((self._reached, *(board.begun for board in boards)))
+        return self._reached
 
     # --- rows of calls ----------------------------------------------------------------------
 

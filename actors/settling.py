@@ -2,7 +2,14 @@
 
 Guarantees: a call is settled once, whatever comes first: its last answer, an exception, its
 deadline, a death, a cancel; everything later is void. What survivors raise because another rank
-died counts as that death, not as their exception.
+died counts as that death, not as their exception. In a process group a call that some ranks have
+left by an exception, while others are inside of it, is followed by no other before those have left
+it as well, or the group has been formed anew.
+
+How: a worker whose method raised in a process group waits for `Kind.GO_ON` (it would meet the
+others one call off: they may wait for it in an operation that it never began). Here the calls
+behind that one are withdrawn. Once no rank is inside of it the worker goes on; where one stays, or
+the process group itself is broken, the group's actor is told, which has it formed anew.
 
 Left to others: which answers are a call's (`plane`), what a death costs (`losing`), what its
 outcome means (`calls`). Everything here is under the plane's lock.
@@ -11,31 +18,82 @@ outcome means (`calls`). Everything here is under the plane's lock.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Flag, Kind
+from phalanx.runtime import FarFrame, Flag, Kind, RemoteFailure
 
 from .outcomes import Outcome, OutcomeKind
 from .terms import Shape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from phalanx.runtime import Frame, Hub, OwnedLock
 
     from .calls import Call
+    from .cuts import Cuts
     from .reading import Reading
     from .seat import Seat, Seats
     from .sending import Sending
     from .taking import Taking
     from .turns import Turns
 
-_DOUBT = 0.5  # seconds that an exception out of a process group waits for a death behind it
-_LONGEST_DOUBT = 10.0  # the same where a rank is known to be about to end: it may take its time
+_GRACE = 0.5  # seconds for the other ranks to leave the call too, or for news of a death behind it
+_LONGEST_GRACE = 10.0  # the same where a rank is known to be about to end: it may take its time
+_WHY = Flag.HELD | Flag.BROKEN
+
+
+@dataclass(slots=True)
+class _Split:
+    """A call that some ranks have left by an exception.
+
+    Attributes:
+        call: It; None where it had been settled before.
+        error: The first exception, as it came.
+        rank: Who raised that.
+        raised: Who has raised.
+        held: Those of them, by rank and incarnation, that wait for `Kind.GO_ON`.
+        broken: The first exception that says that the process group is broken, and whose it is.
+        since: When it began, or a split before it ended.
+        longest: When its grace ends at the latest.
+        keeps_back: Whether the calls behind it are kept back.
+    """
+
+    call: Call | None
+    error: Frame
+    rank: int
+    since: float
+    longest: float
+    raised: set[int] = field(default_factory=set[int])
+    held: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    broken: tuple[Frame, int] | None = None
+    keeps_back: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Discord:
+    """Why the ranks of a group cannot go on together.
+
+    Attributes:
+        why: The same, for people.
+        rank: Whose end lets the group be formed anew.
+        is_stuck: Whether that rank is inside of a call.
+    """
+
+    why: str
+    rank: int
+    incarnation: int
+    is_stuck: bool
 
 
 class Settling:
-    """Settles the calls of one group."""
+    """Settles the calls of one group.
+
+    Args:
+        on_split: Told the number of a sending after which the group cannot go on; runs under the
+            lock.
+    """
 
     def __init__(
         self,
@@ -47,6 +105,8 @@ class Settling:
         reading: Reading,
         taking: Taking,
         sending: Sending,
+        cuts: Cuts | None,
+        on_split: Callable[[int], None],
     ) -> None:
         self._hub = hub
         self._lock = lock
@@ -55,7 +115,9 @@ class Settling:
         self._reading = reading
         self._taking = taking
         self._sending = sending
-        self._doubtful: dict[int, tuple[Call, set[int]]] = {}  # by wire id; who has raised
+        self._cuts = cuts
+        self._on_split = on_split
+        self._splits: dict[int, _Split] = {}  # by wire id
 
     def answer(self, call: Call, rank: int, answer: Frame | Outcome) -> None:
         """Take *rank*'s part of the outcome."""
@@ -63,14 +125,24 @@ class Settling:
         if len(call.answers) == len(call.asked) and call.failed is None:
             self.settle(call)
 
-    def hear(self, call: Call, rank: int, frame: Frame) -> None:
-        """Take what *rank* has answered that is no value."""
+    def hear(self, call: Call, seat: Seat, frame: Frame) -> None:
+        """Take what *seat* has answered that is no value."""
         if frame.kind != Kind.ERROR:
             frame.drop()
-        elif call.shape is Shape.GATHER:
-            self.answer(call, rank, frame)
+            return
+        self.note(call, seat, frame)
+        if call.shape is Shape.GATHER:
+            self.answer(call, seat.rank, frame)
         else:
-            self._refuse(call, rank, frame)
+            self._refuse(call, seat.rank, frame)
+        self._look(frame.call_id)
+
+    def hear_late(self, seat: Seat, frame: Frame) -> None:
+        """Take what *seat* has answered to a call that is settled."""
+        if frame.kind == Kind.ERROR:
+            self.note(None, seat, frame)
+        if self._splits:
+            self._look(frame.call_id)
 
     def settle(self, call: Call, *, error: BaseException | None = None) -> None:
         """End *call* with what it has been answered, or with *error*; void if it has ended."""
@@ -82,8 +154,6 @@ class Settling:
             call.tap.settled(call)
         if call.span is not None:
             call.span.settled(call)
-        if self._doubtful:
-            self._doubtful.pop(call.wire, None)
         call.drop()
         if call.timer is not None:
             call.timer.cancel()
@@ -99,6 +169,8 @@ class Settling:
                 then(call)
         if call.stream is not None:
             self._taking.end(call)
+        if self._splits:
+            self._look(call.wire)
 
     def watch(self, call: Call, then: Callable[[Call], None]) -> None:
         """Run ``then(call)`` when *call*, which is not done, has ended."""
@@ -148,15 +220,27 @@ class Settling:
         else:
             self.withdraw(call, error=call.timed_out())
 
-    def doubted(self) -> list[Call]:
-        """Return the calls whose exception waits for a death behind it."""
-        return [call for call, _ in self._doubtful.values()]
+    def doubted(self, lost: Sequence[Seat] | None) -> list[Call]:
+        """Return the calls whose exception the death of the first of *lost* explains.
+
+        Those that it does not explain are settled: what the dead one has raised itself, and all of
+        them without a death.
+        """
+        explained: list[Call] = []
+        for split in tuple(self._splits.values()):
+            call = split.call
+            if call is None or call.done or call.failed is None:
+                continue
+            if lost and lost[0].rank not in split.raised:
+                explained.append(call)
+            else:
+                self.withdraw(call)
+        return explained
 
     def send_again(self, calls: Iterable[Call]) -> None:
         """Take *calls* back from whom they were sent to, and put them first in the queues."""
         calls = list(calls)
         for call in calls:
-            self._doubtful.pop(call.wire, None)
             self.forget(call)
         self._turns.put_back(calls)
 
@@ -166,7 +250,9 @@ class Settling:
             for call in list(seat.sent.values()):
                 if call is not None and not call.done:
                     yield call
-        yield from self.doubted()
+        for split in tuple(self._splits.values()):
+            if split.call is not None and not split.call.done:
+                yield split.call
         yield from self._turns
 
     def _refuse(self, call: Call, rank: int, frame: Frame) -> None:
@@ -177,31 +263,183 @@ class Settling:
         have passed for the survivor's own exception, and a call to be retried would have failed.
         Where every rank has raised, none of them has died of it.
         """
-        if call.failed is None:
+        may_be_echo = bool(frame.flags & Flag.BROKEN) and call.shape is Shape.COLLECTIVE
+        if call.failed is None or not may_be_echo:
             call.failed = (frame, rank)
-        if call.shape is not Shape.COLLECTIVE or not frame.flags & Flag.JOINED:
+        split = self._splits.get(call.wire)
+        if not may_be_echo or split is None or len(split.raised) == len(self._seats):
             self.withdraw(call)
+
+    # --- ranks out of step ------------------------------------------------------------------
+
+    def note(self, call: Call | None, seat: Seat, frame: Frame) -> None:
+        """Note that *seat* has left a call, *call* if it is not settled, by an exception."""
+        why = frame.flags & _WHY
+        if not why:
             return
-        wire = call.wire
-        _, raised = self._doubtful.setdefault(wire, (call, set()))
-        raised.add(rank)
-        if len(raised) == len(self._seats):
-            self.withdraw(call)
-        elif len(raised) == 1:
-            self._doubt(call, wire, time.monotonic() + _LONGEST_DOUBT)
+        wire, who = frame.call_id, (seat.rank, seat.incarnation)
+        if seat.leaving:  # the group is being formed anew already
+            if why & Flag.HELD:
+                self._sending.say(seat, Kind.GO_ON, wire)
+            return
+        split = self._splits.get(wire)
+        if split is None:
+            now = time.monotonic()
+            split = _Split(call, frame, seat.rank, now, now + _LONGEST_GRACE)
+            self._splits[wire] = split
+            if self._inside(wire):
+                self._keep_back(split, wire)
+        split.raised.add(seat.rank)
+        if why & Flag.HELD:
+            split.held.add(who)
+        if why & Flag.BROKEN and split.broken is None:
+            split.broken = (frame, seat.rank)
+        if not split.keeps_back and split.broken:
+            self._keep_back(split, wire)
 
-    def _doubt(self, call: Call, wire: int, longest: float) -> None:
-        at = time.monotonic() + _DOUBT
-        self._hub.call_at(at, lambda: self._end_doubt(call, wire, longest))
+    def out_of_step(self, wire: int) -> Discord | None:
+        """Return what follows from the split since *wire*, if it lasts; end it, if it does not."""
+        split = self._splits.get(wire)
+        if split is None:
+            return None
+        name = "an earlier call" if split.call is None else repr(split.call.name)
+        if split.broken is not None:
+            frame, rank = split.broken
+            why = f"the process group is broken: rank {rank} raised {_headline(frame)} in {name}"
+            if split.rank != rank:
+                why += f", where rank {split.rank} had raised {_type_name(split.error)}"
+            seat = self._seats.at(rank)
+            stuck = False
+        else:
+            inside = self._inside(wire)
+            if not inside:
+                self._look(wire)
+                self._sending.pump()
+                return None
+            seat, stuck = inside[0], True
+            others = "rank" if len(inside) == 1 else "ranks"
+            ranks = ", ".join(str(each.rank) for each in inside)
+            why = (
+                f"the ranks are out of step: rank {split.rank} raised {_type_name(split.error)} "
+                f"in {name}, {others} {ranks} had not ended it after {_GRACE:g} s"
+            )
+        if seat is None or seat.ended:
+            self._wait(wire)  # its death is coming, and ends this
+            return None
+        return Discord(why, seat.rank, seat.incarnation, stuck)
 
-    def _end_doubt(self, call: Call, wire: int, longest: float) -> None:
+    def let_go(self, seat: Seat) -> None:
+        """Have *seat*, which is to leave its process group, heed what it is told next."""
+        seat.leaving = True
+        who = (seat.rank, seat.incarnation)
+        for wire, split in self._splits.items():
+            if who in split.held:
+                split.held.discard(who)
+                self._sending.say(seat, Kind.GO_ON, wire)
+
+    def outlive(self) -> None:
+        """After a death, end the splits that it has ended, or that it explains."""
+        for wire, split in tuple(self._splits.items()):
+            if split.broken is not None or not self._inside(wire):
+                self._end_split(wire)
+
+    def begin_epoch(self) -> None:
+        """Note that the ranks that were told to leave their process group are in the next one."""
+        for seat in self._seats:
+            if seat.leaving:
+                seat.leaving = False
+                for wire in tuple(self._splits):
+                    self._end_split(wire)
+
+    def _inside(self, wire: int) -> list[Seat]:
+        """Return who may still be inside of the call *wire*."""
+        return [seat for seat in self._seats if not seat.has_left(wire)]
+
+    def _keep_back(self, split: _Split, wire: int) -> None:
+        """Send nothing more, and take back what no rank has begun, while *split* lasts."""
+        split.keeps_back = True
+        self._sending.holds += 1
+        reached = self._sending.withdraw_unbegun()
+        behind: dict[int, Call] = {}
+        for seat in self._seats:
+            for number, call in seat.sent.items():
+                if call is None or call.done or number <= reached:
+                    continue
+                if call.shape is Shape.COLLECTIVE:
+                    behind[number] = call
+        if self._cuts is not None:
+            for number in behind:
+                self._cuts.abandon(number)
+        self.send_again(behind.values())
+        self._wait(wire)
+
+    def _look(self, wire: int) -> None:
+        """End the split since *wire* if every rank has left that call in good order."""
+        split = self._splits.get(wire)
+        if split is None or self._inside(wire):
+            return
+        if split.broken is None:
+            self._end_split(wire)
+        elif len(split.raised) == len(self._seats):
+            self._on_split(wire)  # none of them has died of it: there is nothing to wait for
+
+    def _end_split(self, wire: int) -> None:
+        """Have those that were held go on behind the call *wire*."""
+        split = self._splits.pop(wire)
+        for rank, incarnation in split.held:
+            seat = self._seats.find(rank, incarnation)
+            if seat is not None and not seat.ended:
+                self._sending.say(seat, Kind.GO_ON, wire)
+        if split.keeps_back:
+            self._sending.holds -= 1
+        now = time.monotonic()
+        for other in self._splits.values():
+            other.since = now  # who was held could not come to that one before
+
+    def _wait(self, wire: int, at: float | None = None) -> None:
+        when = time.monotonic() + _GRACE if at is None else at
+        self._hub.call_at(when, lambda: self._end_grace(wire))
+
+    def _end_grace(self, wire: int) -> None:
         with self._lock:
-            if wire not in self._doubtful or call.done:
+            split = self._splits.get(wire)
+            if split is None:
                 return
+            now = time.monotonic()
             ending = any(seat.ended or seat.ending for seat in self._seats)
-            if ending and time.monotonic() < longest:
+            if ending and now < split.longest:
                 # A rank has closed its end, or said good-bye, and lives on: its death is coming.
-                self._doubt(call, wire, longest)
+                self._wait(wire)
                 return
-            self.withdraw(call)
+            if split.call is not None and not split.call.done and split.call.failed is not None:
+                self.withdraw(split.call)
+            # Who has not come to that call is in an earlier one, which has nothing to do with it.
+            late = [
+                max(split.since, seat.channel.board.begun_at) + _GRACE
+                for seat in self._inside(wire)
+                if seat.has_begun(wire)
+            ]
+            due = min(late, default=now + _GRACE)
+            if split.broken is not None or due <= now:
+                self._on_split(wire)
+                due = now + _GRACE
+            else:
+                self._look(wire)
+            if wire in self._splits:
+                self._wait(wire, due)
             self._sending.pump()
+
+
+def _type_name(frame: Frame) -> str:
+    """Return the type of the exception in *frame*, as far as it is known without taking that."""
+    failure = _read(frame)
+    return "an exception" if failure is None else failure.type_name
+
+
+def _headline(frame: Frame) -> str:
+    failure = _read(frame)
+    return "an exception" if failure is None else failure.headline
+
+
+def _read(frame: Frame) -> RemoteFailure | None:
+    return None if isinstance(frame, FarFrame) else RemoteFailure.read(frame)

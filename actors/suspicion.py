@@ -13,11 +13,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.supervision import RankState
+from phalanx.supervision import Phase, RankState
 
 from .examination import Examinations, Suspect
 from .leaving import Leavings
-from .notices import Examined, LeaveDue, Look, Overdue, ReformOverdue
+from .notices import Examined, LeaveDue, Look, OutOfStep, Overdue, ReformOverdue
 from .seat import Running
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .spec import ExecutorSpec
     from .stopping import Stopping
 
-Doubt = Overdue | ReformOverdue | LeaveDue | Look | Examined
+Doubt = Overdue | ReformOverdue | LeaveDue | Look | Examined | OutOfStep
 """What may speak against a rank."""
 
 _LOOK_AGAIN = 0.5  # seconds for ranks that waited for one that hung to come free by its death
@@ -82,6 +82,8 @@ class Suspicion:
                 self._look(notice)
             case Examined():
                 self._conclude(notice)
+            case OutOfStep(wire):
+                self._out_of_step(wire)
 
     def watch_leaving(self, epoch: int) -> None:
         """Watch those that have just been told to leave their process group for *epoch*."""
@@ -90,6 +92,24 @@ class Suspicion:
     def close(self) -> None:
         """Wait for no more answers."""
         self._leavings.close()
+
+    def _out_of_step(self, wire: int) -> None:
+        """End a rank of a group that cannot go on, so that the group is formed anew."""
+        state = self._state()
+        if state.keep and state.phase is not Phase.SERVING:
+            return  # it is being formed anew
+        discord = self._seating.out_of_step(wire)
+        if discord is None:
+            return
+        member = self._members.find(discord.rank, discord.incarnation)
+        if member is None or member.asked or member.hung or member.broken:
+            return
+        member.out_of_step = True
+        if discord.is_stuck:
+            self._stopping.examine(member, discord.why)
+        else:
+            member.broken = discord.why
+            self._stopping.kill(member)
 
     def _overdue(self, notice: Overdue) -> None:
         """Suspect a rank that has had its time."""

@@ -109,10 +109,12 @@ class Taking:
 
     def end(self, call: Call) -> None:
         """Tell the taker that nothing more comes, and the workers that nothing more is wanted."""
+        assert call.stream is not None
+        begun = call.stream.granted if len(call.asked) > 1 else 0
         for seat in self._seats:
             if not seat.ended and seat.sent.get(call.wire) is call:
-                self._sending.say(seat, Kind.CLOSE, call.wire)
-        if call.stream is not None and call.stream.timer is not None:
+                self._sending.say(seat, Kind.CLOSE, call.wire, begun)
+        if call.stream.timer is not None:
             call.stream.timer.cancel()
         self._tell_taker(call)
 

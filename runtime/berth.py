@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from .frames import Frame
 
 _ANSWERS = (Kind.REPLY, Kind.ERROR, Kind.SKIPPED)
-_BESIDE = (Kind.MORE, Kind.CLOSE)
+_BESIDE = (Kind.MORE, Kind.CLOSE, Kind.GO_ON)
 
 
 class Berth:
@@ -73,6 +73,7 @@ class Berth:
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
         self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
         self._incarnation = 0
+        self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
         self.made_at = now
         self.connected = False
         self.seated = False
@@ -95,6 +96,13 @@ class Berth:
                 continue
             if frame.kind == Kind.MORE:
                 self._pace(frame.call_id, wanted=frame.extra)
+            elif frame.kind == Kind.GO_ON and frame.call_id == self._holds:
+                self._holds = 0
+            elif frame.kind == Kind.STOP and self._holds:
+                while self._held:  # it is to begin none of these
+                    self._held.popleft().drop()
+                self._send(Lane.DATA, frame)
+                continue
             if frame.kind not in _BESIDE:
                 self._held.append(frame)
             elif any(each.call_id == frame.call_id for each in self._held):
@@ -116,7 +124,7 @@ class Berth:
                 self._send(Lane.DATA, held.popleft())
                 continue
             collective = bool(frame.flags & Flag.COLLECTIVE)
-            if self.running or (frozen and collective):
+            if self.running or self._holds or (frozen and collective):
                 return
             held.popleft()
             said = self._said.pop(frame.call_id, [])
@@ -139,7 +147,7 @@ class Berth:
 
     def deliver(self, delivery: Delivery) -> None:
         """Pass a packet of the rank's on to the driver."""
-        _, kind, _, _, call_id, incarnation, extra = delivery.head
+        _, kind, flags, _, call_id, incarnation, extra = delivery.head
         port = self.data if delivery.lane is Lane.DATA else self.control
         if delivery.lane is Lane.DATA:
             if kind == Kind.HELLO:
@@ -147,6 +155,10 @@ class Berth:
                 self.seated = True
             elif kind == Kind.PASSED or kind in _ANSWERS:
                 self._ended_call(call_id, served=kind != Kind.SKIPPED)
+                if kind == Kind.ERROR and flags & Flag.HELD:
+                    self._holds = call_id
+            elif kind == Kind.NOT_SAVED and flags & Flag.HELD:
+                self._holds = call_id
             elif kind == Kind.ITEM:
                 self._pace(call_id, made=extra)
             elif kind == Kind.SAVING and call_id == self.running:

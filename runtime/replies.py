@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import queue
 import socket
-import sys
 import threading
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
-from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
+from phalanx.supervision import MessageTooLarge, NotPicklable
 
 from .codec import encode
+from .doom import Failed
 from .frames import Frame, send
 from .payload import Payload
 from .remote_failure import RemoteFailure
@@ -39,7 +39,7 @@ class AsyncOutput(ABC):
 
 
 class ReplyLine:
-    """Sends one worker's answers in order; *doom* weighs each error before it leaves."""
+    """Sends one worker's answers in order; *doom* weighs what is raised while they leave."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ReplyLine:
         rank: int,
         incarnation: int,
         *,
-        doom: Doom | None = None,
+        doom: Doom,
     ) -> None:
         self._sock = sock
         self._doom = doom
@@ -70,18 +70,12 @@ class ReplyLine:
         else:
             self._send_result(call, result)
 
-    def refuse(self, call: Frame, error: BaseException) -> None:
-        """Answer *call* with *error*."""
-        if self._doom is not None:
-            self._doom.weigh(error)  # at once, though its answer may have to wait for its turn
-
-        def fail() -> Any:
-            raise error
-
+    def refuse(self, call: Frame, failed: Failed) -> None:
+        """Answer *call* with what its method raised, for which this worker may hold, or end."""
         if self._unsent:
-            self._later(call, fail)
+            self._later(call, lambda: failed)
         else:
-            self._send_error(call, error)
+            self._send_failed(call, failed)
 
     def skip(self, call: Frame) -> None:
         """Say that *call* had been withdrawn before it began."""
@@ -115,11 +109,15 @@ class ReplyLine:
         """Say that *call* has run and the state is being stored, to who cannot read the page."""
         self._send(call, Kind.SAVING, None)
 
-    def note(self, call: Frame, kind: int, payload: Payload) -> None:
+    def note(self, call: Frame, kind: int, payload: Payload, flags: int = Flag.NONE) -> None:
         """Send *payload*, which is closed then, ahead of the answer to *call*."""
         try:
             packet = payload.packet(
-                kind, epoch=call.epoch, call_id=call.call_id, incarnation=self._incarnation
+                kind,
+                epoch=call.epoch,
+                call_id=call.call_id,
+                incarnation=self._incarnation,
+                flags=flags,
             )
             send(self._sock, packet, payload.file)
         finally:
@@ -151,13 +149,14 @@ class ReplyLine:
                 try:
                     result = get()
                 finally:
-                    if self._doom is not None:
-                        self._doom.end_copy()
+                    self._doom.end_copy()
             except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
                 self._send_error(call, error)
             else:
                 if result is _WITHDRAWN:
                     self._send(call, Kind.SKIPPED, None)
+                elif isinstance(result, Failed):
+                    self._send_failed(call, result)
                 else:
                     self._send_result(call, result)
             with self._lock:
@@ -189,12 +188,15 @@ class ReplyLine:
         )
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
-        flags = Flag.JOINED if _is_in_process_group() else Flag.NONE
-        doom = self._doom
-        directive = Directive.RESUME if doom is None else doom.weigh(error)
-        self._send(call, Kind.ERROR, encode(RemoteFailure.of(error), "the error"), flags)
-        if doom is not None:
-            doom.carry_out(directive, error)
+        """Answer *call*, whose method has run to its end, with *error*."""
+        self._send_failed(call, Failed(error, self._doom.weigh(error)), may_hold=False)
+
+    def _send_failed(self, call: Frame, failed: Failed, *, may_hold: bool = True) -> None:
+        flags = Flag.HELD if may_hold and failed.verdict.holds else Flag.NONE
+        if failed.verdict.broken:
+            flags |= Flag.BROKEN
+        self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
+        self._doom.carry_out(failed)
 
     def _send(
         self,
@@ -218,11 +220,6 @@ class ReplyLine:
             send(self._sock, packet, payload.file)
         finally:
             payload.close()
-
-
-def _is_in_process_group() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and distributed.is_initialized()
 
 
 _WITHDRAWN = object()

@@ -12,12 +12,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from phalanx.supervision import Directive, ExitKind, ExitReason
+from phalanx.supervision import ExitKind, ExitReason
 
 from .arena import ARENA_IDLE, ARENA_LONGEST
 from .codec import encode
+from .doom import Failed
 from .payload import Payload
 from .remote_failure import RemoteFailure
 from .streams import Inbox, send_items
@@ -145,6 +146,7 @@ class Serving:
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
         span: ServerSpan | None = None
+        holds = False
         try:
             method, args, kwargs, *carrier = frame.value()
             if carrier:
@@ -153,12 +155,7 @@ class Serving:
             # Before the answer: so the driver finds the arguments' memory free for its next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:
-                try:
-                    send_items(
-                        frame, result, self._inbox, self._replies, board, self._hosted.end_copy
-                    )
-                finally:
-                    self._hosted.end_copy()
+                self._stream(frame, result)
                 result = None
             if span is not None:
                 result = span.returned(result)
@@ -169,23 +166,44 @@ class Serving:
         except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
             if span is not None:
                 span.raised(error)
-            # The state behind an error for which the worker ends is none to go on from.
-            if frame.flags & Flag.MARKED and self._hosted.judge(error) is Directive.RESUME:
-                self._save(frame)
-            self._replies.refuse(frame, error)
+            holds = self._refuse(frame, error)
         else:
             spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
             self._replies.answer(frame, result)
             if spoilt is not None:
-                self._doom.carry_out(self._doom.weigh(spoilt), spoilt)
+                holds = spoilt.verdict.holds
+                self._doom.carry_out(spoilt)
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
         if frame.flags & Flag.PACED and self._replies.is_behind:
             self._replies.pass_by(frame)
+        if holds:
+            self._inbox.await_leave(call_id)
 
-    def _save(self, call: Frame) -> BaseException | None:
-        """Store the state: first, so that whatever is answered has been stored. Return an error."""
+    def _stream(self, frame: Frame, made: Any) -> None:
+        """Send the items of *made*."""
+        try:
+            send_items(frame, made, self._inbox, self._replies, self._board, self._hosted.end_copy)
+        finally:
+            self._hosted.end_copy()
+
+    def _refuse(self, frame: Frame, error: BaseException) -> bool:
+        """Answer with *error*; return whether this worker holds for it."""
+        failed = Failed(error, self._doom.weigh(error))
+        # The state behind an error for which the worker ends is none to go on from.
+        saves = frame.flags & Flag.MARKED and not failed.verdict.ends
+        spoilt = self._save(frame) if saves else None
+        self._replies.refuse(frame, failed)
+        if spoilt is not None:
+            self._doom.carry_out(spoilt)
+        return failed.verdict.holds
+
+    def _save(self, call: Frame) -> Failed | None:
+        """Store the state: first, so that whatever is answered has been stored.
+
+        Return what its hook raised, if it did.
+        """
         self._board.save(call.call_id)
         if call.flags & Flag.PACED:
             self._replies.tell_saving(call)
@@ -194,8 +212,10 @@ class Serving:
         except (Terminated, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
+            failed = Failed(error, self._doom.weigh(error))
             failure = encode(RemoteFailure.of(error), "the error")
-            self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure))
-            return error
+            flags = Flag.HELD if failed.verdict.holds else Flag.NONE
+            self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure), flags)
+            return failed
         self._replies.note(call, Kind.SAVED, saved)
         return None

@@ -9,7 +9,9 @@ Left to others: the end of a stream, which is an ordinary answer (`replies`); wh
 (`actors.streams`).
 
 The driver grants items by `Kind.MORE`, whose *extra* is how many it wants in all, and closes a
-stream by `Kind.CLOSE`. Both may come before the stream has begun.
+stream by `Kind.CLOSE`, whose *extra* is how many any rank may have begun to make. Both may come
+before the stream has begun. Ranks that share a process group make all of those before they close:
+one that closed earlier would be missing in what the others do for the next item.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import ExecutorClosed
 
+from .doom import is_in_process_group
 from .frames import Frame, receive, unbundle
 from .spinning import Spinner
 from .wire import Kind
@@ -54,7 +57,9 @@ class Inbox:
         self._spinner = Spinner()
         self._ahead: deque[Frame | None] = deque()
         self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
+        self._begun: dict[int, int] = {}  # of closed ones: how many items any rank may have begun
         self._latest = 0  # the call taken last; what is said of earlier ones is too late
+        self._let_go = 0  # the call after which the driver let this worker go on last
         self._on_foreign = on_foreign
         self._foreign = 0
 
@@ -96,9 +101,28 @@ class Inbox:
                 return granted
             self._read()
 
+    def await_leave(self, call_id: int) -> None:
+        """Return once this worker may begin what comes after *call_id*.
+
+        Where it is to stop instead, nothing comes any more but that.
+        """
+        while self._let_go < call_id:
+            if self._is_ending():
+                while len(self._ahead) > 1:
+                    dropped = self._ahead.popleft()
+                    if dropped is not None:
+                        dropped.drop()
+                return
+            self._read()
+
+    def begun(self, call_id: int) -> int:
+        """Return how many items of *call_id*, which is closed, any rank may have begun to make."""
+        return self._begun.get(call_id, 0)
+
     def forget(self, call_id: int) -> None:
         """The stream *call_id* has ended."""
         self._granted.pop(call_id, None)
+        self._begun.pop(call_id, None)
 
     def _is_ending(self) -> bool:
         if not self._ahead:
@@ -130,9 +154,13 @@ class Inbox:
             self._keep(frame)
 
     def _keep(self, frame: Frame) -> None:
-        if frame.kind not in (Kind.MORE, Kind.CLOSE):
+        if frame.kind == Kind.GO_ON:
+            self._let_go = frame.call_id
+        elif frame.kind not in (Kind.MORE, Kind.CLOSE):
             self._ahead.append(frame)
         elif frame.call_id >= self._latest and self._granted.get(frame.call_id) != CLOSED:
+            if frame.kind == Kind.CLOSE:
+                self._begun[frame.call_id] = frame.extra
             self._granted[frame.call_id] = CLOSED if frame.kind == Kind.CLOSE else frame.extra
 
     def _drop_foreign(self) -> None:
@@ -167,7 +195,9 @@ def send_items(  # noqa: PLR0917
             board.rest()
             granted = inbox.granted(call.call_id, sent)
             board.go_on()
-            if granted == CLOSED:
+            if granted == CLOSED and not (
+                sent < inbox.begun(call.call_id) and is_in_process_group()
+            ):
                 return
             try:
                 item = next(items)
@@ -176,7 +206,8 @@ def send_items(  # noqa: PLR0917
             finally:
                 end_copy()
             sent += 1
-            replies.item(call, sent, item)
+            if granted != CLOSED:
+                replies.item(call, sent, item)
             del item
     finally:
         inbox.forget(call.call_id)

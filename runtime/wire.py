@@ -50,6 +50,7 @@ class Kind:
     REFORM: Final[int] = 9
     RESTORE: Final[int] = 10
     ASK: Final[int] = 11
+    GO_ON: Final[int] = 12
     REPLY: Final[int] = 16
     ERROR: Final[int] = 17
     SKIPPED: Final[int] = 18
@@ -80,8 +81,9 @@ class Flag:
     NONE: Final[int] = 0
     FILE: Final[int] = 1  # the body lies in the memory file whose descriptor came along
     COLLECTIVE: Final[int] = 2  # withdrawn through the board if not yet begun
+    HELD: Final[int] = 2  # an error after which the worker waits for `Kind.GO_ON`
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
-    JOINED: Final[int] = 8  # an error out of a process group: a death may be behind it
+    BROKEN: Final[int] = 8  # an error out of a broken process group: a death may be behind it
     MARKED: Final[int] = 8  # a call with which the worker's state is stored, before its answer
     ARENA: Final[int] = 16  # the body lies in the sender's arena
     LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's

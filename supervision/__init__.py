@@ -25,6 +25,7 @@ from .decider import (
     Decider,
     Directive,
     Rule,
+    is_broken_process_group,
     is_sticky_device_error,
 )
 from .declared import (
@@ -244,6 +245,7 @@ __all__ = [
     "WorkerError",
     "WouldDeadlock",
     "decide_ranks",
+    "is_broken_process_group",
     "is_sticky_device_error",
     "link",
     "new_group",

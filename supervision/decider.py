@@ -170,12 +170,34 @@ def is_sticky_device_error(cause: Cause) -> bool:
     return any(phrase in text for phrase in _STICKY)
 
 
+_BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}
+
+
+def is_broken_process_group(cause: Cause) -> bool:
+    """Return whether *cause*, or what it was raised from, says that a process group is broken.
+
+    Torch has types for that which gloo does not use: its errors are RuntimeErrors that begin with
+    the line of gloo's source they come from. After any of them, a timeout included, its
+    connections are closed for good.
+    """
+    seen: set[int] = set()
+    error: BaseException | None = None if isinstance(cause, ExitReason) else cause
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if _names(type(error)) & _BROKEN_GROUP:
+            return True
+        if isinstance(error, RuntimeError) and "gloo/transport/" in error_text(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 GPU_WORKER = Decider(
     rules=(
         # Memory that one call could not have is free again when it has failed.
         Rule("OutOfMemoryError", Directive.RESUME),
         Rule(is_sticky_device_error, Directive.RESTART),
-        Rule("DistBackendError", Directive.RESTART),
+        Rule(is_broken_process_group, Directive.RESTART),
         Rule(Exception, Directive.RESUME),
     )
 )

@@ -49,6 +49,8 @@ class RankExited:
     Attributes:
         jitter: In [0, 1), spreads the back-off.
         directive: What the user's decider says of it; None leaves it to the restart type.
+        out_of_step: It was ended because the ranks of a process group were out of step, or that was
+            broken: so all of them are formed anew, whatever the strategy.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class RankExited:
     at: float
     jitter: float = 0.0
     directive: Directive | None = None
+    out_of_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
         state, actions = _close(state, event.reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)
     affected = state.replaced_after(event.rank)
+    if event.out_of_step and not state.keep:
+        affected = frozenset(each.number for each in state.ranks)
     if was is RankState.REFORMING and event.rank in state.fresh:
         # A kill says nothing about its hook: whoever sent it may strike anybody.
         if event.reason.kind is not ExitKind.KILLED:

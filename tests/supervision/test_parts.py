@@ -23,6 +23,7 @@ from phalanx.supervision import (
     Restart,
     Rule,
     ThreadTimers,
+    is_broken_process_group,
 )
 from phalanx.supervision.machine import Verdict, verdict
 
@@ -136,6 +137,27 @@ def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_con
     assert GPU_WORKER.directive(sticky) is Directive.RESTART
     assert GPU_WORKER.directive(ValueError("bad shape")) is Directive.RESUME
     assert GPU_WORKER.directive(CRASH) is None
+
+
+def test_errors_of_gloo_count_as_a_broken_process_group_and_others_do_not() -> None:
+    backend_error = type("DistBackendError", (RuntimeError,), {})  # named as torch names it
+
+    def wrapped(cause: Exception) -> Exception:
+        error = KeyError("loss")
+        error.__cause__ = cause
+        return error
+
+    gone = RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+        "Connection closed by peer [127.0.0.1]:4711"
+    )
+
+    for error in (gone, wrapped(gone), backend_error("NCCL error")):
+        assert is_broken_process_group(error)
+        assert GPU_WORKER.directive(error) is Directive.RESTART
+    for error in (RuntimeError("shape mismatch"), ValueError("gloo"), wrapped(ValueError("x"))):
+        assert not is_broken_process_group(error)
+    assert not is_broken_process_group(CRASH)
 
 
 def test_a_refusal_survives_pickling() -> None:

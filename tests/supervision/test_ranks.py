@@ -303,6 +303,27 @@ def test_a_rank_of_this_very_restart_that_is_killed_counts_and_the_others_are_ke
     assert len(state.window.spent) == 2
 
 
+@pytest.mark.parametrize("strategy", list(Strategy))
+def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
+    strategy: Strategy,
+) -> None:
+    state = serving(strategy)
+
+    state, (actions,) = run(state, RankExited(2, 1, CRASHED, 1.0, out_of_step=True))
+
+    assert actions == (Hold(), StopRanks((0, 1), hurry=True))
+    assert len(state.window.spent) == 1
+
+
+def test_ranks_that_are_out_of_step_are_kept_but_for_the_one_that_was_ended() -> None:
+    state = serving(Strategy.ONE_FOR_ALL, keep=True)
+
+    state, (actions,) = run(state, RankExited(2, 1, CRASHED, 1.0, out_of_step=True))
+
+    assert ReformRanks(2, ((0, 1), (1, 1))) in actions
+    assert StartRanks(2, 3, ((2, 2),)) in actions
+
+
 def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
     state, _ = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
