@@ -158,11 +158,13 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 def _dumps_by_value(
-    value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any] | None
+    value: object,
+    keep_in_band: Callable[[pickle.PickleBuffer], Any] | None,
+    make: Callable[..., Any] = cloudpickle.Pickler,
 ) -> Sequence[bytes]:
     target = _Chunks()
     # cloudpickle has no types of its own.
-    pickler: Any = cloudpickle.Pickler(target, 5, buffer_callback=keep_in_band)
+    pickler: Any = make(target, 5, buffer_callback=keep_in_band)
     torch = sys.modules.get("torch")
     if torch is not None:
         for kind, reduce in reducers(torch).items():
@@ -171,14 +173,21 @@ def _dumps_by_value(
     return target
 
 
-def encode_by_value(value: object, what: str) -> bytes:
+def encode_by_value(
+    value: object, what: str, make: Callable[..., Any] = cloudpickle.Pickler
+) -> bytes:
     """Return *value* pickled whole, without buffers; for what is sent once and kept.
+
+    Args:
+        value: As above.
+        what: As below.
+        make: A subclass of cloudpickle's pickler.
 
     Raises:
         NotPicklable: it cannot travel; *what* names it in the message.
     """
     try:
-        return b"".join(_dumps_by_value(value, None))
+        return b"".join(_dumps_by_value(value, None, make))
     except Exception as error:
         msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
         raise NotPicklable(msg) from error

@@ -1,15 +1,22 @@
 """An exception on its way from a worker to a caller.
 
-Guarantees: it always travels; what cannot be pickled, or be rebuilt where it arrives, is told of by
-its name, its text and its traceback; what claims to be one and is not is told of as that.
+Guarantees: it always travels, with its type where what it holds can be pickled and its class is
+known where it arrives: an ``__init__`` whose parameters are not `args` is not called again. Else it
+is told of by its name, its text and its traceback; what claims to be one and is not, as that.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import traceback
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from types import MemberDescriptorType
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 from phalanx.supervision import RemoteError
 
@@ -25,6 +32,8 @@ class RemoteFailure:
 
     Attributes:
         pickled: The exception itself, or None where it cannot be pickled.
+        bare: The same for when the class's own ``__reduce__`` turns out not to work; None where
+            that would be no other.
         trace: The formatted traceback, causes included.
         directive: What was decided about the worker for it; empty for nothing.
     """
@@ -34,6 +43,7 @@ class RemoteFailure:
     trace: str
     pickled: bytes | None
     directive: str = ""
+    bare: bytes | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> RemoteFailure:
@@ -50,11 +60,8 @@ class RemoteFailure:
             trace = "".join(traceback.format_exception(error))
         except Exception:  # noqa: BLE001  # the same
             trace = ""
-        try:
-            pickled: bytes | None = encode_by_value(error, "the exception")
-        except Exception:  # noqa: BLE001  # the stand-in says what is known
-            pickled = None
-        return cls(name, message, trace, pickled)
+        pickled, bare = _pickled(error, bare=False), _pickled(error, bare=True)
+        return cls(name, message, trace, pickled, bare=None if bare == pickled else bare)
 
     @classmethod
     def read(cls, frame: Frame) -> RemoteFailure:
@@ -74,13 +81,79 @@ class RemoteFailure:
 
     def revive(self) -> BaseException:
         """Return the original exception, or a `RemoteError` that stands in for it."""
-        if self.pickled is not None:
+        for pickled in (self.pickled, self.bare):
+            if pickled is None:
+                continue
             try:
-                error = pickle.loads(self.pickled)
-            except (Exception, SystemExit):  # noqa: BLE001  # a type that cannot be rebuilt
-                error = None
+                error = pickle.loads(pickled)
+            except (Exception, SystemExit):  # noqa: BLE001, S112  # it cannot be rebuilt so
+                continue
             # What is no Exception (SystemExit, CancelledError, ...) means something to whoever
             # catches it, and not this: a stand-in tells of it.
             if isinstance(error, Exception):
                 return error
         return RemoteError(self.type_name, self.message, self.trace)
+
+
+def _pickled(error: BaseException, *, bare: bool) -> bytes | None:
+    try:
+        return encode_by_value(error, "the exception", partial(_pickler, bare))
+    except Exception:  # noqa: BLE001  # the stand-in says what is known
+        return None
+
+
+def _pickler(bare: bool, *args: Any, **options: Any) -> Any:
+    """Return a pickler whose exceptions are rebuilt without their ``__init__``.
+
+    The usual way calls the class with `args`, which is what was given to ``super().__init__``, and
+    no more than by chance what the class's own ``__init__`` takes. A class with a ``__reduce__`` of
+    its own is left to that, unless *bare*.
+    """
+    make: Any = cloudpickle.Pickler  # it has no types
+    pickler = make(*args, **options)
+    itself = weakref.proxy(pickler)  # a cycle would keep what it has pickled, tracebacks included
+
+    def reduce(obj: Any) -> Any:
+        kind: type = type(obj)
+        if issubclass(kind, BaseException) and kind.__flags__ & _HEAP:
+            usual = all(
+                getattr(kind, name) is getattr(BaseException, name)
+                for name in ("__reduce__", "__reduce_ex__", "__setstate__")
+            )
+            if bare or usual:
+                return _rebuild, (kind, obj.args), _state_of(obj), None, None, _set_state
+        return make.reducer_override(itself, obj)
+
+    pickler.reducer_override = reduce
+    return pickler
+
+
+def _rebuild(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    native = next(base for base in kind.__mro__ if not base.__flags__ & _HEAP)
+    error: BaseException = native.__new__(kind, *args)
+    object.__setattr__(error, "args", args)  # its own may refuse
+    return error
+
+
+def _state_of(error: BaseException) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return its attributes, and those in slots: of Python's own classes as well."""
+    slots: dict[str, Any] = {}
+    for base in type(error).__mro__:
+        for name, member in vars(base).items():
+            if not isinstance(member, MemberDescriptorType) or name in _LEFT_OUT:
+                continue
+            value = getattr(error, name, None)
+            if value is not None:  # which Python's own take for one that is set
+                slots[name] = value
+    return vars(error), slots
+
+
+def _set_state(error: BaseException, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    vars(error).update(state[0])
+    for name, value in state[1].items():
+        with contextlib.suppress(AttributeError):  # read-only: made by ``__new__``
+            object.__setattr__(error, name, value)
+
+
+_LEFT_OUT = {"obj", "__suppress_context__"}  # AttributeError's `obj` may be anything at all
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made at run time

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.actors.workers import Echo, StartFails
+from tests.actors.workers import Echo, NeedsTwo, StartFails
 
 from phalanx.actors import Executor, WorkerActor
 from phalanx.supervision import (
@@ -39,6 +39,16 @@ def test_a_workers_exception_keeps_its_type_and_says_where_it_comes_from(make: M
     assert "in fail (call" in notes
     assert "workers.py" in notes
     assert ex.collective_rpc("rank") == [0, 1]
+
+
+def test_an_exception_whose_init_takes_other_arguments_keeps_its_type(make: Make) -> None:
+    with pytest.raises(NeedsTwo, match="one") as caught:
+        make(world_size=1).call(0, "fail_with_two")
+
+    assert caught.value.two == "two"
+    (note,) = caught.value.__notes__
+    assert "raised by rank 0 in fail_with_two" in note
+    assert "KeyError: 'inner'" in note
 
 
 def test_an_exception_on_a_rank_whose_reply_is_not_wanted_fails_the_call(make: Make) -> None:

@@ -21,11 +21,19 @@ class Unpicklable(Exception):
         self.lock = threading.Lock()
 
 
-class NeedsTwo(Exception):
-    """Pickles, but cannot be rebuilt."""
+class Unloadable:
+    """Pickles, and cannot be unpickled."""
 
-    def __init__(self, one: str, two: str) -> None:
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+class NeedsTwo(Exception):
+    """Gives its base one argument and takes two."""
+
+    def __init__(self, one: str, two: object) -> None:
         super().__init__(one)
+        self.two = two
 
 
 class Late(AsyncOutput):
@@ -115,7 +123,13 @@ class Echo(WorkerActor):
         raise Unpicklable("cannot travel")
 
     def fail_unbuildable(self) -> None:
-        raise NeedsTwo("one", "two")
+        raise NeedsTwo("one", Unloadable())
+
+    def fail_with_two(self) -> None:
+        try:
+            raise KeyError("inner")
+        except KeyError as error:
+            raise NeedsTwo("one", "two") from error
 
     def reply_unpicklable(self) -> Any:
         return threading.Lock()
