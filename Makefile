@@ -73,7 +73,7 @@ lint: setup
 	$(BIN)/pyright --pythonpath $(BIN)/python  # else it asks whichever python is on the path
 
 bench: setup
-	@set -e; for what in supervision startup recovery rpc; do $(BIN)/phalanx bench $$what; done
+	@set -e; for what in supervision startup recovery rpc; do $(BIN)/python -m benchmarks $$what; done
 
 # Builds the wheel, and tests that wheel instead of the source tree.
 wheel: setup

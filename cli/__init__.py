@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SUBCOMMANDS = {
-    "bench": "measure calls, deaths and starts, here and elsewhere",
     "chaos": "do faults to your workers under traffic, and say whether anything was lost",
     "doctor": "say what this machine has, what is missing, and what to do about it",
     "logs": "follow what a running driver and its workers write",

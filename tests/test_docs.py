@@ -19,7 +19,7 @@ DOCUMENTS = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("examples/*.md"),
-        *ROOT.glob("bench/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
     ]
 )
 

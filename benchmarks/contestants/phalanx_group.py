@@ -1,0 +1,84 @@
+"""This project, through its public face: `collective_rpc` of an executor with default settings."""
+
+from __future__ import annotations
+
+from collections import deque
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from phalanx import Executor, Intensity, Strategy, WorkerActor, Zmq
+
+from . import protocol
+
+_PATIENT = 600.0  # seconds: between its turns all of a contestant is stopped
+
+# What a variant passes on.
+_VARIANTS: dict[str, dict[str, Any]] = {
+    "": {},
+    "asleep": {"spin": 0},
+    "spin": {"spin": 50e-6},
+    "tcp": {"transport": Zmq(lost_after=_PATIENT)},
+    "ipc": {"transport": Zmq(ipc=True, lost_after=_PATIENT)},
+    "fail": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
+    "retry": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
+    "retry, a spare": {
+        "strategy": Strategy.ONE_FOR_ONE,
+        "intensity": Intensity(10, 60.0),
+        "standby": 1,
+    },
+}
+
+
+class Echo(protocol.Echo, WorkerActor):
+    """The same worker, as an actor of ours."""
+
+
+class PhalanxGroup(protocol.Contestant):
+    """A rank group."""
+
+    _executor: Executor[Echo]
+
+    def open(self, ranks: int, variant: str) -> None:
+        self._on_death: Any = "retry" if variant.startswith("retry") else "fail"
+        self._executor = Executor(Echo, ranks, **_VARIANTS[variant])
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def version(self) -> str:
+        return version("phalanx")
+
+    def pids(self) -> list[int]:
+        return [info.pid or 0 for info in self._executor.ranks]
+
+    def payload(self, size: int) -> Any:
+        torch = import_module("torch")  # by name: its types are partly unknown
+        return torch.ones(size // 8, dtype=torch.int64)
+
+    def call(self, method: str, *args: Any) -> Any:
+        return self._executor.collective_rpc(method, args=args)
+
+    def pipeline(self, times: int, window: int) -> None:
+        call = self._executor.collective_rpc
+        waiting: deque[Any] = deque()
+        for _ in range(times):
+            if len(waiting) == window:
+                waiting.popleft().result()
+            waiting.append(call("nothing", non_block=True))
+        for future in waiting:
+            future.result()
+
+    def slow(self, seconds: float, notes: str) -> list[str]:
+        answers = self._executor.collective_rpc(
+            "slow", args=(seconds, notes), on_death=self._on_death, retries=10
+        )
+        return [str(answer) for answer in answers]
+
+    def works(self, timeout: float) -> None:
+        self._executor.collective_rpc("nothing", timeout, on_death=self._on_death, retries=10)
+
+
+def make() -> PhalanxGroup:
+    """Return the contestant."""
+    return PhalanxGroup()

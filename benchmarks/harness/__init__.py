@@ -1,0 +1,1 @@
+"""What every measurement needs: processes of contestants, statistics, tables, targets."""

@@ -1,0 +1,1 @@
+"""What becomes of calls and machines when something is killed."""

@@ -1,0 +1,122 @@
+"""What the message plane is to reach, held against what `rpc` found.
+
+Guarantees: ratios are taken round by round, so that both sides of each had the same machine.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from benchmarks.harness.roster import COPY, OURS
+from benchmarks.harness.stats import Samples, of
+from benchmarks.harness.tables import ranks_in_words
+from benchmarks.harness.targets import Verdict, at_least, at_most
+
+from .run import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .run import Found
+
+# An empty call to so many ranks, over the same of a peer.
+_EMPTY = {
+    1: {"pyzmq": 0.6, "vllm": 0.5},
+    2: {"pyzmq": 0.6, "vllm": 0.35},
+    4: {"pyzmq": 0.5, "vllm": 0.25, "ray": 0.05},
+    8: {"pyzmq": 0.5, "vllm": 0.25, "ray": 0.05},
+}
+_LEAST_PIPELINED = 20_000  # a second
+_MOST_AT_REST = 0.001  # of a processor
+_MOST_SHARED = 8 * MIB
+
+
+def verdicts(found: Found) -> list[Verdict]:
+    """Return one for each target, in the order of the document that sets them."""
+    return [
+        *_empty(found),
+        *_tail(found),
+        *_pipelined(found),
+        *_large(found),
+        _growth(found),
+        *_rest(found),
+    ]
+
+
+def _empty(found: Found) -> Iterator[Verdict]:
+    for ranks, limits in _EMPTY.items():
+        for peer, limit in limits.items():
+            ratio = _ratio(found, ranks, 0, peer)
+            what = f"empty call, {ranks_in_words(ranks)}: at most {limit:g} of {peer}"
+            yield at_most(what, ratio, limit, _why(found, ranks, peer))
+
+
+def _tail(found: Found) -> Iterator[Verdict]:
+    for ranks in _EMPTY:
+        for peer in ("pyzmq", "vllm"):
+            ratio = _ratio(found, ranks, 0, peer, "p99")
+            what = f"p99 of an empty call, {ranks_in_words(ranks)}: below {peer}'s"
+            yield at_most(what, ratio, 1.0, _why(found, ranks, peer))
+
+
+def _pipelined(found: Found) -> Iterator[Verdict]:
+    ours = of(found.pipelined.get((1, OURS), []))
+    theirs = of(found.pipelined.get((1, "pyzmq"), []))
+    what = f"pipelined empty calls, 1 rank: at least {_LEAST_PIPELINED:,} a second"
+    yield at_least(what, ours, _LEAST_PIPELINED, _why(found, 1, OURS))
+    ratio = ours.over(theirs) if ours and theirs else None
+    what = "the same: at least 0.5 of pyzmq"
+    yield at_least(what, ratio, 0.5, _why(found, 1, "pyzmq"))
+
+
+def _large(found: Found) -> Iterator[Verdict]:
+    ratio = _ratio(found, 8, 8 * MIB, "vllm")
+    what = "8 MiB to 8 ranks: at most 0.3 of vllm"
+    yield at_most(what, ratio, 0.3, _why(found, 8, "vllm"))
+    ours = found.series(8, 8 * MIB, OURS)
+    copy = found.series(8, 8 * MIB, COPY)
+    empty = found.series(8, 0, OURS)
+    budget = copy.with_each(empty, lambda one, two: 2 * one + two) if copy and empty else None
+    ratio = ours.over(budget) if ours and budget else None
+    what = "the same: at most 1 of two copies and an empty call"
+    yield at_most(what, ratio, 1.0, _why(found, 8, OURS))
+    ratio = _ratio(found, 4, 64 * MIB, COPY)
+    what = "64 MiB to 4 ranks: at most 1.5 of one copy"
+    yield at_most(what, ratio, 1.5, _why(found, 4, OURS))
+
+
+def _growth(found: Found) -> Verdict:
+    most = max((ranks for ranks, _ in found.growth), default=64)
+    few, many = (of(found.growth.get((ranks, OURS), [])) for ranks in (8, most))
+    ratio = many.over(few) if many and few else None
+    what = f"empty call, {most} ranks over 8: at most linear"
+    return at_most(what, ratio, most / 8, "not asked for")
+
+
+def _rest(found: Found) -> Iterator[Verdict]:
+    ours = [rest for (_, name), rest in found.rest.items() if name == OURS]
+    kinds = {
+        "the driver": [rest.driver_share for rest in ours],
+        "the busiest other process": [rest.worker_share for rest in ours],
+    }
+    for who, shares in kinds.items():
+        worst = Samples((max(shares),)) if shares else None
+        what = f"processor at rest, {who}: below 0.1 %"
+        yield at_most(what, worst, _MOST_AT_REST, "not asked for")
+    worst = Samples((float(max(rest.shared_bytes for rest in ours)),)) if ours else None
+    yield at_most("shared memory at rest: below 8 MiB", worst, _MOST_SHARED, "not asked for")
+
+
+def _ratio(found: Found, ranks: int, size: int, peer: str, what: str = "median") -> Samples | None:
+    ours = found.series(ranks, size, OURS, what)
+    theirs = found.series(ranks, size, peer, what)
+    return ours.over(theirs) if ours and theirs else None
+
+
+def _why(found: Found, ranks: int, peer: str) -> str:
+    for name in (peer, OURS):
+        if (ranks, name) in found.broken:
+            return f"{name} broke: {found.broken[ranks, name]}"
+        if name in found.absent:
+            return f"{name} is absent"
+    return "not asked for"
