@@ -2,8 +2,7 @@
 
 Guarantees: there is one per group, started when it is first needed; one that has died, or no
 longer answers, is replaced at the next start of ranks, and its death is an event; secrets reach it
-and the ranks' sides over inherited descriptors alone; the folder of an ``ipc`` socket is removed
-when the process ends, and by the guardian where the driver dies first.
+and the ranks' sides over inherited descriptors alone.
 
 Left to others: what the process does (`gateway_main`), the other end (`outpost`).
 """
@@ -15,7 +14,6 @@ import json
 import os
 import pickle
 import secrets
-import shutil
 import socket
 import threading
 import time
@@ -29,7 +27,6 @@ from . import ledger
 from .launcher import LaunchSpec
 from .outpost import Posting
 from .status import exit_of_process
-from .stream import stream_bases
 from .vigil import LOOK, Vigil, always
 
 if TYPE_CHECKING:
@@ -45,7 +42,6 @@ _START = 60.0  # seconds; a zygote that is still importing comes first
 _ANSWER = 5.0  # seconds to answer at all
 _CLOSE = 5.0
 _MESSAGE = 4096
-_LONGEST_PATH = 107  # bytes of a socket's path, the kernel's limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +88,8 @@ class MessageMalformed:
 class _Life:
     """One process, from its start to its end."""
 
-    def __init__(self, link: socket.socket, folder: str) -> None:
+    def __init__(self, link: socket.socket) -> None:
         self.link = link
-        self.folder = folder
         self.endpoint = ""
         self.key = ""
         self.failed = ""
@@ -197,11 +192,10 @@ class Gateway:
     def _start(self, is_wanted: Callable[[], bool]) -> None:
         link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ledger.own(link)
-        launcher = self._launcher()
-        life = _Life(link, self._folder(launcher) if self._options.ipc else "")
+        life = _Life(link)
         spec = LaunchSpec(
             entry="phalanx.runtime.gateway_main:main",
-            payload=pickle.dumps((self._options, life.folder)),
+            payload=pickle.dumps(self._options),
             fds={"link": theirs.fileno()},
             label=f"{self._group}/gateway",
             title=f"phalanx: {self._group} gateway",
@@ -210,7 +204,7 @@ class Gateway:
         with self._changed:
             self._life = life
         try:
-            life.process = launcher.launch(
+            life.process = self._launcher().launch(
                 spec,
                 on_exit=lambda process: self._exited(life, process),
                 deadline=deadline,
@@ -234,18 +228,6 @@ class Gateway:
         if not life.endpoint:
             why = life.failed or ("it ended" if life.gone else f"it took more than {_START:g} s")
             raise RuntimeFault(f"the gateway of {self._group} did not start: {why}")
-
-    def _folder(self, launcher: Launcher) -> str:
-        """Return a path for the socket's folder, which nobody has made yet."""
-        name = f"phalanx-link-{os.getpid()}-{secrets.token_hex(4)}"
-        for base in stream_bases():
-            path = base / name
-            fits = len(os.fsencode(path)) + len("/link") <= _LONGEST_PATH
-            if fits and os.access(base, os.W_OK | os.X_OK):
-                launcher.on_driver_death_remove(str(path))
-                return str(path)
-        places = ", ".join(map(str, stream_bases()))
-        raise RuntimeFault(f"no folder for a socket: {places} cannot be written to, or is too long")
 
     def _answers(self, life: _Life) -> bool:
         """Whether the process lives and does its work: it may be stopped."""
@@ -333,7 +315,6 @@ class Gateway:
             if not process.wait(time.monotonic() + patience):
                 process.kill_tree(time.monotonic() + _CLOSE)
             process.close()
-        self._remove(life)
 
     def _forget(self, life: _Life) -> None:
         if life.watch is not None:
@@ -341,10 +322,3 @@ class Gateway:
         if life.link.fileno() >= 0:
             with contextlib.suppress(OSError):
                 ledger.close(life.link)
-        self._remove(life)
-
-    def _remove(self, life: _Life) -> None:
-        if life.folder:
-            shutil.rmtree(life.folder, ignore_errors=True)
-            with contextlib.suppress(RuntimeFault):
-                self._launcher().forget_path(life.folder)

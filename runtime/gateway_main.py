@@ -19,10 +19,10 @@ import itertools
 import json
 import os
 import pickle
+import secrets
 import socket
 import time
 from collections import Counter
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import zmq
@@ -62,11 +62,11 @@ _LAST_WORDS = 100  # milliseconds for what has been said on the way out
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the driver lets go; return the exit code."""
-    options, folder = pickle.loads(payload)
+    options = pickle.loads(payload)
     register_worker()
     # Strangers that never finish their handshake hold descriptors until they are turned away.
     descriptors.raise_limit()
-    gateway = _Gateway(options, folder, fds["link"])
+    gateway = _Gateway(options, fds["link"])
     try:
         gateway.run()
     finally:
@@ -75,7 +75,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
 
 
 class _Gateway:
-    def __init__(self, options: Zmq, folder: str, link: int) -> None:
+    def __init__(self, options: Zmq, link: int) -> None:
         self._options = options
         self._link = socket.socket(fileno=link)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -97,7 +97,7 @@ class _Gateway:
         ):
             self._router.setsockopt(option, value)
         self._monitor = self._router.get_monitor_socket(_HANDSHAKES | zmq.EVENT_DISCONNECTED)
-        endpoint = self._bind(folder)
+        endpoint = self._bind()
         self._berths: dict[int, Berth] = {}
         self._routes: dict[bytes, Berth] = {}
         self._recall: Recall | None = None
@@ -370,7 +370,7 @@ class _Gateway:
 
     # --- where to listen ----------------------------------------------------------------
 
-    def _bind(self, folder: str) -> str:
+    def _bind(self) -> str:
         options = self._options
         if not options.ipc:
             try:
@@ -379,11 +379,9 @@ class _Gateway:
                 self._tell({"failed": f"cannot listen on {options.listens_on}: {error}"})
                 raise SystemExit(1) from error
             return options.advertise or self._router.getsockopt_string(zmq.LAST_ENDPOINT)
-        path = Path(folder)
-        path.mkdir(mode=0o700)
-        path.chmod(0o700)  # whatever the umask is
-        self._router.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-        endpoint = f"ipc://{folder}/link"
+        # An abstract name: it goes with the process. CURVE says who is at the other end.
+        endpoint = f"ipc://@phalanx-link-{os.getpid()}-{secrets.token_hex(8)}"
+        self._router.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
         self._router.bind(endpoint)
         return endpoint
 

@@ -47,7 +47,6 @@ class Guardian:
         self._mark = mark
         self._lock = threading.RLock()
         self._sessions: set[tuple[int, int]] = set()
-        self._paths: set[str] = set()
         self._sock: socket.socket | None = None
         self._pidfd = -1
         self._watch: Watch | None = None
@@ -68,14 +67,6 @@ class Guardian:
     def drop_session(self, key: tuple[int, int]) -> None:
         """Nothing is left of that session."""
         self._tell("session", self._sessions, key, drop=True)
-
-    def add_path(self, path: str) -> None:
-        """Have *path*, a file or a folder, removed when the driver dies."""
-        self._tell("path", self._paths, path)
-
-    def drop_path(self, path: str) -> None:
-        """Leave *path* alone again."""
-        self._tell("path", self._paths, path, drop=True)
 
     def close(self, deadline: float) -> None:
         """End it; raises where it is still there at *deadline* (monotonic)."""
@@ -141,8 +132,6 @@ class Guardian:
         self._watch = self._hub.watch(self._pidfd, select.EPOLLIN, self._on_exit)
         for key in self._sessions:
             self._send("add_session", key)
-        for path in self._paths:
-            self._send("add_path", path)
 
     def _on_exit(self, _events: int) -> None:
         with self._lock:

@@ -1,7 +1,7 @@
 """The guardian: a small process that ends what a dead driver left behind.
 
-Guarantees: when the driver has died, however it died, every process of its tree is killed and
-every path it was told of is removed; then it ends. It watches the driver by pidfd: a forked child
+Guarantees: when the driver has died, however it died, every process of its tree is killed; then it
+ends. It watches the driver by pidfd: a forked child
 of the user's that still holds the other end of the socket does not deceive it. It heeds no signal
 that can be ignored.
 
@@ -15,12 +15,10 @@ from __future__ import annotations
 import contextlib
 import json
 import select
-import shutil
 import signal
 import socket
 import sys
 import time
-from pathlib import Path
 
 from . import descriptors, imprint, tree
 
@@ -35,19 +33,16 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     driver, needle = int(sys.argv[2]), sys.argv[3].encode()
     imprint.show_title("phalanx: guardian")
-    sessions, paths = _watch(sock, driver)
+    sessions = _watch(sock, driver)
     # Twice the work of one round is never needed, except where something sits in a system call
     # that cannot be interrupted: then it is waited for as long as it takes.
     while tree.kill(tree.Quarry(needle, sessions=sessions), time.monotonic() + _ROUND).left:
         pass
-    for path in paths:
-        _remove(Path(path))
 
 
-def _watch(sock: socket.socket, driver: int) -> tuple[set[tuple[int, int]], set[str]]:
-    """Listen until the driver is gone; return the sessions and paths it had told of."""
+def _watch(sock: socket.socket, driver: int) -> set[tuple[int, int]]:
+    """Listen until the driver is gone; return the sessions it had told of."""
     sessions: set[tuple[int, int]] = set()
-    paths: set[str] = set()
     poller = select.poll()
     poller.register(driver, select.POLLIN)
     poller.register(sock, select.POLLIN)
@@ -57,30 +52,18 @@ def _watch(sock: socket.socket, driver: int) -> tuple[set[tuple[int, int]], set[
             # What the driver said before it died counts, so this comes first.
             with contextlib.suppress(ConnectionResetError):
                 if packet := sock.recv(1 << 16):
-                    _heed(json.loads(packet), sessions, paths)
+                    _heed(json.loads(packet), sessions)
                     continue
-            return sessions, paths
+            return sessions
         if driver in ready:
-            return sessions, paths
+            return sessions
 
 
-def _heed(message: dict[str, object], sessions: set[tuple[int, int]], paths: set[str]) -> None:
+def _heed(message: dict[str, object], sessions: set[tuple[int, int]]) -> None:
     match message:
         case {"add_session": [int(pid), int(ticks)]}:
             sessions.add((pid, ticks))
         case {"drop_session": [int(pid), int(ticks)]}:
             sessions.discard((pid, ticks))
-        case {"add_path": str(path)}:
-            paths.add(path)
-        case {"drop_path": str(path)}:
-            paths.discard(path)
         case _:
             pass
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(OSError):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink()

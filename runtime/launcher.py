@@ -156,16 +156,6 @@ class Launcher:
                 if request.pidfd >= 0:  # nobody's process now: the launch has failed
                     self._reapings.discard(request)
 
-    def on_driver_death_remove(self, path: str) -> None:
-        """Have the file or folder *path* removed when this process dies without removing it."""
-        self._check()
-        self._guardian.start()
-        self._guardian.add_path(path)
-
-    def forget_path(self, path: str) -> None:
-        """The path is removed, or shall stay."""
-        self._guardian.drop_path(path)
-
     def close(self, deadline: float) -> None:
         """End everything that was started here, daemons included, and the helpers.
 

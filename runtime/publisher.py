@@ -2,10 +2,10 @@
 
 Guarantees: one message per line, record and event, numbered without gaps, so that an observer
 that was too slow knows how much it missed; nothing is encoded while nobody listens; only this
-user's processes can connect (a directory of mode 0700, and the peer's user is checked as well).
+user's processes can connect (the kernel says whose they are).
 
-Left to others: the directory, and the observer's side (`stream.py`). Runs in the scribe only: zmq
-starts threads, and the driver is to stay free to fork.
+Left to others: the listening socket, and the observer's side (`stream.py`). Runs in the scribe
+only: zmq starts threads, and the driver is to stay free to fork.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
+from .stream import address_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -24,20 +26,21 @@ _HELD_FOR_ONE: Final = 10_000  # messages; then that observer misses some
 
 
 class Publisher:
-    """Publishes on ``ipc://<path>``.
+    """Publishes to those that connect to a socket that `open_stream` has made.
 
     Attributes:
         fd: Readable when an observer comes or goes; call `settle` then.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, listener: int) -> None:
         self._context = zmq.Context()
         try:
             self._socket = self._context.socket(zmq.XPUB)
             self._socket.setsockopt(zmq.SNDHWM, _HELD_FOR_ONE)
             self._socket.setsockopt(zmq.LINGER, 200)
-            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.getuid())
-            self._socket.bind(f"ipc://{path}")
+            self._socket.setsockopt(zmq.IPC_FILTER_UID, os.geteuid())
+            self._socket.setsockopt(zmq.USE_FD, listener)  # its to close from here on
+            self._socket.bind(f"ipc://@{address_of(listener)}")
         except BaseException:
             self._context.destroy(linger=0)
             raise
@@ -80,6 +83,6 @@ class Publisher:
             self._socket.send_multipart([_STATE, data], zmq.NOBLOCK)
 
     def close(self) -> None:
-        """Stop publishing and remove the socket."""
+        """Stop publishing."""
         self._socket.close()
         self._context.term()

@@ -92,10 +92,8 @@ class Runtime:
         with self._lock:
             self._check()
             if self._scribe is None:
-                launcher = self._launcher(())
                 self._scribe = Scribe(
-                    partial(_launch_scribe, launcher),
-                    register_tempdir=launcher.on_driver_death_remove,
+                    partial(_launch_scribe, self._launcher(())),
                     wish=self.glances.wish,
                     **self._options,
                 )

@@ -5,8 +5,8 @@ where it stopped. Nothing here makes the driver wait for a terminal, an observer
 `emit` and `log` may be used on any thread, the hub's included. The others talk to a process: not
 there. A forked child of the driver has no scribe, and cannot end its parent's.
 
-Left to others: the process (`scribe_keeper`; started by what is handed in), the ends that are read
-(`worker_output`), and removing the stream's directory when the driver dies (the guardian).
+Left to others: the process (`scribe_keeper`; started by what is handed in), and the ends that are
+read (`worker_output`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import time
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -25,13 +24,10 @@ from . import ledger
 from .events import LoggedEvent, StreamUnavailable
 from .logs import LEVELS, LogChannel, driver_logger
 from .scribe_keeper import ScribeKeeper
-from .stream import make_stream_directory, new_stream_directory
+from .stream import address_of, open_stream
 from .worker_output import WorkerOutput, log_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
     from .labels import WorkerLabels
     from .scribe_keeper import Launch
 
@@ -40,7 +36,7 @@ class Scribe:
     """The scribe of one runtime. Use it as a context manager, or close it.
 
     Attributes:
-        directory: Where observers find the stream, or None where there is none.
+        address: Where observers find the stream, or None where there is none.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class Scribe:
         name: str = "",
         out: int = 1,
         err: int = 2,
-        register_tempdir: Callable[[str], None] | None = None,
         wish: int | None = None,
     ) -> None:
         """Start the scribe.
@@ -68,8 +63,6 @@ class Scribe:
             name: What observers see this driver called.
             out: The driver's descriptor for what workers write to their stdout.
             err: The same for stderr, records and events.
-            register_tempdir: Told the stream's directory before it is made, so that it is removed
-                if the driver dies without closing.
             wish: The descriptor by which the driver is asked what it looks like (`Glances`).
 
         Raises:
@@ -86,7 +79,7 @@ class Scribe:
         self._keys = itertools.count(1)
         self._log: Any = None
         self._resources = contextlib.ExitStack()
-        self.directory: str | None = None
+        self.address: str | None = None
         try:
             with contextlib.ExitStack() as made:
                 events, sender = log_pair(made)
@@ -98,8 +91,8 @@ class Scribe:
             if wish is not None:
                 fds["wish"] = wish
             if stream:
-                self._make_directory(name, register_tempdir)
-            options = {"console": console, "level": level, "directory": self.directory}
+                fds |= self._open_stream(name)
+            options = {"console": console, "level": level}
             self._keeper = ScribeKeeper(launch, json.dumps(options).encode(), fds, self.emit)
             self._keeper.start()
         except BaseException:
@@ -159,22 +152,13 @@ class Scribe:
         self._resources.callback(ledger.close, mine)
         return mine
 
-    def _make_directory(self, name: str, register: Callable[[str], None] | None) -> None:
-        path = new_stream_directory()
-        problem = "no writable directory has a path short enough for a socket"
-        if path is not None:
-            try:
-                if register is not None:
-                    register(str(path))
-                make_stream_directory(path, name)
-            except OSError as error:
-                problem = str(error)
-            else:
-                self.directory = str(path)
-                self._resources.callback(_remove, path)
-                return
-        self.emit(StreamUnavailable(problem=problem, at=time.monotonic()))
-
-
-def _remove(path: Path) -> None:
-    shutil.rmtree(path, ignore_errors=True)
+    def _open_stream(self, name: str) -> dict[str, int]:
+        """Listen for observers here, not in the process: that may die and come again."""
+        try:
+            listener = ledger.own(open_stream(name))
+        except OSError as error:
+            self.emit(StreamUnavailable(problem=str(error), at=time.monotonic()))
+            return {}
+        self._resources.callback(ledger.close, listener)
+        self.address = address_of(listener.fileno())
+        return {"stream": listener.fileno()}

@@ -15,11 +15,9 @@ import functools
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from . import descriptors
@@ -29,6 +27,7 @@ from .glances import GLANCES
 from .intake import Intake, read_records
 from .labels import WorkerLabels
 from .logs import LEVELS, timestamp
+from .passing import receive_with_fds
 from .sink import Sink
 from .tails import Lane, Tail
 
@@ -60,7 +59,7 @@ class _ScribeLoop:
     def __init__(self, options: dict[str, Any], fds: dict[str, int]) -> None:
         self._console: str | None = options["console"]
         self._level = LEVELS[options["level"]]
-        self._directory: str | None = options["directory"]
+        self._listener = fds.get("stream")
         self._control = socket.socket(fileno=fds["control"])
         self._events = fds["events"]
         self._wish = fds.get("wish")
@@ -104,14 +103,12 @@ class _ScribeLoop:
         if self._publisher is not None:
             self._publisher.send({"kind": "event", "event": "phalanx.stream_closed"})
             self._publisher.close()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
 
     # --- what the driver says -------------------------------------------------------------
 
     def _hear_driver(self) -> None:
         try:
-            data, fds, _, _ = socket.recv_fds(self._control, 1 << 16, 8, socket.MSG_DONTWAIT)
+            data, fds = receive_with_fds(self._control, 1 << 16, 8, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -219,12 +216,12 @@ class _ScribeLoop:
     # --- where it goes --------------------------------------------------------------------
 
     def _publish(self) -> None:
-        if self._directory is None:
+        if self._listener is None:
             return
         try:
             from .publisher import Publisher  # noqa: PLC0415 -- zmq, only where it is wanted
 
-            self._publisher = Publisher(str(Path(self._directory, "stream")))
+            self._publisher = Publisher(self._listener)
         except Exception as error:  # noqa: BLE001 -- without observers all else still works
             event = StreamUnavailable(problem=repr(error), at=time.monotonic())
             self._record("event", {"timestamp": timestamp(), **fields(event)})

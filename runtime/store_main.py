@@ -14,6 +14,8 @@ from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .passing import receive_with_fds
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -27,7 +29,7 @@ def main(_payload: bytes, fds: Mapping[str, int]) -> int:
     link = socket.socket(fileno=fds["link"])
     serving: list[Any] = []  # a store serves as long as it is held
     while True:
-        message, listeners, _, _ = socket.recv_fds(link, 32, 1)
+        message, listeners = receive_with_fds(link, 32, 1)
         if not message:
             return 0
         # The old one first: nobody may find it alive beside the new one.

@@ -1,8 +1,11 @@
 """Observers: how another process of the same user finds a driver and listens to it.
 
-Guarantees: only directories that belong to this user, with mode 0700 and a living driver, are
-looked at; what an observer yields is JSON and nothing else (no pickle); it is told how many
-messages it missed, and its iteration ends when the driver ends.
+Guarantees: a stream is a Unix socket with an abstract name, which the kernel reclaims with the
+driver, however that ends, and which needs no writable folder; the driver itself listens, for as
+long as it lives, so the credentials of the other end of each connection are those of the driver: a
+socket of another user, or of another process, is passed over; what an observer yields is JSON and
+nothing else (no pickle); it is told how many messages it missed, and its iteration ends when the
+driver ends.
 
 Left to others: what is published (the scribe), and what is made of it (the command line).
 """
@@ -12,21 +15,24 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import stat
-import tempfile
+import socket
+import struct
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
+from urllib.parse import quote, unquote
 
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SOCKET: Final = "stream"
-_CARD: Final = "driver.json"
-_LONGEST_PATH: Final = 107  # bytes of a socket's path, the kernel's limit
+_LISTENS: Final = "00010000"  # in the flags that /proc/net/unix shows
+_LONGEST: Final = 107  # bytes of an abstract name, the kernel's limit
+_BACKLOG: Final = 64  # observers that connect while the scribe is being replaced; arbitrary
+_CREDENTIALS: Final = struct.Struct("3i")
+_CONNECTED: Final = struct.Struct("=Hi")  # zmq's event: its kind and the connection's descriptor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,52 +42,48 @@ class DriverStream:
     Attributes:
         name: What the driver calls itself; empty where it does not.
         started_at: When its stream was opened, wall clock, in seconds.
+        address: The abstract name of its socket, without the leading zero byte.
     """
 
     pid: int
     name: str
     started_at: float
-    directory: str
+    address: str
 
 
-def stream_bases() -> list[Path]:
-    """Return where streams are looked for and made, the preferred place first."""
-    places = [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]  # noqa: S108 -- a private directory is made in it
-    found = [Path(place) for place in places if place and Path(place).is_dir()]
-    return list(dict.fromkeys(found))
+def open_stream(name: str) -> socket.socket:
+    """Return a listening socket at which observers find this process under *name*.
 
-
-def new_stream_directory() -> Path | None:
-    """Return a path for a stream of this driver, or None where no place is short enough.
-
-    Nothing is made yet: whoever is to remove it if the driver dies must know it first.
+    A name that is too long for the socket's is cut.
     """
-    name = f"phalanx-{os.getuid()}-{os.getpid()}-{secrets.token_hex(4)}"
-    for base in stream_bases():
-        path = base / name
-        fits = len(os.fsencode(path / _SOCKET)) <= _LONGEST_PATH
-        if fits and os.access(base, os.W_OK | os.X_OK):
-            return path
-    return None
+    head = f"{_prefix()}{time.time():.3f}-{secrets.token_hex(8)}-"
+    while len(address := head + quote(name, safe="")) > _LONGEST:
+        name = name[:-1]
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(f"\0{address}")
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
-def make_stream_directory(path: Path, name: str) -> None:
-    """Make *path*, for this user only, and put the driver's card into it."""
-    path.mkdir(mode=0o700)
-    path.chmod(0o700)  # whatever the umask is
-    pid = os.getpid()
-    card = {"pid": pid, "start": _start_of(pid), "name": name, "started_at": time.time()}
-    (path / _CARD).write_text(json.dumps(card))
+def address_of(listener: int) -> str:
+    """Return the address of a socket that `open_stream` has made."""
+    with socket.socket(fileno=os.dup(listener)) as copy:
+        name: bytes = copy.getsockname()
+    return name[1:].decode()
 
 
 def find_drivers() -> list[DriverStream]:
     """Return the living drivers of this user that can be listened to, oldest first."""
-    found = [
-        driver
-        for base in stream_bases()
-        for path in base.glob(f"phalanx-{os.getuid()}-*")
-        if (driver := _driver_at(path)) is not None
-    ]
+    marker = f" @{_prefix()}"
+    with Path("/proc/net/unix").open(errors="replace") as lines:
+        addresses = {
+            line.split()[-1][1:] for line in lines if marker in line and _LISTENS in line.split()
+        }
+    found = [driver for address in addresses if (driver := _driver_at(address)) is not None]
     return sorted(found, key=lambda driver: driver.started_at)
 
 
@@ -117,9 +119,13 @@ class Observer:
         for kind in ("event", "state") if watch else ("event", "log", "stdout", "stderr"):
             self._socket.setsockopt(zmq.SUBSCRIBE, kind.encode())
         self._watches = watch
-        self._socket.connect(f"ipc://{driver.directory}/{_SOCKET}")
+        self._pid = driver.pid
+        self._is_deceived = False
+        self._connections = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+        self._socket.connect(f"ipc://@{driver.address}")
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._connections, zmq.POLLIN)
         self._poller.register(self._death, zmq.POLLIN)
 
     def next(self, deadline: float | None = None) -> dict[str, Any] | None:
@@ -132,9 +138,14 @@ class Observer:
         while True:
             left = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
             ready = {handle for handle, _ in self._poller.poll(left)}
+            if self._connections in ready:  # zmq tells of a connection before what came over it
+                self._check_peer()
+            if self._is_deceived:
+                return None
             if self._socket in ready:  # before the death: what it said last is still to come
                 return self._received()
-            return None
+            if ready != {self._connections}:
+                return None
 
     @property
     def has_ended(self) -> bool:
@@ -149,6 +160,8 @@ class Observer:
 
     def close(self) -> None:
         """Stop listening."""
+        self._socket.disable_monitor()
+        self._connections.close()
         self._socket.close()
         self._context.term()
         os.close(self._death)
@@ -158,6 +171,20 @@ class Observer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_peer(self) -> None:
+        """Hear nothing more where a new connection leads to another process than the driver.
+
+        A driver's name is free when it has ended, and zmq connects again by itself.
+        """
+        while self._connections.poll(0):
+            kind_and_fd, _ = self._connections.recv_multipart()
+            _, fd = _CONNECTED.unpack(kind_and_fd)
+            try:
+                with socket.socket(fileno=os.dup(fd)) as connection:
+                    self._is_deceived |= _peer_of(connection) != self._pid
+            except OSError:  # closed again
+                self._is_deceived |= self.has_ended
 
     def _received(self) -> dict[str, Any]:
         _, data = self._socket.recv_multipart()
@@ -171,30 +198,28 @@ class Observer:
         return record
 
 
-def _driver_at(path: Path) -> DriverStream | None:
-    try:
-        seen = path.lstat()
-        private = stat.S_ISDIR(seen.st_mode) and stat.S_IMODE(seen.st_mode) == 0o700
-        if not private or seen.st_uid != os.getuid():
-            return None  # somebody else's, made to look like ours
-        loaded: object = json.loads((path / _CARD).read_text())
-        if not isinstance(loaded, dict):
-            return None
-        card = cast("dict[str, Any]", loaded)
-        pid = int(card["pid"])
-        if _start_of(pid) != card["start"]:
-            return None
-        return DriverStream(
-            pid=pid,
-            name=str(card["name"]),
-            started_at=float(card["started_at"]),
-            directory=str(path),
-        )
-    except (OSError, ValueError, KeyError, TypeError):  # gone, or going, or being made
-        return None
+def _prefix() -> str:
+    return f"phalanx-stream-{os.geteuid()}-"
 
 
-def _start_of(pid: int) -> int:
-    """Return when *pid* was started, in the kernel's ticks: with the pid it names one process."""
-    status = Path(f"/proc/{pid}/stat").read_text()
-    return int(status.rpartition(")")[2].split()[19])
+def _driver_at(address: str) -> DriverStream | None:
+    started, _, rest = address.removeprefix(_prefix()).partition("-")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as knock:
+        knock.setblocking(False)
+        try:
+            knock.connect(f"\0{address}")
+            pid = _peer_of(knock)
+            if pid is None:
+                return None
+            os.close(os.pidfd_open(pid))
+            name = unquote(rest.partition("-")[2])
+            return DriverStream(pid=pid, name=name, started_at=float(started), address=address)
+        except (OSError, ValueError):  # gone, or going, or none of ours
+            return None
+
+
+def _peer_of(connection: socket.socket) -> int | None:
+    """Return the pid of the process of this user that listens there; None where there is none."""
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, user, _ = _CREDENTIALS.unpack(data)
+    return pid if user == os.geteuid() and pid > 0 else None

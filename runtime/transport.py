@@ -32,7 +32,7 @@ class Zmq:
         advertise: What the ranks' side connects to, as ``tcp://HOST:PORT``, where that is
             another address than the one bound: behind a relay, or for ``tcp://*``. None connects
             to what was bound.
-        ipc: Use a socket file in a folder of this user's alone, in place of *bind*.
+        ipc: Use a Unix socket, to which only this user's processes can connect, in place of *bind*.
         heartbeat: Seconds between signs of life on a link that has nothing else to carry.
         lost_after: Seconds of silence after which a link is lost; its rank then ends as a hung one
             does, reason ``unresponsive``. At least twice the heartbeat.

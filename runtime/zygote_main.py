@@ -4,7 +4,7 @@ Guarantees: each worker is a child of the driver, not of this process (the proce
 ends at once, and the driver is a subreaper while that happens), so that exit statuses and
 parent-death signals go where they belong; its pidfd is opened before it can be reaped; nothing is
 forked while there is a second thread or a device open here. It ends when the driver ends or lets
-go, and if it sees the driver die first it ends the whole tree.
+go, while it imports too, and once it has imported it ends the whole tree if the driver dies.
 
 Left to others: `zygote`, the driver's side of the same socket.
 
@@ -14,6 +14,8 @@ killed driver, so no parent-death signal ever reaches them.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -30,8 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import descriptors, imprint, tree
-from .birth import Birth, await_go, close_all_but, live
-from .passing import receive_with_fds
+from .birth import LOST, Birth, await_go, close_all_but, live
+from .passing import receive_with_fds, send_with_fds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,12 +63,36 @@ def main() -> None:
         signal.signal(getattr(signal, name), signal.SIG_IGN)  # Ctrl-C is the driver's to judge
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _die_with(sock, driver)
     descriptors.raise_limit()  # requests come with some fifteen each, many at a time
     imprint.show_title("phalanx: zygote")
     _import(sock, preload)
     newborn = _serve(sock, driver, needle)
     # Here in the worker itself, with the zygote's frames gone.
     _run(*newborn)
+
+
+def _die_with(sock: socket.socket, driver: int) -> None:
+    """Have the kernel kill this process when the driver's end of *sock* closes.
+
+    An import may take minutes or hang in native code, so nothing of Python's can watch meanwhile.
+    A parent-death signal would do the same at the end of the thread that started this process,
+    which may end long before the driver. Whatever else the driver sends would kill as well: it
+    sends nothing before it has heard that the import is done.
+    """
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    if poller.poll(0):  # it was closed before, and no signal comes
+        os._exit(LOST)
+
+
+def _outlive(sock: socket.socket) -> None:
+    """Undo `_die_with`."""
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) & ~os.O_ASYNC)
 
 
 def _import(sock: socket.socket, preload: Sequence[str]) -> None:
@@ -84,6 +110,7 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
     os.waitpid(pid, 0)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page it counts in
+    _outlive(sock)
     _tell(sock, {"kind": "ready", "unfit": _unfit()})
 
 
@@ -219,4 +246,5 @@ def _unfit() -> str:
 
 
 def _tell(sock: socket.socket, message: dict[str, object], fds: Sequence[int] = ()) -> None:
-    socket.send_fds(sock, [json.dumps(message).encode()], list(fds))
+    with contextlib.suppress(OSError):  # the driver is gone, and `_serve` is about to see it
+        send_with_fds(sock, json.dumps(message).encode(), fds)

@@ -51,6 +51,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--faults", default=None, type=int, help="how many, in place of a test's own")
 
 
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    return int(request.config.getoption("--seed") or 0)
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
+    """The number of faults: as asked on the command line, else the test's own."""
+    asked = request.config.getoption("--faults")
+    return lambda own: own if asked is None else int(asked)
+
+
 def pytest_collection_finish() -> None:
     """Let the collections that `leak_check` makes pass over what imports and pytest have made."""
     gc.collect()

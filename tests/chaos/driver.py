@@ -84,7 +84,7 @@ def build(world_size: int = 2, **options: Any) -> Executor[Main]:
     ex = Executor(
         Main,
         world_size,
-        preload=(),
+        preload=options.pop("preload", ()),
         runtime=runtime,
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(1000, 60.0),
@@ -280,7 +280,7 @@ def ignores_sigchld() -> None:
 
 def chaos(how: str) -> None:
     """Work, restart and leave strays until somebody kills this program."""
-    ex = build(3)
+    ex = build(3, preload=("torch",) if how == "import" else ())
     ex.call(0, "grandchild", kwargs={"daemon": True})
     ex.call(1, "grandchild", kwargs={"daemon": False})
     if how == "gil":

@@ -34,18 +34,6 @@ AT_START = ("start_raise", "start_exit", "start_die")
 EVERY = (*SUDDEN, *IN_A_CALL, *AT_START)
 
 
-@pytest.fixture
-def seed(request: pytest.FixtureRequest) -> int:
-    return int(request.config.getoption("--seed") or 0)
-
-
-@pytest.fixture
-def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
-    """The number of faults: as asked on the command line, else the test's own."""
-    asked = request.config.getoption("--faults")
-    return lambda own: own if asked is None else int(asked)
-
-
 def _nothing(_worker: object) -> None:
     """Do nothing."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -12,14 +13,14 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests import shared_memory
 
-from phalanx.runtime import tree
+from phalanx.runtime import find_drivers, tree
 
 DRIVER = Path(__file__).with_name("driver.py")
 LONG = 60.0
@@ -388,36 +389,83 @@ def test_a_runtime_held_open_serves_one_executor_after_the_other(drive: Any) -> 
     driver.assert_gone()
 
 
-MOMENTS = ["start", "call", "restart", "close", "gil"]
+MOMENTS = ["start", "import", "call", "restart", "close", "gil"]
+MANNERS = ["alone", "stopped", "with the guardian", "with the zygote", "with everything of ours"]
+STRAY = "time.sleep(600)"  # what workers start
 
 
-def kill_driver(drive: Any, moment: str, seed: int) -> None:
+def kin(driver: Driver) -> dict[int, str]:
+    """Return the driver's tree: pids and commands."""
+    children = (task for task in tree.read_all().values() if task.parent == driver.process.pid)
+    pids = {*driver.left(), *(task.pid for task in children)}
+    return {pid: tree._command(pid) for pid in pids}
+
+
+def kill_driver(drive: Any, moment: str, manner: str, seed: int) -> None:
     """Kill a driver at a seeded moment; nothing of its tree may be there 5 seconds later."""
     before = traces()
-    rng = random.Random(f"{moment}{seed}")
+    rng = random.Random(f"{moment}{manner}{seed}")
     driver = drive("chaos", moment)
-    if moment != "start":
+    if moment in ("start", "import"):
+        time.sleep(rng.uniform(0.0, 3.0))
+    else:
         driver.expect("working")
-    time.sleep(rng.uniform(0.0, 0.6))
+        time.sleep(rng.uniform(0.0, 0.6))
 
-    driver.send(signal.SIGKILL)
+    if manner == "stopped":
+        driver.send(signal.SIGSTOP)
+        time.sleep(rng.uniform(0.0, 0.3))
+    words = {"with the guardian": "guardian", "with the zygote": "zygote"}
+    ours = kin(driver)
+    doomed = [pid for pid, name in ours.items() if words.get(manner, "nothing") in name]
+    if manner == "with everything of ours":
+        doomed = [pid for pid, name in ours.items() if STRAY not in name]
+    doomed = [driver.process.pid, *(pid for pid in doomed if pid != driver.process.pid)]
+    rng.shuffle(doomed)
+    streams = [one.address for one in find_drivers() if one.pid == driver.process.pid]
+    for pid in doomed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     driver.process.wait(LONG)
 
-    deadline = time.monotonic() + 5.0
+    if manner == "with everything of ours":  # nothing is left that could end what workers started
+        for pid, task in driver.left().items():
+            if STRAY in tree._command(pid) and tree.read(pid) == task:
+                os.kill(pid, signal.SIGKILL)
     driver.assert_gone(5.0)
-    while not traces() <= before and time.monotonic() < deadline:
+    deadline = time.monotonic() + 5.0
+    while (left := [pid for pid in ours if tree.read(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
+    assert not left
     assert traces() <= before
+    sockets = Path("/proc/net/unix").read_text()
+    assert not [address for address in streams if address in sockets]
+    assert not [pid for pid in ours if f"@phalanx-link-{pid}-" in sockets]
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_killed_driver_leaves_nothing(drive: Any, moment: str, seed: int) -> None:
-    kill_driver(drive, moment, seed)
+def test_a_killed_driver_leaves_nothing(drive: Any, moment: str) -> None:
+    kill_driver(drive, moment, "alone", 0)
+
+
+@pytest.mark.parametrize("manner", MANNERS[1:])
+def test_a_driver_that_is_killed_with_others_leaves_nothing(drive: Any, manner: str) -> None:
+    kill_driver(drive, "call", manner, 0)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("seed", range(100, 110))
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_fifty_killed_drivers_leave_nothing(drive: Any, moment: str, seed: int) -> None:
-    kill_driver(drive, moment, seed)
+@pytest.mark.timeout(3600)
+def test_two_hundred_killed_drivers_leave_nothing(
+    drive: Any, times: Callable[[int], int], seed: int
+) -> None:
+    """``pytest tests/chaos/test_drivers.py -m soak --faults 200 --seed 1``."""
+    ways = [(moment, manner) for moment in MOMENTS for manner in MANNERS]
+    failed: dict[str, str] = {}
+    for number in range(times(200)):
+        moment, manner = ways[number % len(ways)]
+        try:
+            kill_driver(drive, moment, manner, seed * 1_000_000 + number)
+        except AssertionError as error:
+            failed[f"{number}: {moment}, {manner}"] = str(error)
+
+    assert not failed

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.actors.workers import Echo
-from tests.chaos.deeds import OFTEN, wait_healed, wait_until
+from tests.chaos.deeds import OFTEN, wait_healed
 from tests.chaos.links import (
     NEVER,
     QUICK,
@@ -263,20 +262,21 @@ def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
     assert (status.in_flight, status.waiting) == (0, 0)
 
 
-def test_a_killed_driver_leaves_no_process_and_no_socket_file(
+def test_a_killed_driver_leaves_no_process_and_no_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PHALANX_TEST_TRANSPORT", "ipc")
     driver = Driver("calls", NEVER)
     try:
         driver.expect("calling")
-        folders = list(Path(tempfile.gettempdir()).glob("phalanx-link-*"))
+        (gateway,) = [pid for pid in driver.left() if "gateway" in tree._command(pid)]
+        name = f"@phalanx-link-{gateway}-"
+        assert name in Path("/proc/net/unix").read_text()
 
         driver.send(signal.SIGKILL)
         driver.wait()
 
         driver.assert_gone()
-        assert len(folders) == 1
-        wait_until(lambda: not folders[0].exists())
+        assert name not in Path("/proc/net/unix").read_text()
     finally:
         driver.close()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import select
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ DRIVER = f"""
 import sys; sys.path.insert(0, {HARNESS!r})
 import conftest
 from phalanx.runtime import GroupUp, Scribe
-with Scribe(conftest.launch, console=None, name="mine") as scribe:
+with Scribe(conftest.launch, console=None, name=sys.argv[1]) as scribe:
     print(flush=True)
     for number, _ in enumerate(sys.stdin):
         scribe.log.info("said", number=number)
@@ -36,7 +36,7 @@ LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.ar
 
 
 def driver_at(pid: int, name: str = "") -> DriverStream:
-    return DriverStream(pid=pid, name=name, started_at=0.0, directory="/nowhere")
+    return DriverStream(pid=pid, name=name, started_at=0.0, address="nowhere")
 
 
 def parsed(*words: str) -> argparse.Namespace:
@@ -45,20 +45,15 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_it_shows_what_the_driver_says_and_ends_with_it(tmp_path: Path) -> None:
-    environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)}
+def test_it_shows_what_the_driver_says_and_ends_with_it() -> None:
+    name = f"logs-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
     driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
+        [sys.executable, "-c", DRIVER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     assert driver.stdin is not None
     assert driver.stdout is not None
     driver.stdout.readline()
-    logs = subprocess.Popen(
-        [sys.executable, "-c", LOGS, "mine", "--json"], stdout=subprocess.PIPE, env=environment
-    )
+    logs = subprocess.Popen([sys.executable, "-c", LOGS, name, "--json"], stdout=subprocess.PIPE)
     assert logs.stdout is not None
     deadline = time.monotonic() + LONG
     while not select.select([logs.stdout], [], [], 0.1)[0]:  # a subscription takes a moment
@@ -76,10 +71,9 @@ def test_it_shows_what_the_driver_says_and_ends_with_it(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_without_a_driver_it_says_so_in_one_line(tmp_path: Path) -> None:
+def test_without_a_driver_it_says_so_in_one_line() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LOGS, "nobody"],
-        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path), "TMPDIR": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=LONG,

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ import sys
 from phalanx import Executor, Supervisor, SupervisorSpec, WorkerDied, executor_child
 from phalanx.runtime import Runtime
 from tests.actors.workers import Echo
-with Runtime(console=None, name="mine") as runtime:
+with Runtime(console=None, name=sys.argv[1]) as runtime:
     more = {"preload": (), "runtime": runtime}
     nested = SupervisorSpec(id="inner", children=[executor_child("solo", Echo, 1, **more)])
     spec = SupervisorSpec(id="root", children=[executor_child("tp", Echo, 2, **more), nested])
@@ -47,13 +48,14 @@ with Runtime(console=None, name="mine") as runtime:
 
 
 class Driver:
-    def __init__(self, environment: dict[str, str]) -> None:
-        self.environment = environment
+    def __init__(self) -> None:
+        self.environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+        self.name = f"top-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
         self.popen = subprocess.Popen(
-            [sys.executable, "-c", DRIVER],
+            [sys.executable, "-c", DRIVER, self.name],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env=self.environment,
             cwd=ROOT,
             text=True,
         )
@@ -82,7 +84,7 @@ class Driver:
         )
 
     def seen(self) -> dict[str, Any]:
-        told = self.top("mine", "--json")
+        told = self.top(self.name, "--json")
         assert told.returncode == 0, told.stderr
         seen: dict[str, Any] = json.loads(told.stdout)
         return seen
@@ -95,7 +97,7 @@ class Terminal:
         self.fd, end = pty.openpty()
         environment = {**driver.environment, "COLUMNS": "140", "LINES": "40", "TERM": "xterm"}
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.cli", "top"],
+            [sys.executable, "-m", "phalanx.cli", "top", driver.name],
             stdin=end,
             stdout=end,
             stderr=end,
@@ -124,14 +126,9 @@ class Terminal:
         return self.popen.wait(LONG)
 
 
-def started(folder: Path) -> Driver:
-    place = {"XDG_RUNTIME_DIR": str(folder), "TMPDIR": str(folder)}
-    return Driver({**os.environ, **place, "PYTHONWARNINGS": "ignore"})
-
-
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
-    driver = started(tmp_path_factory.mktemp("top"))
+def driver() -> Iterator[Driver]:
+    driver = Driver()
     yield driver
     os.kill(driver.pid, signal.SIGCONT)
     driver.popen.communicate(timeout=LONG)
@@ -169,7 +166,7 @@ def test_groups_trees_and_ranks_are_told_to_programs(driver: Driver, tmp_path: P
 
 
 def test_one_picture_is_shown_as_a_tree(driver: Driver) -> None:
-    told = driver.top("mine", "--once")
+    told = driver.top(driver.name, "--once")
 
     assert told.returncode == 0, told.stderr
     first = [line.split()[0] for line in told.stdout.splitlines() if line.strip()]
@@ -194,8 +191,8 @@ def test_the_live_view_follows_deaths_and_ends_at_ctrl_c(driver: Driver) -> None
     os.close(terminal.fd)
 
 
-def test_the_live_view_ends_with_the_driver(tmp_path: Path) -> None:
-    driver = started(tmp_path)
+def test_the_live_view_ends_with_the_driver() -> None:
+    driver = Driver()
     terminal = Terminal(driver)
     terminal.until("root", "serving")
 
@@ -211,18 +208,19 @@ def test_the_live_view_ends_with_the_driver(tmp_path: Path) -> None:
 def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", driver.environment["XDG_RUNTIME_DIR"])
-    monkeypatch.setattr("tempfile.tempdir", driver.environment["TMPDIR"])
     monkeypatch.setattr("phalanx.cli.top._PATIENCE", 0.5)
 
     wrong = main(["top", "yours", "--once"]), *capsys.readouterr()
     listed = main(["top", "--list"]), *capsys.readouterr()
     os.kill(driver.pid, signal.SIGSTOP)
-    silent = main(["top", "mine", "--json"]), *capsys.readouterr()
+    silent = main(["top", driver.name, "--json"]), *capsys.readouterr()
     os.kill(driver.pid, signal.SIGCONT)
 
-    assert wrong == (2, "", f"phalanx top: driver='yours': running: {driver.pid} (mine)\n")
-    assert listed == (0, f"{driver.pid}\tmine\n", "")
+    assert wrong[:2] == (2, "")
+    assert wrong[2].startswith("phalanx top: driver='yours': running: ")
+    assert f"{driver.pid} ({driver.name})" in wrong[2]
+    assert listed[0] == 0
+    assert f"{driver.pid}\t{driver.name}\n" in listed[1]
     said = "it is stopped, or very busy"
     problem = f"phalanx top: driver {driver.pid} did not answer within 0.5 s: {said}\n"
     assert silent == (1, "", problem)
@@ -233,7 +231,7 @@ def test_a_driver_that_falls_silent_is_said_to_be() -> None:
 
     picture = Picture(groups=[], trees=[], at=time.monotonic() - 42)
     console = Console(width=100, record=True, file=io.StringIO())
-    driver = DriverStream(pid=1, name="", started_at=0.0, directory="")
+    driver = DriverStream(pid=1, name="", started_at=0.0, address="")
 
     console.print(draw(driver, picture, [], 100))
 
@@ -299,7 +297,7 @@ def test_names_do_not_command_the_terminal() -> None:
     picture = sketch.take(ended(1))
     assert isinstance(picture, Picture)
     console = Console(width=200, record=True, file=io.StringIO())
-    driver = DriverStream(pid=1, name="d\x1b[31;1H", started_at=0.0, directory="")
+    driver = DriverStream(pid=1, name="d\x1b[31;1H", started_at=0.0, address="")
 
     console.print(draw(driver, picture, [{"event": "e\x07", "level": "info"}], 200))
 

@@ -44,14 +44,10 @@ class Driver:
         self.starter.line.close()
 
 
-def churn(argument: str) -> None:
+def churn(_argument: str) -> None:
     """Start workers of all kinds, kill and restart them, until somebody ends this."""
     say(begun=True)
     driver = Driver()
-    folder = Path(argument)
-    driver.launcher.on_driver_death_remove(argument)
-    folder.mkdir(exist_ok=True)
-    (folder / "socket").touch()
     starter = driver.starter
     while True:
         workers = [
@@ -72,6 +68,15 @@ def stay(_argument: str) -> None:
     worker = driver.starter.start("beget", "daemon hold_gil")
     daemon = driver.starter.line.hear()["pids"]["daemon"]
     say(worker=worker.pid, daemon=daemon, **driver.helpers())
+    wait_for_ever()
+
+
+def imports(folder: str) -> None:
+    """Stay, while the zygote imports a module of *folder*."""
+    sys.path.insert(0, folder)
+    driver = Driver(("endless",))
+    driver.launcher.warm()
+    say(guardian=driver.launcher.guardian_pid)
     wait_for_ever()
 
 

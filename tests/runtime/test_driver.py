@@ -91,10 +91,9 @@ def run() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, tmp_path: Path, seed: int) -> None:
-    folder = tmp_path / "made by the driver"
+def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, seed: int) -> None:
     memory = shared_memory.names()
-    program = run("churn", str(folder))
+    program = run("churn")
     program.hear()
 
     # From the first start to well into the third round.
@@ -102,7 +101,6 @@ def test_a_driver_killed_at_any_moment_leaves_nothing(run: Any, tmp_path: Path, 
     program.kill()
 
     await_nothing(program)
-    eventually(lambda: not folder.exists())
     assert shared_memory.names() <= memory
 
 
@@ -112,6 +110,23 @@ def test_one_helper_killed_with_the_driver_is_one_too_few(run: Any, helper: str)
     said = program.hear()
 
     os.kill(said[helper], signal.SIGKILL)
+    program.kill()
+
+    await_nothing(program)
+
+
+def test_a_zygote_that_imports_ends_with_driver_and_guardian(run: Any, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    os.mkfifo(begun)
+    tmp_path.joinpath("endless.py").write_text(
+        f"import ctypes\nopen({str(begun)!r}, 'w').close()\nctypes.PyDLL(None).sleep(600)\n"
+    )
+    program = run("imports", str(tmp_path))
+    guardian = program.hear()["guardian"]
+    begun.read_text()  # it holds the interpreter lock from now on
+
+    program.popen.send_signal(signal.SIGSTOP)
+    os.kill(guardian, signal.SIGKILL)
     program.kill()
 
     await_nothing(program)

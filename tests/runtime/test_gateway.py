@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,22 +94,19 @@ def test_a_named_address_is_listened_on_and_no_other(
     assert listening(driver.gateway.pid) == {"0200007F"}
 
 
-def test_a_socket_file_lies_in_a_private_folder_that_goes_with_it(
+def test_a_socket_of_this_machine_has_an_abstract_name(
     driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
 ) -> None:
     driver = driver_of(Zmq(ipc=True))
     berth = driver.berth()
     rank = rank_of(berth.posting)
     rank.greets()
-    path = Path(berth.posting.endpoint.removeprefix("ipc://"))
-    seen = path.parent.stat()
+    address = berth.posting.endpoint.removeprefix("ipc://")
 
     assert isinstance(berth.next(), Frame)
+    assert address.startswith("@")
     assert driver.gateway.pid is not None
-    assert listening(driver.gateway.pid) == {str(path)}
-    assert (stat.S_IMODE(seen.st_mode), seen.st_uid) == (0o700, os.getuid())
-    driver.close()
-    assert not path.parent.exists()
+    assert listening(driver.gateway.pid) == {address}
 
 
 def test_an_address_that_cannot_be_bound_is_told(driver_of: Callable[[Zmq], Driver]) -> None:
@@ -152,7 +148,7 @@ def intrude(posting: Posting, who: str) -> None:
         family = socket.AF_UNIX if posting.endpoint.startswith("ipc") else socket.AF_INET
         with socket.socket(family) as raw:
             raw.settimeout(LONG)
-            address = posting.endpoint.partition("://")[2]
+            address = posting.endpoint.partition("://")[2].replace("@", "\0")
             host, _, port = address.partition(":")
             raw.connect(address if family == socket.AF_UNIX else (host, int(port)))
             greeting = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)

@@ -15,9 +15,8 @@ from phalanx.runtime.scribe import Scribe
 from phalanx.runtime.stream import Observer
 
 from .conftest import Console, launch
-from .test_stream import attached, mine, runtime_dir, until
+from .test_stream import attached, mine, until
 
-__all__ = ["runtime_dir"]
 LONG = 30.0
 
 

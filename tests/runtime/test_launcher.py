@@ -352,8 +352,8 @@ def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Sta
         process.close()
 
 
-def test_a_killed_guardian_is_replaced(starter: Starter, tmp_path: Path, events: list[Any]) -> None:
-    starter.launcher.on_driver_death_remove(str(tmp_path / "x"))
+def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> None:
+    assert starter.start("leave", 0).wait(soon())
     old = starter.launcher.guardian_pid
     assert old is not None
 

@@ -302,8 +302,6 @@ log.info("last")
 def test_close_shows_what_was_written_and_leaves_nothing(console: Console) -> None:
     before = open_fds()
     scribe = Scribe(launch, console="json", out=console.fd, err=console.fd)
-    directory = scribe.directory
-    assert directory is not None
     output = scribe.open_worker(labels_of(0))
     worker = Worker(output, "print('last thing')")
     worker.wait()
@@ -312,7 +310,6 @@ def test_close_shows_what_was_written_and_leaves_nothing(console: Console) -> No
     scribe.close()
 
     assert console.record(text_is("last thing"))
-    assert not Path(directory).exists()
     assert open_fds() == before
     assert not Path(f"/proc/{pid}").exists()
     scribe.close()  # twice is once
@@ -380,24 +377,22 @@ def test_options_that_make_no_sense_are_refused(field: str, value: Any) -> None:
         Scribe(launch, **{field: value})
 
 
-def test_when_the_driver_is_killed_the_scribe_ends_and_takes_its_directory_along(
-    tmp_path: Path,
-) -> None:
+def test_when_the_driver_is_killed_the_scribe_ends_and_the_stream_with_it() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest, time
 from phalanx.runtime.scribe import Scribe
 scribe = Scribe(conftest.launch, console=None)
-print(scribe.pid, scribe.directory, flush=True)
+print(scribe.pid, scribe.address, flush=True)
 input()
 """
     driver = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert driver.stdout is not None
-    pid, directory = driver.stdout.readline().split()
+    pid, address = driver.stdout.readline().split()
     death = os.pidfd_open(int(pid))
-    assert Path(directory).stat().st_mode & 0o777 == 0o700
+    assert address in Path("/proc/net/unix").read_text()
 
     driver.kill()
     driver.communicate()
@@ -405,4 +400,4 @@ input()
     # Its end of the pipe is the event; nobody here is its parent.
     assert select.select([death], [], [], LONG)[0]
     os.close(death)
-    assert not Path(directory).exists()
+    assert address not in Path("/proc/net/unix").read_text()

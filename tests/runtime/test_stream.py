@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import zmq
 
 from phalanx.runtime.events import GroupUp
 from phalanx.runtime.scribe import Scribe
@@ -27,18 +28,8 @@ if TYPE_CHECKING:
     from phalanx.runtime.worker_output import WorkerOutput
 
 
-@pytest.fixture(autouse=True)
-def runtime_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A place of this test's own for streams, so that it finds only its own drivers."""
-    # Of a short name: pytest's own folders may be too long for the path of a socket.
-    with tempfile.TemporaryDirectory(prefix="pytest-") as name:
-        monkeypatch.setenv("XDG_RUNTIME_DIR", name)
-        monkeypatch.setattr("tempfile.tempdir", name)
-        yield Path(name)
-
-
 @pytest.fixture
-def scribe(runtime_dir: Path, console: Console) -> Iterator[Scribe]:
+def scribe(console: Console) -> Iterator[Scribe]:
     with Scribe(launch, console=None, out=console.fd, err=console.fd, name="mine") as scribe:
         yield scribe
 
@@ -67,12 +58,22 @@ def until(observer: Observer, **wanted: Any) -> dict[str, Any]:
     raise AssertionError(f"not seen: {wanted}")
 
 
-def test_a_driver_is_found_by_its_private_directory(scribe: Scribe, runtime_dir: Path) -> None:
-    driver = mine()
+def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
+    monkeypatch: pytest.MonkeyPatch, console: Console, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    name = "naïve name/" + "x" * 200
 
-    assert (driver.name, driver.directory) == ("mine", scribe.directory)
-    assert Path(driver.directory).parent == runtime_dir
-    assert Path(driver.directory).stat().st_mode & 0o777 == 0o700
+    with Scribe(launch, console=None, out=console.fd, err=console.fd, name=name) as scribe:
+        driver = mine()
+        made = list(tmp_path.iterdir())
+
+    assert driver.address == scribe.address
+    assert name.startswith(driver.name)
+    assert len(driver.name) > 10
+    assert made == []
+    assert scribe.address not in Path("/proc/net/unix").read_text()
 
 
 def test_an_observer_sees_lines_records_and_events(scribe: Scribe) -> None:
@@ -103,7 +104,7 @@ def test_an_observer_is_told_when_the_driver_closes(scribe: Scribe) -> None:
         records = list(observer)
 
     assert records[-1]["event"] == "phalanx.stream_closed"
-    assert find_drivers() == []
+    assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
 def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: Scribe) -> None:
@@ -140,10 +141,10 @@ def test_an_observer_of_a_dead_driver_is_refused() -> None:
     gone.wait()
 
     with pytest.raises(RuntimeFault, match="has ended"):
-        Observer(DriverStream(pid=gone.pid, name="", started_at=0.0, directory="/nowhere"))
+        Observer(DriverStream(pid=gone.pid, name="", started_at=0.0, address="nowhere"))
 
 
-def test_iteration_ends_when_the_driver_is_killed(runtime_dir: Path) -> None:
+def test_iteration_ends_when_the_driver_is_killed() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest
@@ -156,7 +157,7 @@ print(flush=True); input()
     )
     assert driver.stdout is not None
     driver.stdout.readline()
-    (found,) = find_drivers()
+    (found,) = [one for one in find_drivers() if one.pid == driver.pid]
     with Observer(found) as observer:
         driver.kill()
         driver.communicate()
@@ -166,60 +167,80 @@ print(flush=True); input()
     assert all(record["event"] == "phalanx.stream_closed" for record in records)
 
 
-@pytest.mark.parametrize("flaw", ["mode", "card", "dead", "list", "link"])
-def test_a_directory_that_is_not_what_it_seems_is_passed_over(
-    scribe: Scribe, runtime_dir: Path, flaw: str
-) -> None:
-    path = runtime_dir / f"phalanx-{os.getuid()}-1-evil"
-    card = json.loads(Path(mine().directory, "driver.json").read_text())
-    path.mkdir(mode=0o700)
-    path.joinpath("driver.json").write_text(
-        {"card": "{", "list": "[]", "dead": json.dumps({**card, "start": 1})}.get(
-            flaw, json.dumps(card)
-        )
+def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(scribe: Scribe) -> None:
+    if os.geteuid():
+        pytest.skip("only root can be two users")
+    head = "phalanx-stream-0"
+    addresses = [
+        f"{head}-1.0-{os.getpid()}-evil",
+        f"{head}-1.0-{os.getpid()}-deaf",
+        f"{head}-x-y-z",
+    ]
+    sockets = [socket.socket(socket.AF_UNIX) for _ in addresses]
+    for one, address in zip(sockets, addresses, strict=True):
+        one.bind(f"\0{address}")
+    evil, _, odd = sockets
+    odd.listen()
+    os.seteuid(65534)
+    evil.listen()  # the kernel notes whose it is
+    os.seteuid(0)
+
+    found = [driver.address for driver in find_drivers()]
+
+    for one in sockets:
+        one.close()
+    assert scribe.address in found
+    assert not set(addresses) & set(found)
+
+
+def test_nothing_is_heard_from_another_process_under_the_name_of_a_driver_that_has_ended() -> None:
+    code = """
+import sys, socket
+listener = socket.socket(socket.AF_UNIX); listener.bind("\\0" + sys.argv[1]); listener.listen()
+print(flush=True); input()
+"""
+    address = f"phalanx-stream-{os.geteuid()}-1.0-{os.getpid()}-shared"
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code, address], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
-    if flaw == "mode":
-        path.chmod(0o755)
-    if flaw == "link":
-        path.rename(runtime_dir / "elsewhere")
-        path.symlink_to(runtime_dir / "elsewhere")
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    (found,) = [one for one in find_drivers() if one.address == address]
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    impostor = context.socket(zmq.PUB)
+    impostor.setsockopt(zmq.LINGER, 0)
+    with Observer(found) as observer:
+        driver.kill()
+        driver.communicate()
+        impostor.bind(f"ipc://@{address}")
+        lie = [b"event", json.dumps({"kind": "event", "event": "lie"}).encode()]
 
-    assert [driver.directory for driver in find_drivers()] == [scribe.directory]
+        heard = observer.next(time.monotonic() + LONG)
+        for _ in range(20):  # as it is until zmq has connected again, too
+            impostor.send_multipart(lie)
+            heard = heard or observer.next(time.monotonic() + 0.05)
+
+    impostor.close()
+    context.term()
+    assert heard is None
 
 
-def test_without_a_stream_nothing_is_made(runtime_dir: Path, console: Console) -> None:
+def test_without_a_stream_there_is_no_socket(console: Console) -> None:
     with Scribe(launch, console=None, stream=False, out=console.fd, err=console.fd) as scribe:
-        assert scribe.directory is None
-        assert list(runtime_dir.iterdir()) == []
-
-
-def test_the_directory_is_registered_before_it_exists(console: Console) -> None:
-    told: list[tuple[str, bool]] = []
-
-    with Scribe(
-        launch,
-        console=None,
-        out=console.fd,
-        err=console.fd,
-        register_tempdir=lambda path: told.append((path, Path(path).exists())),
-    ) as scribe:
-        assert told == [(scribe.directory, False)]
+        assert scribe.address is None
+        assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
 def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
-    console: Console, runtime_dir: Path
+    console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def spoil(path: str) -> None:
-        Path(path).mkdir()
-        Path(path, "stream").mkdir()
+    monkeypatch.setattr("phalanx.runtime.stream._LONGEST", 110)  # one the kernel does not take
 
-    with Scribe(
-        launch, console="json", out=console.fd, err=console.fd, register_tempdir=spoil
-    ) as scribe:
+    with Scribe(launch, console="json", out=console.fd, err=console.fd, name="x" * 200) as scribe:
         record = console.record(lambda r: r["event"] == "phalanx.stream_unavailable")
         scribe.log.info("alive")
 
-        assert "File exists" in record["problem"]
+        assert "too long" in record["problem"]
         assert console.record(lambda r: r["event"] == "alive")
 
 
