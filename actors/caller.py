@@ -16,16 +16,17 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import Payload, encode
-from phalanx.supervision import ExecutorClosed
+from phalanx.supervision import ExecutorClosed, NotPicklable
 
 from .calls import Call
 from .futures import CallFuture
 from .interrupts import interrupts
 from .notices import Overdue
+from .recipe import culprit
 from .saving import save_now, saving_call
 from .streams import ReplyStream
 from .termination import living
-from .terms import terms_of
+from .terms import check_timeout, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -84,6 +85,8 @@ class Caller:
             stream: Where the items arrive, if it is a stream.
             lead: What *aggregate* gets beside the values.
         """
+        if timeout is not None:
+            check_timeout(timeout)  # first: arguments that took its place are missing elsewhere
         name, declared = self._methods.declared_of(method, each)
         terms = terms_of(
             now=0.0 if timeout is None else time.monotonic(),
@@ -197,9 +200,12 @@ class Caller:
         try:
             for args, kwargs in each:
                 what = (method, args, kwargs)
-                encoded = encode(
-                    what if span is None else (*what, span.carrier), f"the arguments of {name}"
-                )
+                try:
+                    encoded = encode(
+                        what if span is None else (*what, span.carrier), f"the arguments of {name}"
+                    )
+                except NotPicklable as error:
+                    raise culprit(name, args, kwargs, error) from error.__cause__
                 payloads.append(self._plane.pack(encoded))
         except BaseException as error:
             if span is not None:

@@ -7,15 +7,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from enum import StrEnum
+from typing import Any, TypeVar, cast
 
 from phalanx.supervision import RuntimeFault, SpecError
+
+_Word = TypeVar("_Word", bound=StrEnum)
 
 
 def check_kind(field: str, value: object, kind: type) -> None:
     """Raise unless *value* is a *kind*."""
     if not isinstance(value, kind):
-        raise SpecError(field, value, f"give a {kind.__name__}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise SpecError(field, value, f"give {article} {kind.__name__}")
+
+
+def check_word(field: str, value: object, kind: type[_Word]) -> _Word:
+    """Return the member of *kind* that *value* is, or names."""
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise SpecError(field, value, f"give one of {', '.join(kind)}") from None
 
 
 def check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:

@@ -113,6 +113,10 @@ class Core:
                 place,
             )
         except BaseException as error:
+            shared: Shared | None = getattr(self, "shared", None)
+            if shared is not None and not shared.gone.is_set():
+                shared.watch.close()
+                shared.plane.close()
             release.close()
             if descriptors.is_shortage(error):
                 raise too_few_descriptors(error) from error

@@ -271,7 +271,13 @@ class Dispatch(Generic[W]):
     def _log_failure(self, method: str, future: Future[Any]) -> None:
         """Log what a call of *method* ended in, that nobody waits for, if that is an error."""
         if not future.cancelled() and (error := future.exception()) is not None:
-            self._group.log.error("phalanx.tell_failed", method=method, error=repr(error))
+            self._group.log.error(
+                "phalanx.tell_failed",
+                method=method,
+                rank=getattr(future, "failed_rank", 0),  # an inline one has no other
+                error=repr(error),
+                notes="\n".join(getattr(error, "__notes__", ())),
+            )
 
     def stream(
         self,

@@ -51,8 +51,8 @@ class Executor(Dispatch[W]):
         prefill_context: Ranks that share one prompt.
         layout: The sizes as a `Layout`, in place of the three.
         strategy: Who is restarted with a rank that died. `ONE_FOR_ALL` for ranks that share a
-            process group; `ONE_FOR_ONE` for independent replicas.
-        intensity: How many restarts are allowed; one more ends the group.
+            process group; `ONE_FOR_ONE` for independent replicas. Its word does as well.
+        intensity: How many restarts are allowed, in how many seconds; one more ends the group.
         restart: Which ends of a rank are restarted. A rank that is not ends the group.
         backoff: How long to wait before restarts in a row; None does not wait.
         devices: A `DevicePool` that several executors share; or the devices to choose from, by
@@ -133,9 +133,9 @@ class Executor(Dispatch[W]):
         pipeline: int | None = None,
         prefill_context: int | None = None,
         layout: Layout | None = None,
-        strategy: Strategy = Strategy.ONE_FOR_ALL,
-        intensity: Intensity = Intensity(3, 60.0),  # noqa: B008  # frozen
-        restart: Restart = Restart.PERMANENT,
+        strategy: Strategy | str = Strategy.ONE_FOR_ALL,
+        intensity: Intensity | tuple[int, float] = Intensity(3, 60.0),  # noqa: B008  # frozen
+        restart: Restart | str = Restart.PERMANENT,
         backoff: BackOff | None = None,
         devices: Any = None,
         devices_per_rank: float = 1,

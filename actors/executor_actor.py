@@ -135,6 +135,15 @@ class ExecutorActor(SteadfastActor):
         self._forming = staff.forming
         self._suspicion = staff.suspicion
 
+    def _start_actor_loop(self) -> None:
+        try:
+            super()._start_actor_loop()
+        except BaseException:  # no thread is to be had: nothing else would give all that back
+            pykka.ActorRegistry.unregister(self.actor_ref)
+            self._staff.close(lambda: None)
+            self.shared.gone.set()
+            raise
+
     # --- hearing ------------------------------------------------------------------------
 
     def _tell(self, notice: object) -> None:

@@ -124,13 +124,20 @@ class Forming:
 
     def reform(self, action: ReformRanks) -> None:
         """Have ranks that are kept leave their process group and join another."""
+        why, formation = "", None
         try:
             formation = self._formation(action.epoch)
-        except Exception:  # noqa: BLE001  # the start that follows meets the same, and tells it
-            return
+        except Exception as error:  # noqa: BLE001  # ranks that cannot be told are replaced
+            self._herald.start_failed(error)
+            why = f"it could not be re-formed: {type(error).__name__}: {error}"
         for rank, incarnation in action.ranks:
             member = self._members.find(rank, incarnation)
-            if member is not None:
+            if member is None:
+                continue
+            if formation is None:
+                member.broken = why
+                self._stopping.kill(member)
+            else:
                 order = self._members.reform(member, formation)
                 self._seating.reform(rank, incarnation, order)
 

@@ -15,7 +15,7 @@ import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
-from phalanx.supervision import ExecutorClosed, WouldDeadlock
+from phalanx.supervision import ExecutorClosed, WorkerDied, WouldDeadlock
 
 from .termination import living
 from .waking import waker
@@ -127,6 +127,14 @@ class CallFuture(Future[Any]):
     def cancelled(self) -> bool:
         """Whether `cancel` came before the outcome."""
         return self._call.done and isinstance(self._call.error, CancelledError)
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The rank whose exception, or death, is the outcome; None for any other."""
+        if self._call.failed is not None:
+            return self._call.failed[1]
+        reports = self._call.reports if isinstance(self._call.error, WorkerDied) else ()
+        return reports[-1].rank if reports else None
 
     def running(self) -> bool:
         """Whether the call has been sent and not been settled."""

@@ -8,6 +8,7 @@ supervision: an exception of the start is raised as it is.
 from __future__ import annotations
 
 import os
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,11 @@ from phalanx.runtime import (
     encode,
     ledger,
 )
-from phalanx.supervision import SHUTDOWN
+from phalanx.supervision import SHUTDOWN, NotPicklable
 
 from .context import WorkerContext
 from .hosting import Seed, WorkerHost
+from .recipe import culprit
 from .status import GroupView, RankInfo
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class InlineRank:
             rendezvous=None,
         )
         self._layout = spec.layout
+        self._turn = threading.RLock()  # a method may call its own executor
         self._host = WorkerHost(seed, context)
         try:
             self._host.start()
@@ -88,11 +91,12 @@ class InlineRank:
 
     def run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call and return its value."""
-        method, args, kwargs = _travel((method, args, kwargs), f"the arguments of {name}")
+        method, args, kwargs = _arrive(name, method, args, kwargs)
         try:
-            value = self._host.invoke(method, args, kwargs)
-            if isinstance(value, AsyncOutput):
-                value = value.get_output()
+            with self._turn:
+                value = self._host.invoke(method, args, kwargs)
+                if isinstance(value, AsyncOutput):
+                    value = value.get_output()
         except Exception as error:
             with suppress(Exception):  # an exception type may refuse further attributes
                 error.add_note(f"raised by rank 0 in {name} (inline)")
@@ -108,9 +112,14 @@ class InlineRank:
         rank: int | None,
     ) -> Iterator[Any]:
         """Run one call and yield the items of what it returns."""
-        method, args, kwargs = _travel((method, args, kwargs), f"the arguments of {name}")
+        method, args, kwargs = _arrive(name, method, args, kwargs)
         try:
-            for item in self._host.invoke(method, args, kwargs):
+            items = iter(self._host.invoke(method, args, kwargs))
+            while True:
+                with self._turn:
+                    item = next(items, _END)
+                if item is _END:
+                    return
                 travelled = _travel(item, f"an item of {name}")
                 yield (0, travelled) if rank is None else travelled
         except Exception as error:
@@ -137,6 +146,21 @@ class InlineRank:
     def _let_go(self) -> None:
         self._pool.give_back(self._lease, os.getpid())
         self._pool.close()
+
+
+_END = object()
+
+
+def _arrive(
+    name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Return the method and the arguments of a call as a worker would have them."""
+    try:
+        arrived: tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+        arrived = _travel((method, args, kwargs), f"the arguments of {name}")
+    except NotPicklable as error:
+        raise culprit(name, args, kwargs, error) from error.__cause__
+    return arrived
 
 
 def _travel(value: Any, what: str) -> Any:

@@ -22,7 +22,7 @@ from .notices import Emitted
 from .outcomes import Outcome, OutcomeKind
 from .status import status_of
 from .streams import InlineStream
-from .terms import Shape, terms_of
+from .terms import Shape, check_timeout, terms_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,6 +68,8 @@ class InlineGroup:
         lead: int = 0,
     ) -> Any:
         """Run a call here and now, and return its value, its future or its stream."""
+        if timeout is not None:
+            check_timeout(timeout)
         name, _ = self._methods.declared_of(method, each)
         terms_of(
             now=0.0,

@@ -5,14 +5,16 @@ Guarantees: a recipe that exists can be called, and has been pickled; nothing of
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
-from phalanx.runtime import encode_by_value
-from phalanx.supervision import BadArguments, SpecError
+from phalanx.runtime import encode, encode_by_value
+from phalanx.supervision import BadArguments, NotPicklable, SpecError
 
-from .worker import WorkerActor
+from .worker import HOOKS, WorkerActor
 
 
 def check_worker(worker: object) -> type[WorkerActor]:
@@ -22,6 +24,13 @@ def check_worker(worker: object) -> type[WorkerActor]:
         raise SpecError("worker", given, "give a class derived from phalanx.WorkerActor")
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
+    for hook in sorted(HOOKS):
+        if inspect.iscoroutinefunction(getattr(worker, hook)):
+            text = f"{worker.__qualname__}.{hook} is async; a worker's hooks are plain methods"
+            raise SpecError("worker", worker, text)
+    if inspect.getattr_static(worker, "ctx") is not inspect.getattr_static(WorkerActor, "ctx"):
+        text = f"rename {worker.__qualname__}.ctx: phalanx sets that attribute"
+        raise SpecError("worker", worker, text)
     return worker
 
 
@@ -70,6 +79,22 @@ def factory_of(
     for key, value in (kwargs or {}).items():
         encode_by_value(value, f"kwargs[{key!r}]={value!r}")
     return encode_by_value((worker, tuple(args), dict(kwargs or {})), "the constructor's arguments")
+
+
+def culprit(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: NotPicklable
+) -> NotPicklable:
+    """Return *error*, why a call of *name* cannot travel, with the argument that is to blame."""
+    named = {f"args[{index}]": value for index, value in enumerate(args)}
+    named |= {f"kwargs[{key!r}]": value for key, value in kwargs.items()}
+    for field, value in named.items():
+        if isinstance(value, Future | asyncio.Future):
+            return NotPicklable(f"{field} of {name} is a future: pass its result()")
+        try:
+            encode(value, f"{field}={value!r} of {name}")
+        except NotPicklable as own:
+            return own
+    return error
 
 
 def keywords_of(rank: int, own: object) -> bytes:

@@ -16,7 +16,7 @@ from phalanx.supervision import Strategy
 
 from .calls import Call
 from .cuts import Cuts
-from .terms import Shape, terms_of
+from .terms import Shape, check_timeout, terms_of
 from .worker import declared_limit
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ _RETRIES = 3  # deaths in a row that one outlives; arbitrary
 
 def saving_call(plane: Plane, seq: int, timeout: float | None, now: float) -> Call:
     """Return a call with which every rank stores its state."""
+    if timeout is not None:
+        check_timeout(timeout)
     terms = terms_of(now=now, timeout=timeout, on_death="retry", retries=_RETRIES)
     payload = plane.pack(encode((_nothing, (), dict[str, Any]()), "checkpoint"))
     call = Call(seq, "checkpoint", Shape.COLLECTIVE, [payload], terms)

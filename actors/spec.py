@@ -39,6 +39,7 @@ from .checks import (
     check_limit,
     check_per_rank,
     check_seconds,
+    check_word,
 )
 from .layout import Layout
 from .recipe import check_arguments, check_constructor, check_worker, factory_of, keywords_of
@@ -129,9 +130,9 @@ def spec_of(
     pipeline: int | None,
     prefill_context: int | None,
     layout: Layout | None,
-    strategy: Strategy,
-    intensity: Intensity,
-    restart: Restart,
+    strategy: Strategy | str,
+    intensity: Intensity | tuple[int, float],
+    restart: Restart | str,
     backoff: BackOff | None,
     devices: Any,
     devices_per_rank: float,
@@ -169,11 +170,10 @@ def spec_of(
     check_choice("launch", launch, ("zygote", "exec", "inline"))
     if launch == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
-    check_kind("strategy", strategy, Strategy)
+    strategy = check_word("strategy", strategy, Strategy)
     if strategy.has_instances:
         raise SpecError("strategy", strategy, "give one_for_one, one_for_all or rest_for_one")
-    check_kind("intensity", intensity, Intensity)
-    check_kind("restart", restart, Restart)
+    restart = check_word("restart", restart, Restart)
     check_kind("stop", stop, StopPolicy)
     if backoff is not None:
         check_kind("backoff", backoff, BackOff)
@@ -202,7 +202,7 @@ def spec_of(
         env=check_env("env", env),
         rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
         strategy=strategy,
-        intensity=intensity,
+        intensity=_check_intensity(intensity),
         restart=restart,
         backoff=backoff,
         devices=devices,
@@ -230,6 +230,15 @@ def spec_of(
         snapshots=_check_snapshots(checkpoint),
         spin=check_spin(spin, zmq),
     )
+
+
+def _check_intensity(intensity: object) -> Intensity:
+    given: Any = intensity
+    if isinstance(given, list | tuple) and len(cast("Sequence[Any]", given)) == 2:
+        given = Intensity(*cast("Sequence[Any]", given))
+    if not isinstance(given, Intensity):
+        raise SpecError("intensity", intensity, "give an Intensity, or (restarts, seconds)")
+    return given
 
 
 def _check_checkpoint(

@@ -6,6 +6,7 @@ half-done; none of them holds on to what it is about.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from phalanx.runtime import CrashReport, DeviceStatus
-    from phalanx.supervision import GroupState
+    from phalanx.supervision import GroupState, RestartWindow
 
     from .checkpoint import Checkpoint
     from .layout import Layout
@@ -49,7 +50,7 @@ class GroupView:
     Attributes:
         phase: What it is doing; ``serving`` when it takes calls.
         restarts: Deaths that led to a restart, in all.
-        restarts_in_window: How many of those count against the intensity just now.
+        window: Those that count against the intensity; None where there is none.
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
         layout: How its ranks are laid out; after a resize has begun, those that there will be.
@@ -60,10 +61,15 @@ class GroupView:
     epoch: int = 0
     ranks: tuple[RankInfo, ...] = ()
     restarts: int = 0
-    restarts_in_window: int = 0
+    window: RestartWindow | None = None
     planned: int = 0
     standby: int = 0
     reports: tuple[CrashReport, ...] = ()
+
+    @property
+    def restarts_in_window(self) -> int:
+        """How many restarts count against the intensity just now."""
+        return 0 if self.window is None else self.window.count(time.monotonic())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +141,7 @@ def view_of(
         epoch=state.epoch,
         ranks=tuple(ranks),
         restarts=restarts,
-        restarts_in_window=len(state.window.spent),
+        window=state.window,
         planned=planned,
         standby=standby,
         reports=reports,

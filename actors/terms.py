@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from phalanx.supervision import SpecError
 
@@ -56,13 +56,13 @@ def terms_of(
 ) -> Terms:
     """Return the terms of a call made *now*, which counts only where there is a *timeout*.
 
+    That has been checked (`check_timeout`).
+
     Raises:
-        SpecError: a negative timeout or number of retries, or an unknown policy.
+        SpecError: a negative number of retries, or an unknown policy.
     """
-    if timeout is not None:
-        _check_timeout(timeout)
-        if timeout == math.inf:
-            timeout = None
+    if timeout == math.inf:
+        timeout = None
     key = (on_death, retries, on_timeout, tell)
     if timeout is None and type(retries) is int:
         known = _KNOWN.get(key)
@@ -81,10 +81,15 @@ def terms_of(
     return terms
 
 
-def _check_timeout(timeout: object) -> None:
-    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if not (number and timeout >= 0):  # type: ignore[operator]  # a number
-        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
+def check_timeout(timeout: Any) -> None:
+    """Raise unless *timeout* is a number of seconds; infinity is none."""
+    kind = cast("type[object]", type(timeout))
+    if issubclass(kind, int | float) and kind is not bool and timeout >= 0:
+        return
+    remedy = "give seconds >= 0, or None for no limit"
+    if issubclass(kind, list | tuple | dict):
+        remedy += "; the timeout comes before the method's arguments: give those as args=(...)"
+    raise SpecError("timeout", timeout, remedy)
 
 
 def _check_retries(retries: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 from phalanx.supervision import BadArguments, SpecError, UnknownMethod
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _F = TypeVar("_F", bound="Callable[..., Any]")
 Reply = Literal["every", "output", "driver"] | int
 
-_HOOKS = frozenset(
+HOOKS = frozenset(
     (
         "on_start",
         "on_stop",
@@ -38,6 +38,16 @@ _HOOKS = frozenset(
 _MARK = "__phalanx__"
 
 
+class _Unset:
+    """Stands for `WorkerActor.ctx` until that is set: an attribute of the object hides it."""
+
+    def __get__(self, worker: object, owner: type) -> Self:
+        if worker is None:
+            return self
+        msg = "ctx is set after __init__ has returned: use it in on_start(self, ctx)"
+        raise AttributeError(msg)
+
+
 class WorkerActor:
     """Subclass it; one instance lives in each worker process, and its public methods are calls.
 
@@ -45,7 +55,7 @@ class WorkerActor:
     set and `on_start` runs. One call at a time is served, on the process's main thread.
     """
 
-    ctx: WorkerContext
+    ctx: WorkerContext = cast("Any", _Unset())
     """Who and where this worker is; set before `on_start`."""
 
     def on_start(self, ctx: WorkerContext) -> None:
@@ -257,7 +267,7 @@ class Methods:
         """Return the step methods."""
         found: dict[str, Method] = {}
         for name in dir(self._worker):
-            if name.startswith("_") or name in _HOOKS:
+            if name.startswith("_") or name in HOOKS:
                 continue
             declared = getattr(inspect.getattr_static(self._worker, name), _MARK, None)
             if declared is not None and declared.reply is not None:
@@ -266,7 +276,7 @@ class Methods:
 
     def _look_up(self, name: str) -> Method:
         value = inspect.getattr_static(self._worker, name, None)
-        public = not name.startswith("_") and name not in _HOOKS
+        public = not name.startswith("_") and name not in HOOKS
         if public and value is None and self._open:
             return Method(name, None, -1, None, _UNDECLARED)
         function = getattr(self._worker, name, None)
@@ -275,7 +285,7 @@ class Methods:
                 known
                 for known in dir(self._worker)
                 if not known.startswith("_")
-                and known not in _HOOKS
+                and known not in HOOKS
                 and callable(getattr(self._worker, known, None))
             ]
             msg = f"{self._worker.__qualname__} has no method {name!r}; it has {', '.join(names)}"

@@ -88,6 +88,9 @@ def test_what_a_tell_fails_with_is_logged(
     event, _ = [each for each in logged if each["event"] == "phalanx.tell_failed"]
     assert (event["group"], event["method"], event["log_level"]) == ("told", "fail", "error")
     assert "boom" in event["error"]
+    assert event["rank"] == 0
+    assert "raised by rank 0 in fail" in event["notes"]
+    assert launch == "inline" or "workers.py" in event["notes"]  # the remote traceback
 
 
 def test_step_methods_are_methods_of_the_executor(make: Make) -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy
+from pykka import ActorRegistry, ThreadingActor
+from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
-from phalanx.actors import Executor, Layout, StopPolicy
+from phalanx.actors import Executor, Layout, StopPolicy, WorkerActor
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
     CallTimeout,
@@ -360,6 +361,74 @@ def await_doing(ex: Executor[Any], what: str) -> tuple[Any, ...]:
             return ranks
         assert time.monotonic() < deadline
         time.sleep(0.005)
+
+
+def test_restarts_count_in_the_window_for_as_long_as_its_period(make: Make) -> None:
+    ex = make(world_size=1, intensity=Intensity(5, 0.5))
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("kill_self", 30, (0,))
+    ex.collective_rpc("rank", 30)
+
+    deadline = time.monotonic() + 30
+    while ex.status().restarts_in_window:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ex.status().restarts == 1
+
+
+def test_an_executor_without_a_thread_for_its_actor_leaves_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(world_size=1).collective_rpc("rank", 30)
+    actors, opened = len(ActorRegistry.get_all()), len(list(Path("/proc/self/fd").iterdir()))
+
+    def refuse(_actor: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadingActor, "_start_actor_loop", refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                make(world_size=1)
+
+    assert len(ActorRegistry.get_all()) == actors
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+
+
+class Counter(WorkerActor):
+    """Says how many threads were ever in it at once."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+
+    def stay(self, gate: str) -> int:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        wait_for(gate)
+        self.inside -= 1
+        return self.most
+
+
+def test_an_inline_rank_serves_one_call_at_a_time(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1, launch="inline")
+    gate = tmp_path / "gate"
+    begun = threading.Barrier(3)
+    most: list[int] = []
+
+    def call() -> None:
+        begun.wait(30)
+        most.append(ex.call(0, "stay", args=(str(gate),)))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    time.sleep(0.1)  # for the second to come in, where it may
+    gate.touch()
+    for thread in threads:
+        thread.join(30)
+
+    assert most == [1, 1]
 
 
 def test_resize_forms_the_group_anew(make: Make) -> None:

@@ -19,9 +19,12 @@ from tests.actors.workers import Echo, NeedsTwo, StartFails
 from phalanx.actors import Executor, WorkerActor
 from phalanx.supervision import (
     BadArguments,
+    Intensity,
     NotPicklable,
     RemoteError,
+    Restart,
     SpecError,
+    Strategy,
     UnknownMethod,
 )
 
@@ -137,6 +140,20 @@ class NotAWorker:
     pass
 
 
+class AsyncHook(WorkerActor):
+    async def checkpoint(self) -> int:
+        return 1
+
+
+class HasContext(WorkerActor):
+    ctx: Any = None
+
+
+class Eager(WorkerActor):
+    def __init__(self) -> None:
+        self.rank = self.ctx.rank
+
+
 @pytest.mark.parametrize(
     ("worker", "options", "field"),
     [
@@ -158,6 +175,11 @@ class NotAWorker:
         (Echo, {"launch": "magic"}, "launch"),
         (Echo, {"launch": "inline"}, "world_size"),
         (Echo, {"strategy": "one_for_all?"}, "strategy"),
+        (Echo, {"restart": "always"}, "restart"),
+        (Echo, {"intensity": (3,)}, "intensity"),
+        (Echo, {"intensity": 3}, "intensity"),
+        (AsyncHook, {}, "worker"),
+        (HasContext, {}, "worker"),
         (Echo, {"preload": "torch"}, "preload"),
         (Echo, {"name": ""}, "name"),
         (Echo, {"devices": ["a"]}, "devices"),
@@ -170,6 +192,51 @@ def test_a_spec_that_makes_no_sense_names_field_and_value(
         make(worker, **options)
 
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"strategy": "one_for_al"}, "one_for_one, one_for_all, rest_for_one"),
+        ({"intensity": 3}, r"give an Intensity, or \(restarts, seconds\)"),
+        ({"stop": 3}, "give a StopPolicy"),
+    ],
+)
+def test_an_error_lists_the_choices(make: Make, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        make(Echo, **options)
+
+
+def test_words_and_pairs_stand_for_members(make: Make) -> None:
+    ex = make(Echo, 1, strategy="one_for_one", restart="transient", intensity=(2, 60))
+
+    assert ex._core.spec.strategy is Strategy.ONE_FOR_ONE
+    assert ex._core.spec.restart is Restart.TRANSIENT
+    assert ex._core.spec.intensity == Intensity(2, 60)
+
+
+def test_arguments_in_the_place_of_the_timeout_are_pointed_at(make: Make) -> None:
+    ex = make(Echo, 1)
+
+    with pytest.raises(SpecError, match=r"args=\(\.\.\.\)"):
+        ex.collective_rpc("gated", ("/gate",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("launch", ["zygote", "inline"])
+def test_an_argument_that_cannot_travel_is_named(make: Make, launch: str) -> None:
+    ex = make(Echo, 1, launch=launch)
+
+    with pytest.raises(NotPicklable, match=r"^args\[1\]=.*lock"):
+        ex.collective_rpc("gated", args=("/gate", threading.Lock()))
+    with pytest.raises(NotPicklable, match=r"^kwargs\['value'\]=.*lock"):
+        ex.collective_rpc("echo", kwargs={"value": threading.Lock()})
+    with pytest.raises(NotPicklable, match=r"args\[0\] of echo is a future: pass its result\(\)"):
+        ex.collective_rpc("echo", args=(concurrent.futures.Future[int](),))
+
+
+def test_the_context_is_missed_in_the_constructor_by_name(make: Make) -> None:
+    with pytest.raises(AttributeError, match=r"ctx is set after __init__ .* on_start"):
+        make(Eager, 1)
 
 
 def test_a_world_size_that_is_not_the_product_prints_the_arithmetic() -> None:

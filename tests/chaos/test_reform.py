@@ -15,7 +15,7 @@ from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_unti
 from tests.chaos.keepers import Holder, Keeper, Loner, Sender
 
 from phalanx.actors import Executor
-from phalanx.runtime import Runtime
+from phalanx.runtime import RendezvousStore, Runtime
 from phalanx.supervision import ExitKind, Intensity, SpecError, Strategy, WorkerDied
 
 Make = Callable[..., Executor[Any]]
@@ -54,6 +54,28 @@ def test_only_the_dead_rank_is_replaced_and_the_others_keep_what_they_hold(
     assert [info.incarnation for info in ex.ranks] == [1 + (rank == dead) for rank in range(3)]
     assert {info.epoch for info in ex.ranks} == {2}
     assert "the others are kept" in ex.status().reports[-1].decision
+
+
+def test_ranks_that_cannot_be_told_of_the_next_epoch_are_replaced(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = make()
+    before = pids(ex)
+    works, errors = RendezvousStore.open, [OSError(24, "Too many open files")]
+
+    def fails_once(store: RendezvousStore, epoch: int) -> Any:
+        if errors:
+            raise errors.pop()
+        return works(store, epoch)
+
+    monkeypatch.setattr(RendezvousStore, "open", fails_once)
+    kill(ex, 1)
+
+    total = ex.collective_rpc("total", LONG, on_death="retry", retries=3)
+    assert total == [3.0, 3.0, 3.0]
+    assert not set(before) & set(pids(ex))
+    assert any("could not be re-formed" in str(each.reason) for each in ex.status().reports)
+    assert ex.status().restarts_in_window == 1
 
 
 def test_a_planned_restart_of_a_rank_keeps_the_others(make: Make) -> None:
