@@ -90,12 +90,13 @@ class Dispatch(Generic[W]):
             CallTimeout: naming the ranks that had not answered.
             ExecutorClosed: the executor was closed first, or its group had ended already.
         """
+        want, lead = unique_reply_rank, 0
         if unique_reply_rank is not None:
             check_rank("unique_reply_rank", unique_reply_rank, self._layout.world_size)
         if aggregate is not None:
             check_callable("aggregate", aggregate)
-        want = None if aggregate is not None else unique_reply_rank
-        lead = unique_reply_rank if unique_reply_rank is not None else self._layout.output_rank
+            lead = self._layout.output_rank if unique_reply_rank is None else unique_reply_rank
+            want = None
         return self._call(
             Shape.COLLECTIVE,
             method,

@@ -21,6 +21,7 @@ from phalanx.supervision import SHUTDOWN, CallerError, ExitKind, ExitReason, NoD
 from .checks import too_few_descriptors
 from .formation import Formation
 from .notices import Close, NotStarted
+from .recipe import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -84,10 +85,13 @@ class Forming:
         self._rendezvous: Rendezvous | None = None
         self.layout = spec.layout
         self.no_device: NoDevice | None = None
+        self._source = Source(spec.worker)
 
     def start(self, action: StartRanks, *, first: bool) -> None:
         """Start ranks, or have it told when to try again; *first* where none has served yet."""
         self._seating.resize(action.size)
+        if not first and self._source.has_changed():
+            self._herald.code_changed(self._spec.worker, self._source.file, self._spec.preload)
         try:
             leases = self._leases.ask(action, first=first)
             if leases is None:

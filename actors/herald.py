@@ -13,6 +13,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from phalanx.runtime import Scribe
 
     from .shared import Shared
@@ -43,6 +45,12 @@ class Herald:
     def start_failed(self, error: BaseException) -> None:
         """Log *error*, for which ranks could not be started."""
         self._scribe.log.error("phalanx.start_failed", group=self._name, exc_info=error)
+
+    def code_changed(self, worker: type[object], file: str | None, preload: Sequence[str]) -> None:
+        """Log that *file*, which defines *worker*, has changed since ranks were started before."""
+        runs = "the old code" if worker.__module__ in preload else "the new code"
+        log = self._scribe.log
+        log.warning("phalanx.worker_code_changed", group=self._name, file=file, starts_run=runs)
 
     def threads_limited(self) -> None:
         """Log that workers get one thread each, since nobody has set how many."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, cast
 
 from phalanx.runtime import encode, encode_by_value
@@ -95,6 +97,34 @@ def culprit(
         except NotPicklable as own:
             return own
     return error
+
+
+class Source:
+    """The file that workers import *worker* from, where they do: each start reads it anew.
+
+    Attributes:
+        file: Its path; None where the class travels by value.
+    """
+
+    def __init__(self, worker: type[WorkerActor]) -> None:
+        is_named = worker.__module__ != "__main__" and "<locals>" not in worker.__qualname__
+        found = getattr(sys.modules.get(worker.__module__), "__file__", None)
+        self.file: str | None = found if is_named else None
+        self._stamp = self._look()
+
+    def has_changed(self) -> bool:
+        """Whether it is another than when this was asked last, or than at first."""
+        before, self._stamp = self._stamp, self._look()
+        return before != self._stamp
+
+    def _look(self) -> tuple[int, int, int] | None:
+        if self.file is None:
+            return None
+        try:
+            known = Path(self.file).stat()
+        except OSError:
+            return None
+        return known.st_ino, known.st_mtime_ns, known.st_size
 
 
 def keywords_of(rank: int, own: object) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -91,6 +92,27 @@ def test_what_a_tell_fails_with_is_logged(
     assert event["rank"] == 0
     assert "raised by rank 0 in fail" in event["notes"]
     assert launch == "inline" or "workers.py" in event["notes"]  # the remote traceback
+
+
+def test_a_restart_after_the_workers_file_has_changed_is_logged(
+    make: Make, runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = "from phalanx import WorkerActor\nclass W(WorkerActor):\n    def v(self): return {}\n"
+    file = tmp_path / "versioned_worker.py"
+    file.write_text(text.format(1))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    worker = importlib.import_module("versioned_worker").W
+    with capture_logs() as logged:
+        monkeypatch.setattr(runtime.scribe, "_log", structlog.get_logger())
+        ex = make(worker, 2, strategy="one_for_one")
+        ex.restart(0)
+        file.write_text(text.format(22))
+        ex.restart(0)
+        ex.restart(0)
+
+    assert ex.collective_rpc("v", 30) == [22, 1]  # two versions in one group
+    (told,) = [each for each in logged if each["event"] == "phalanx.worker_code_changed"]
+    assert (told["file"], told["starts_run"]) == (str(file), "the new code")
 
 
 def test_step_methods_are_methods_of_the_executor(make: Make) -> None:
