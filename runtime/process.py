@@ -126,6 +126,8 @@ class Process:
         if self._owner != os.getpid():
             return tree.TreeReport()
         report = tree.kill(self._quarry, deadline)
+        if report.left:
+            self.send_signal(signal.SIGKILL)  # there may have been no descriptor to find it by
         if self.status is None and not self._closed:
             self.wait(deadline)
         return report
@@ -135,8 +137,11 @@ class Process:
         return self.state() == "T"
 
     def state(self) -> str:
-        """Return the kernel's letter for its state; empty once it is gone."""
-        task = tree.read(self.pid)
+        """Return the kernel's letter for its state; empty once it is gone, ``?`` if unknown."""
+        try:
+            task = tree.read(self.pid)
+        except OSError:  # no descriptor is free
+            return "?"
         return task.state if task is not None and task.ticks == self.start_ticks else ""
 
     @property

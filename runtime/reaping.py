@@ -111,11 +111,10 @@ class Reapings:
                 pidfd = os.pidfd_open(task.pid)
             except OSError:
                 continue
-            now = tree.read(task.pid)
-            if now is None or now.key != task.key:
+            if tree.is_same(task):
+                self.take(pidfd, task.pid, kill=False)
+            else:
                 os.close(pidfd)
-                continue
-            self.take(pidfd, task.pid, kill=False)
 
     def discard(self, request: StartRequest) -> None:
         """Kill what came of *request* and was not let go; it may be asked for again.

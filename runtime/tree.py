@@ -23,13 +23,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from . import descriptors
+
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
 _SHORTEST_NEEDLE = 32  # the hexadecimal name of a tree
 _DEAD = ("Z", "X", "x")
 _AGAIN = 0.002  # seconds before looking again at a process that has no environment yet
+_SHORT = 0.02  # seconds until a descriptor may have become free
 _LISTINGS = 100  # of the processes in one look; mostly it takes one or two
 _CLOSED = b"?"
 
@@ -70,7 +73,8 @@ class TreeReport:
 
     Attributes:
         killed: The processes that are gone, the worker included where it still lived.
-        left: Those that were still there at the deadline, mostly in uninterruptible sleep.
+        left: Those that were still there at the deadline, mostly in uninterruptible sleep, and
+            those for which no descriptor was free; then *command* says so.
     """
 
     killed: tuple[Hunted, ...] = ()
@@ -103,10 +107,16 @@ class Quarry:
 
 
 def read(pid: int) -> Task | None:
-    """Return the process *pid*, or None where there is none."""
+    """Return the process *pid*, or None where there is none.
+
+    Raises:
+        OSError: there is no descriptor free to look.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
         return None
     # The name is in brackets and may itself hold blanks and brackets.
     fields = stat[stat.rindex(b")") + 2 :].split()
@@ -188,27 +198,51 @@ def find(quarry: Quarry) -> tuple[dict[int, Task], bool]:
 
 
 def kill(quarry: Quarry, deadline: float) -> TreeReport:
-    """End every process of *quarry*; return by *deadline* (monotonic)."""
-    held: dict[tuple[int, int], tuple[int, Hunted]] = {}
-    try:
-        while True:
-            _stop_all(quarry, held, deadline)
-            for pidfd, _ in held.values():
-                _signal(pidfd, signal.SIGKILL)
-            _wait_all([pidfd for pidfd, _ in held.values()], deadline)
-            # One that was between two programs may have been missed.
-            missed = [task for task in find(quarry)[0].values() if task.key not in held]
-            if not missed or time.monotonic() >= deadline:
-                break
-        left = [hunted for pidfd, hunted in held.values() if not is_gone(pidfd)]
-        killed = [hunted for pidfd, hunted in held.values() if is_gone(pidfd)]
-        for key, (pidfd, _) in held.items():
-            if key not in quarry.roots:
-                _collect(pidfd)
-        return TreeReport(tuple(killed), tuple(left))
-    finally:
-        for pidfd, _ in held.values():
-            os.close(pidfd)
+    """End every process of *quarry*; return by *deadline* (monotonic).
+
+    Where descriptors are short it holds as many as it can, kills those, and looks again. What it
+    could not hold, or could not even look for, is `TreeReport.left`.
+    """
+    killed: list[Hunted] = []
+    doubts = 3  # a process with a truly empty environment stays in doubt for ever
+    while True:
+        held: dict[tuple[int, int], tuple[int, Hunted]] = {}
+        short: OSError | None = None
+        try:
+            _stop_all(quarry, held, deadline, doubts)
+        except OSError as error:
+            if not descriptors.is_shortage(error):
+                raise
+            short = error
+        finally:
+            left = _end_all(quarry, held, killed, deadline)
+        late = time.monotonic() >= deadline
+        if short is not None and late:
+            left += [Hunted(pid, str(short)) for pid, ticks in quarry.roots or ((0, 0),)]
+        if late or not (held or short):
+            return TreeReport(tuple(killed), tuple(left))
+        if short is not None and not descriptors.make_room(len(held) or 1) and not held:
+            time.sleep(_SHORT)
+        doubts = 0  # one that was between two programs has become one of them
+
+
+def _end_all(
+    quarry: Quarry,
+    held: Mapping[tuple[int, int], tuple[int, Hunted]],
+    killed: list[Hunted],
+    deadline: float,
+) -> list[Hunted]:
+    """Kill and let go of *held*; add those that are gone to *killed*, and return the others."""
+    left: list[Hunted] = []
+    for pidfd, _ in held.values():
+        _signal(pidfd, signal.SIGKILL)
+    _wait_all([pidfd for pidfd, _ in held.values()], deadline)
+    for key, (pidfd, hunted) in held.items():
+        (killed if is_gone(pidfd) else left).append(hunted)
+        if key not in quarry.roots:
+            _collect(pidfd)
+        os.close(pidfd)
+    return left
 
 
 def _collect(pidfd: int) -> None:
@@ -245,10 +279,16 @@ def _is_free_or(pid: int, ticks: int) -> bool:
 
 
 def _stop_all(
-    quarry: Quarry, held: dict[tuple[int, int], tuple[int, Hunted]], deadline: float
+    quarry: Quarry,
+    held: dict[tuple[int, int], tuple[int, Hunted]],
+    deadline: float,
+    doubts: int,
 ) -> None:
-    """Stop and hold processes until no new one is found: then none is left that could fork."""
-    doubts = 3  # a process with a truly empty environment stays in doubt for ever
+    """Stop and hold processes until no new one is found: then none is left that could fork.
+
+    Raises:
+        OSError: there was no descriptor for one of them.
+    """
     while True:
         found, sure = find(quarry)
         new = [task for task in found.values() if task.key not in held]
@@ -269,13 +309,22 @@ def _stop_all(
 def _hold(task: Task) -> tuple[int, Hunted] | None:
     try:
         pidfd = os.pidfd_open(task.pid)
-    except OSError:
+    except ProcessLookupError:
         return None
-    now = read(task.pid)
-    if now is None or now.key != task.key:
+    try:
+        if is_same(task):
+            return pidfd, Hunted(task.pid, _command(task.pid))
+    except BaseException:
         os.close(pidfd)
-        return None
-    return pidfd, Hunted(task.pid, _command(task.pid))
+        raise
+    os.close(pidfd)
+    return None
+
+
+def is_same(task: Task) -> bool:
+    """Whether *task* is still there, and has not left its number to another."""
+    now = read(task.pid)
+    return now is not None and now.key == task.key
 
 
 def _signal(pidfd: int, number: int) -> None:
@@ -300,7 +349,9 @@ def _environ(pid: int) -> bytes | None:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError:
         return _CLOSED
-    except OSError:
+    except OSError as error:
+        if descriptors.is_shortage(error):
+            raise
         return None
 
 

@@ -311,11 +311,16 @@ class Counting(WorkerActor):
         import resource
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
+def children(task):
+    try:
+        return open(f"/proc/self/task/{task}/children").read().split()
+    except FileNotFoundError:
+        return ["of a thread that has ended"]
+
 def left():
     tasks = os.listdir("/proc/self/task")
-    children = [open(f"/proc/self/task/{task}/children").read().split() for task in tasks]
     return (
-        len(os.listdir("/proc/self/fd")), len(tasks), sum(children, []),
+        len(os.listdir("/proc/self/fd")), len(tasks), sum(map(children, tasks), []),
         os.listdir(tempfile.gettempdir()), os.listdir("/dev/shm"),
     )
 

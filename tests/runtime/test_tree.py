@@ -68,3 +68,46 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
             assert tree.find(quarry)[0] == {}
             # Nobody holds the pipe any more: a surer sign than not to find him.
             assert select.select([first.stdout], [], [], 10)[0]
+
+
+# Has as many descriptors free as it was told, and forty processes to end with them.
+SHORT = """
+import os, resource, subprocess, sys, time, uuid
+from phalanx.runtime import tree
+
+mark = uuid.uuid4().hex
+code = "import os; os.setsid(); os.write(1, b'x'); os.read(0, 1)"
+crowd = [
+    subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        env={"MARK": mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )
+    for _ in range(40)
+]
+for each in crowd:
+    assert each.stdout.read(1) == b"x"
+highest = max(map(int, os.listdir("/proc/self/fd")))  # the listing's own
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(sys.argv[1]),) * 2)
+pid = crowd[0].pid
+roots = [(pid, tree.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
+report = tree.kill(tree.Quarry(mark.encode(), roots), time.monotonic() + float(sys.argv[2]))
+print(len(report.killed), [one.pid == pid for one in report.left])
+for each in crowd:
+    each.stdin.close()
+    each.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("free", "seconds", "says"),
+    [("3", "60", "40 []"), ("0", "0.1", "0 [True]")],
+    ids=["few", "none"],
+)
+def test_a_kill_that_is_short_of_descriptors_ends_all_or_says_that_it_has_not(
+    free: str, seconds: str, says: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, free, seconds], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout.strip(), done.stderr) == (says, "")
