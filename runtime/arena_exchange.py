@@ -44,11 +44,11 @@ class DriverExchange:
         returns = os.memfd_create("phalanx-returns", os.MFD_CLOEXEC)
         try:
             os.ftruncate(returns, PAGE)
+            theirs, ours = _halves(returns)
             results = memory_file(LIMIT)
         except BaseException:
             os.close(returns)
             raise
-        theirs, ours = _halves(returns)
         return cls(
             Borrower(theirs), ArenaReader(results, ours), arena, results, ledger.own(returns)
         )

@@ -59,8 +59,12 @@ class Board:
     def create(cls) -> Board:
         """Return a new, empty page."""
         fd = ledger.own(os.memfd_create("phalanx-board", os.MFD_CLOEXEC))
-        os.ftruncate(fd, mmap.PAGESIZE)
-        return cls(fd)
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            return cls(fd)
+        except BaseException:
+            ledger.close(fd)
+            raise
 
     # the worker's side
 

@@ -1,18 +1,23 @@
-"""Command lines that run a part of phalanx in a new interpreter.
+"""Parts of phalanx that run in a new interpreter: their command lines, and their start.
 
 Guarantees: the new interpreter is this one, with the options that change what code means; it finds
-phalanx where this process found it; its command line is long enough to be written over by a title.
+phalanx where this process found it; its command line is long enough to be written over by a title;
+a start that fails leaves no process.
 
-Left to others: starting it.
+Left to others: collecting it.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from phalanx.supervision import RuntimeFault
+
+from . import ledger
 
 _FLAGS = {
     "optimize": "-O",
@@ -46,6 +51,26 @@ def bare_command(module: str, arguments: list[str]) -> list[str]:
     """Return the command that runs *module*, which needs nothing but the standard library."""
     boot = _BARE_BOOT.format(module=module)
     return [_python(), "-I", "-S", "-c", boot, str(Path(__file__).parent), *arguments, _ROOM]
+
+
+def start(what: str, command: list[str], **options: Any) -> tuple[int, int]:
+    """Return the pid and a pidfd of a process that runs *command*; *options* are `Popen`'s.
+
+    Raises:
+        RuntimeFault: the machine would not start it.
+    """
+    popen = None
+    try:
+        popen = subprocess.Popen(command, **options)
+        pidfd = ledger.own(os.pidfd_open(popen.pid))
+    except OSError as error:
+        if popen is not None:
+            popen.kill()
+            popen.wait()
+        msg = f"{what} could not be started: {error}"
+        raise RuntimeFault(msg) from error
+    popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
+    return popen.pid, pidfd
 
 
 def _python() -> str:

@@ -78,6 +78,7 @@ class Forker:
         self._emit = emit
         self._condition = threading.Condition()
         self._boot: _Boot | None = None
+        self._ending: Zygote | None = None  # since `close`
         self._unfit = ""
         self._closed = False
 
@@ -124,13 +125,15 @@ class Forker:
         raise RuntimeFault(msg)
 
     def close(self, deadline: float) -> None:
-        """End the zygote; whoever waits for it hears that the launcher was closed."""
+        """End the zygote, or try again; who waits for it hears that the launcher was closed."""
         with self._condition:
             self._closed = True
-            boot, self._boot = self._boot, None
+            if self._boot is not None:
+                self._ending, self._boot = self._boot.zygote, None
             self._condition.notify_all()
-        if boot is not None:
-            boot.zygote.close(deadline)
+            zygote = self._ending
+        if zygote is not None:
+            zygote.close(deadline)
 
     # --- one launch, in the caller's thread -----------------------------------------------
 
@@ -262,7 +265,13 @@ class Forker:
                     if known is not None:
                         known.error = lambda: _import_error(said)
                 case "born":
-                    if requests:
+                    if said.pidfd < 0:
+                        # It came without: this process had none free. It waits for the word to
+                        # go, which never comes, and ends.
+                        self._reapings.take_number(said.pid)
+                        for request in requests:
+                            request.problem = "the driver had no descriptor free for its pidfd"
+                    elif requests:
                         requests[0].state = "born"
                         requests[0].pid = said.pid
                         requests[0].pidfd = ledger.own(said.pidfd)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from .hub import Hub, Watch
     from .marks import TreeMark
 
-_Item = TypeVar("_Item")
-
+_LONGEST = 30.0  # seconds until it is tried again to start one
+_HEARING = 2.0  # seconds for a guardian to read when its socket is full: it has hundreds to read
 _CALM = 1.0  # seconds a guardian must live before its death is answered at once
 
 
@@ -62,11 +62,15 @@ class Guardian:
 
     def add_session(self, key: tuple[int, int]) -> None:
         """Tell it of a worker: its session falls with the driver."""
-        self._tell("session", self._sessions, key)
+        with self._lock:
+            self._sessions.add(key)
+            self._send("add_session", key)
 
     def drop_session(self, key: tuple[int, int]) -> None:
         """Nothing is left of that session."""
-        self._tell("session", self._sessions, key, drop=True)
+        with self._lock:
+            self._sessions.discard(key)
+            self._send("drop_session", key)
 
     def close(self, deadline: float) -> None:
         """End it; raises where it is still there at *deadline* (monotonic)."""
@@ -74,6 +78,8 @@ class Guardian:
             self._closed = True
             if self._sock is None:
                 return
+            if self._watch is not None:
+                self._watch.cancel()
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             poller = select.poll()
             poller.register(self._pidfd, select.POLLIN)
@@ -82,56 +88,56 @@ class Guardian:
                 raise RuntimeFault(msg)
             self._collect()
 
-    def _tell(self, what: str, known: set[_Item], item: _Item, *, drop: bool = False) -> None:
-        with self._lock:
-            if drop:
-                known.discard(item)
-            else:
-                known.add(item)
-            if self._sock is not None:
-                self._send(f"{'drop' if drop else 'add'}_{what}", item)
-
     def _send(self, key: str, item: object) -> None:
-        assert self._sock is not None
-        try:
-            self._sock.send(json.dumps({key: item}).encode(), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            # It has not listened for thousands of messages. Its successor is told everything.
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except OSError:
-            pass  # it is dead; the same goes for its successor
+        if self._sock is None:
+            return
+        with contextlib.suppress(OSError):  # it is dead: its successor is told everything
+            poller = select.poll()
+            poller.register(self._sock, select.POLLOUT)
+            if poller.poll(_HEARING * 1000):
+                self._sock.send(json.dumps({key: item}).encode(), socket.MSG_DONTWAIT)
+            else:  # it has not read hundreds of messages in all that time
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _start(self) -> None:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        driver = os.pidfd_open(os.getpid())
-        environ = {"PATH": os.environ.get("PATH", ""), "PHALANX_TREE": self._mark.outer}
-        try:
-            arguments = [str(theirs.fileno()), str(driver), self._mark.needle.decode()]
-            popen = subprocess.Popen(
-                executable.bare_command("guardian_main", arguments),
-                pass_fds=(theirs.fileno(), driver),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=environ,
-                cwd="/",
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            msg = f"the guardian could not be started: {error}"
-            raise RuntimeFault(msg) from error
-        finally:
-            theirs.close()
-            os.close(driver)
-        popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
-        self.pid = popen.pid
-        self._pidfd = ledger.own(os.pidfd_open(popen.pid))
+        with contextlib.ExitStack() as failed:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                failed.callback(ours.close)
+                known = os.fdopen(os.memfd_create("phalanx-guardian"), "w+")
+                with theirs, known, os.fdopen(os.pidfd_open(os.getpid()), "rb") as driver:
+                    # No messages: thousands do not fit into a socket's buffer, and nothing reads
+                    # them while the new interpreter starts.
+                    json.dump([*self._sessions], known)
+                    known.seek(0)
+                    fds = (theirs.fileno(), driver.fileno())
+                    arguments = [*map(str, fds), self._mark.needle.decode()]
+                    self.pid, self._pidfd = executable.start(
+                        "the guardian",
+                        executable.bare_command("guardian_main", arguments),
+                        pass_fds=fds,
+                        stdin=known,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.DEVNULL,
+                        env={
+                            "PATH": os.environ.get("PATH", ""),
+                            "PHALANX_TREE": self._mark.outer,
+                        },
+                        cwd="/",
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                msg = f"the guardian could not be started: {error}"
+                raise RuntimeFault(msg) from error
+            failed.pop_all()
         self._sock = ledger.own(ours)
         self._started_at = time.monotonic()
-        self._watch = self._hub.watch(self._pidfd, select.EPOLLIN, self._on_exit)
-        for key in self._sessions:
-            self._send("add_session", key)
+        try:
+            self._watch = self._hub.watch(self._pidfd, select.EPOLLIN, self._on_exit)
+        except BaseException:
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            self._collect()
+            raise
 
     def _on_exit(self, _events: int) -> None:
         with self._lock:
@@ -140,19 +146,28 @@ class Guardian:
             pid, lived = self.pid, time.monotonic() - self._started_at
             self._collect()
             # Whatever kills it at once must not make us start processes in a loop.
-            self._hub.call_at(time.monotonic() + max(0.0, _CALM - lived), lambda: self._again(pid))
+            self._start_later(pid, max(0.0, _CALM - lived), _CALM)
 
-    def _again(self, pid: int) -> None:
+    def _start_later(self, dead: int, wait: float, then: float) -> None:
+        self._hub.call_at(time.monotonic() + wait, lambda: self._again(dead, then))
+
+    def _again(self, dead: int, wait: float) -> None:
         with self._lock:
             if self._closed or self._sock is not None:
                 return
-            self._start()
-        self._emit(GuardianReplaced(pid=self.pid, replaced=pid, at=time.monotonic()))
+            try:
+                self._start()
+            except RuntimeFault:
+                # Until then nothing ends what a dead driver leaves behind; the hub logs that.
+                self._start_later(dead, wait, min(2 * wait, _LONGEST))
+                raise
+        self._emit(GuardianReplaced(pid=self.pid, replaced=dead, at=time.monotonic()))
 
     def _collect(self) -> None:
         assert self._sock is not None
-        assert self._watch is not None
-        self._watch.cancel()
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
         with contextlib.suppress(ChildProcessError):  # collected by somebody else: as good
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         ledger.close(self._pidfd)

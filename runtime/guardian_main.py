@@ -33,16 +33,16 @@ def main() -> None:
     sock = socket.socket(fileno=int(sys.argv[1]))
     driver, needle = int(sys.argv[2]), sys.argv[3].encode()
     imprint.show_title("phalanx: guardian")
-    sessions = _watch(sock, driver)
+    sessions = {(pid, ticks) for pid, ticks in json.load(sys.stdin)}
+    _watch(sock, driver, sessions)
     # Twice the work of one round is never needed, except where something sits in a system call
     # that cannot be interrupted: then it is waited for as long as it takes.
     while tree.kill(tree.Quarry(needle, sessions=sessions), time.monotonic() + _ROUND).left:
         pass
 
 
-def _watch(sock: socket.socket, driver: int) -> set[tuple[int, int]]:
-    """Listen until the driver is gone; return the sessions it had told of."""
-    sessions: set[tuple[int, int]] = set()
+def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> None:
+    """Listen until the driver is gone; change *sessions* as it says."""
     poller = select.poll()
     poller.register(driver, select.POLLIN)
     poller.register(sock, select.POLLIN)
@@ -54,9 +54,9 @@ def _watch(sock: socket.socket, driver: int) -> set[tuple[int, int]]:
                 if packet := sock.recv(1 << 16):
                     _heed(json.loads(packet), sessions)
                     continue
-            return sessions
+            return
         if driver in ready:
-            return sessions
+            return
 
 
 def _heed(message: dict[str, object], sessions: set[tuple[int, int]]) -> None:

@@ -144,9 +144,9 @@ class Hub:
         with self._lock:
             self._check()
             heapq.heappush(self._timers, (at, next(self._order), timer))
-            earliest = self._timers[0][2] is timer
-        if earliest and not self.is_current():
-            self._wake()
+            # On the hub's own thread too: a finalizer may run there just before the wait begins.
+            if self._timers[0][2] is timer:
+                self._wake()
         return timer
 
     def post(self, callback: Callable[[], None]) -> None:
@@ -155,7 +155,7 @@ class Hub:
         with self._lock:
             self._check()
             self._posted.append(callback)
-        self._wake()
+            self._wake()  # under the lock: the descriptor is closed under it
 
     def is_current(self) -> bool:
         """Whether the caller is on the hub's thread."""
@@ -213,6 +213,22 @@ class Hub:
 
     def _run(self) -> None:
         self._ident = get_ident()
+        try:
+            self._loop()
+        except BaseException:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
+            self._closing = True  # from here on every method says so
+            self._complain("the hub itself, which is closed by this")
+        self._run_posted()
+        with self._lock:
+            self._closed = True
+            self._watches.clear()
+            self._timers.clear()
+            for descriptor in (self._epoll, self._wakeup):
+                with contextlib.suppress(OSError):
+                    ledger.close(descriptor)
+        self._ident = 0  # the next thread may have it
+
+    def _loop(self) -> None:
         while not self._closing:
             for fd, events in self._poll():
                 if fd == self._wakeup:
@@ -223,14 +239,6 @@ class Hub:
             watch = None  # until the next event nothing else may hold what it belongs to
             self._run_posted()
             self._run_timers()
-        self._run_posted()
-        with self._lock:
-            self._closed = True
-            self._watches.clear()
-            self._timers.clear()
-            ledger.close(self._epoll)
-            ledger.close(self._wakeup)
-        self._ident = 0  # the next thread may have it
 
     def _poll(self) -> list[tuple[int, int]]:
         with self._lock:
@@ -260,12 +268,20 @@ class Hub:
         try:
             callback(*args)
         except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
-            trace = traceback.format_exc()
-            if self._emit is None:
-                sys.stderr.write(trace)
-            else:
-                at = time.monotonic()
-                self._emit(HubCallbackFailed(callback=repr(callback), trace=trace, at=at))
+            self._complain(callback)
+
+    def _complain(self, what: object) -> None:
+        """Log the exception that *what* has raised."""
+        trace = traceback.format_exc()
+        with contextlib.suppress(Exception):  # a stderr that is closed
+            try:
+                if self._emit is not None:
+                    at = time.monotonic()
+                    self._emit(HubCallbackFailed(callback=repr(what), trace=trace, at=at))
+                    return
+            except BaseException:  # noqa: BLE001, S110  # such as the text of a user's object
+                pass
+            sys.stderr.write(trace)
 
     def _wake(self) -> None:
         os.eventfd_write(self._wakeup, 1)

@@ -8,7 +8,6 @@ Left to others: waiting for them.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
 
-from . import executable, ledger
+from . import executable
 from .marks import VARIABLE
 
 if TYPE_CHECKING:
@@ -57,8 +56,7 @@ class _Start:
     def __call__(self) -> None:
         request = self._request
         try:
-            pid = _start(request)
-            request.pid, request.pidfd = pid, ledger.own(os.pidfd_open(pid))
+            request.pid, request.pidfd = _start(request)
             request.state = "parted"
         except Exception as error:  # noqa: BLE001  # raised in the caller's thread
             self.error = error
@@ -66,25 +64,19 @@ class _Start:
             self.done.set()
 
 
-def _start(request: StartRequest) -> int:
-    """Return the pid of a new interpreter that becomes what the request's birth says."""
+def _start(request: StartRequest) -> tuple[int, int]:
+    """Return pid and pidfd of a new interpreter that becomes what the request's birth says."""
     spec, mark = request.spec, request.mark
     birth = spec.birth(mark)
     fds = [request.file, request.awaits, *spec.fds.values()]
-    arguments = [",".join(map(str, fds))]
-    try:
-        popen = subprocess.Popen(
-            executable.command("exec_main", arguments, birth.sys_path),
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=spec.stdout,
-            stderr=spec.stderr,
-            env={**birth.env, VARIABLE: mark.value},
-            cwd=birth.cwd,
-            start_new_session=spec.new_session,
-        )
-    except OSError as error:
-        msg = f"could not start {spec.label!r}: {error}"
-        raise RuntimeFault(msg) from error
-    popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
-    return popen.pid
+    return executable.start(
+        repr(spec.label),
+        executable.command("exec_main", [",".join(map(str, fds))], birth.sys_path),
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+        stdout=spec.stdout,
+        stderr=spec.stderr,
+        env={**birth.env, VARIABLE: mark.value},
+        cwd=birth.cwd,
+        start_new_session=spec.new_session,
+    )

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault, WouldDeadlock
 
-from . import tree
+from . import ledger, tree
 from .events import unheard
 from .evidence import OomEvidence
 from .forking import Forker
@@ -150,6 +150,9 @@ class Launcher:
             start_interpreters(self._hub, rest, deadline)
             vigil.check()
             return self._let_go(requests, on_exit, memory)
+        except OSError as error:
+            msg = f"could not start {specs[0].label!r}: {error}"
+            raise RuntimeFault(msg) from error
         finally:
             for request in requests:
                 request.close()
@@ -159,36 +162,68 @@ class Launcher:
     def close(self, deadline: float) -> None:
         """End everything that was started here, daemons included, and the helpers.
 
+        Called again it ends what is left.
+
         Raises:
-            RuntimeFault: something was still there at *deadline* (monotonic); it names it.
+            RuntimeFault: something was still there at *deadline* (monotonic); it names it. All the
+                rest has been ended.
         """
         if self._owner != os.getpid():
             return
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
-        self._forker.close(deadline)
-        with self._lock:
             processes = list(self._processes)
-        left: tuple[tree.Hunted, ...] = ()
-        if self._guardian.pid:
+
+        def end_tree() -> None:
+            if not self._guardian.pid:
+                return  # nothing was ever started
             sessions = [process.key for process in processes]
             left = tree.kill(tree.Quarry(self._mark.needle, sessions, sessions), deadline).left
-        for process in processes:
-            process.wait(deadline)
-            process.close()
-        self._reapings.close()
-        self._guardian.close(deadline)
-        if left:
-            names = ", ".join(f"{one.pid} ({one.command})" for one in left)
-            msg = f"processes withstood being killed: {names}"
-            raise RuntimeFault(msg)
+            if left:
+                names = ", ".join(f"{one.pid} ({one.command})" for one in left)
+                msg = f"processes withstood being killed: {names}"
+                raise RuntimeFault(msg)
+
+        def let_go() -> None:
+            for process in processes:
+                process.wait(deadline)
+                process.close()
+
+        close_all(
+            [
+                lambda: self._forker.close(deadline),
+                end_tree,
+                let_go,
+                self._reapings.close,
+                lambda: self._guardian.close(deadline),
+            ]
+        )
 
     def _let_go(
         self, requests: list[StartRequest], on_exit: Callable[[Process], None], memory: OomSample
     ) -> list[Process]:
         processes: list[Process] = []
+        try:
+            self._wrap(requests, processes, on_exit, memory)
+        except BaseException:
+            # Nothing has run in them yet. They are dealt with as those that have no handle.
+            for request, process in zip(requests, processes, strict=False):
+                pidfd = process.give_up()
+                if pidfd >= 0:
+                    request.pidfd = ledger.own(pidfd)
+            raise
+        for request in requests:
+            request.let_go()
+        return processes
+
+    def _wrap(
+        self,
+        requests: list[StartRequest],
+        processes: list[Process],
+        on_exit: Callable[[Process], None],
+        memory: OomSample,
+    ) -> None:
+        """Add the handle of each of *requests* to *processes*."""
         for request in requests:
             task = tree.read(request.pid)
             if task is None:
@@ -198,7 +233,7 @@ class Launcher:
             key = [task.key]
             process = Process(
                 self._hub,
-                request.take_pidfd(),
+                request.pidfd,
                 task,
                 label=request.spec.label,
                 quarry=tree.Quarry(
@@ -209,16 +244,14 @@ class Launcher:
                 on_exit=on_exit,
                 on_close=self._on_process_closed,
             )
+            request.pidfd = -1  # the process's from here on
+            processes.append(process)
             with self._lock:
                 self._processes.add(process)
                 closed = self._closed
             self._guardian.add_session(process.key)
-            processes.append(process)
             if closed:
                 process.send_signal(signal.SIGKILL)
-        for request in requests:
-            request.let_go()
-        return processes
 
     def _check(self) -> None:
         if self._owner != os.getpid():
@@ -232,3 +265,23 @@ class Launcher:
         with self._lock:
             self._processes.discard(process)
         self._guardian.drop_session(process.key)
+
+
+def close_all(steps: Iterable[Callable[[], object]]) -> None:
+    """Take every one of *steps*, also after one that raises; raise at the end.
+
+    Raises:
+        RuntimeFault: several have failed; with an `ExceptionGroup` as its cause. The error of one
+            is raised as it is.
+    """
+    errors: list[Exception] = []
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001  # raised below
+            errors.append(error)
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        msg = "; ".join(str(error) for error in errors)
+        raise RuntimeFault(msg) from ExceptionGroup("not everything could be closed", errors)

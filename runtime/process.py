@@ -94,7 +94,9 @@ class Process:
         self.started_at = time.monotonic()
         self.start_ticks = task.ticks
         self.status: ProcessStatus | None = None
-        self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+        # Under the lock, for which the callback waits: it may be called before `_watch` is there.
+        with self._lock:
+            self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
 
     def __repr__(self) -> str:
         return f"<Process {self.label!r} pid={self.pid} {self.state()}>"
@@ -151,13 +153,20 @@ class Process:
 
     def close(self) -> None:
         """Let go of the handle. Its death is not noticed any more if it still lives."""
+        pidfd = self.give_up()
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def give_up(self) -> int:
+        """Let go of the handle, and return `pidfd`, the caller's from now on; -1 for none."""
         with self._lock:
             if self._closed or self._owner != os.getpid():
-                return
+                return -1
             self._closed = True
             self._watch.cancel()
-            ledger.close(self.pidfd)
+            ledger.disown(self.pidfd)
         self._on_close(self)
+        return self.pidfd
 
     def _on_readable(self, _events: int) -> None:
         with self._lock:

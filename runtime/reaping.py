@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .start_request import StartRequest
 
 _AGAIN = 0.01  # seconds until a dead process is asked for again that is not our child yet
+_RETRY = 0.1  # seconds until a descriptor may have become free
 _PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
 
 
@@ -39,7 +40,9 @@ class Reaping:
         self._lock = threading.Lock()
         self._closed = False
         subreaper.claim(pid)
-        self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+        # Under the lock, for which the callback waits: it is called at once for one that is dead.
+        with self._lock:
+            self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
 
     def close(self) -> None:
         """Let go of it."""
@@ -102,7 +105,21 @@ class Reapings:
             if self._closed or pid in self._open:
                 os.close(pidfd)
                 return
-            self._open[pid] = Reaping(self._hub, pidfd, pid, lambda: self._open.pop(pid, None))
+            self._open[pid] = Reaping(self._hub, pidfd, pid, lambda: self._forget(pid))
+
+    def take_number(self, pid: int) -> None:
+        """Collect our child *pid*, for which there is no descriptor, once there is one again.
+
+        It ends by itself. Nobody else may collect it meanwhile: its number would be free.
+        """
+        subreaper.claim(pid)
+        try:
+            self.take(os.pidfd_open(pid), pid, kill=True)
+        except ProcessLookupError:
+            subreaper.release(pid)
+        except OSError:
+            if not self._closed:
+                self._hub.call_at(time.monotonic() + _RETRY, lambda: self.take_number(pid))
 
     def take_adopted(self) -> None:
         """Collect what this process adopted while it was a subreaper."""
@@ -129,6 +146,10 @@ class Reapings:
             poller.poll(_PATIENCE * 1000)
             self.take(pidfd, request.pid, kill=False)
         request.begin_anew()
+
+    def _forget(self, pid: int) -> None:
+        with self._lock:  # `take` enters it first
+            self._open.pop(pid, None)
 
     def close(self) -> None:
         """Let go of all of them."""

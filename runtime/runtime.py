@@ -20,7 +20,7 @@ from phalanx.supervision import RuntimeFault
 from .devices import DevicePool
 from .glances import Glances
 from .hub import Hub
-from .launcher import Launcher, LaunchSpec
+from .launcher import Launcher, LaunchSpec, close_all
 from .report_folder import ReportFolder
 from .scribe import Scribe
 
@@ -77,6 +77,7 @@ class Runtime:
         self._pools: dict[tuple[object, ...], DevicePool] = {}
         self._scribe: Scribe | None = None
         self._closed = False
+        self._steps: list[Callable[[float], object]] = []  # of `close`, that are still to be taken
         self.hub = Hub(emit=self._emit)
         self.glances = Glances(self.hub, self._emit)
 
@@ -120,23 +121,38 @@ class Runtime:
             return DevicePool.of(pool, world_size, devices_per_rank=devices_per_rank)
 
     def close(self, deadline: float | None = None) -> None:
-        """End everything; by force at *deadline* (monotonic)."""
+        """End everything; by force at *deadline* (monotonic).
+
+        Called again it ends what is left.
+
+        Raises:
+            RuntimeFault: something was still there at *deadline*; all the rest has been ended.
+        """
         with self._lock:
-            if self._closed or self.owner != os.getpid():
+            if self.owner != os.getpid():
                 return
-            self._closed = True
-            scribe, self._scribe = self._scribe, None
-            launchers, self._launchers = list(self._launchers.values()), {}
-            pools, self._pools = list(self._pools.values()), {}
-        deadline = time.monotonic() + _CLOSE if deadline is None else deadline
-        if scribe is not None:
-            scribe.close(deadline)
-        for launcher in launchers:
-            launcher.close(deadline)
-        for pool in pools:
-            pool.close()
-        self.glances.close()
-        self.hub.close()
+            if not self._closed:
+                self._closed = True
+                self._steps = [
+                    *([] if self._scribe is None else [self._scribe.close]),
+                    *(launcher.close for launcher in self._launchers.values()),
+                    *(_at_once(pool.close) for pool in self._pools.values()),
+                    _at_once(self.glances.close),
+                    _at_once(self.hub.close),
+                ]
+                self._scribe = None
+            steps, self._steps = self._steps, []
+        until = time.monotonic() + _CLOSE if deadline is None else deadline
+
+        def take(step: Callable[[float], object]) -> None:
+            try:
+                step(until)
+            except BaseException:
+                with self._lock:
+                    self._steps.append(step)
+                raise
+
+        close_all(partial(take, step) for step in steps)
 
     def __enter__(self) -> Self:
         return self
@@ -185,6 +201,10 @@ def _launch_scribe(
         method="exec",
     )
     return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+
+
+def _at_once(close: Callable[[], object]) -> Callable[[float], object]:
+    return lambda _deadline: close()
 
 
 def _open_standard_descriptors() -> None:

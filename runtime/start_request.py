@@ -49,8 +49,13 @@ class StartRequest:
     @classmethod
     def of(cls, number: int, spec: LaunchSpec, mark: WorkerMark) -> Self:
         """Return a request with descriptors of its own."""
-        file = ledger.own(spec.birth(mark).to_file())
         awaits, go = _pipe()
+        try:
+            file = ledger.own(spec.birth(mark).to_file())
+        except BaseException:
+            ledger.close(awaits)
+            ledger.close(go)
+            raise
         return cls(number, spec, mark, file, go, awaits)
 
     @property

@@ -218,7 +218,7 @@ def kill(quarry: Quarry, deadline: float) -> TreeReport:
             left = _end_all(quarry, held, killed, deadline)
         late = time.monotonic() >= deadline
         if short is not None and late:
-            left += [Hunted(pid, str(short)) for pid, ticks in quarry.roots or ((0, 0),)]
+            left += [Hunted(pid, str(short)) for pid, _ in quarry.roots or ((0, 0),)]
         if late or not (held or short):
             return TreeReport(tuple(killed), tuple(left))
         if short is not None and not descriptors.make_room(len(held) or 1) and not held:

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 # nothing could be forked from then on. A worker's environment is its own, without this.
 _ASK_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 _LARGEST = 1 << 17
+_START = 5.0  # seconds for the death of one that could not be watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +76,43 @@ class Zygote:
     ) -> None:
         self._on_message = on_message
         self._on_exit = on_exit
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        driver = os.pidfd_open(os.getpid())
-        arguments = [str(theirs.fileno()), str(driver), mark.needle.decode(), json.dumps(preload)]
-        try:
-            popen = subprocess.Popen(
-                executable.command("zygote_main", arguments, tuple(sys.path)),
-                pass_fds=(theirs.fileno(), driver),
-                stdin=subprocess.DEVNULL,
-                stdout=None if _is_open(1) else subprocess.DEVNULL,
-                stderr=None if _is_open(2) else subprocess.DEVNULL,
-                env={**_ASK_NVML, **os.environ, VARIABLE: mark.of(0, "zygote").value},
-                start_new_session=True,
-            )
-        except OSError as error:
-            ours.close()
-            msg = f"the zygote could not be started: {error}"
-            raise RuntimeFault(msg) from error
-        finally:
-            theirs.close()
-            os.close(driver)
-        popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
-        ours.setblocking(False)
-        self.pid = popen.pid
-        self.started_at = time.monotonic()
+        self._gone = False  # or somebody is about to collect it
+        self._lock = threading.Lock()
         self.is_ready = False
-        self._pidfd = ledger.own(os.pidfd_open(popen.pid))
-        self._sock = ledger.own(ours)
-        self._gone = False
-        self._sock_watch = hub.watch(ours.fileno(), select.EPOLLIN, self._on_readable)
-        self._exit_watch = hub.watch(self._pidfd, select.EPOLLIN, self._on_death)
+        with contextlib.ExitStack() as failed:
+            try:
+                ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                failed.callback(ours.close)
+                with theirs, os.fdopen(os.pidfd_open(os.getpid()), "rb") as driver:
+                    fds = (theirs.fileno(), driver.fileno())
+                    arguments = [*map(str, fds), mark.needle.decode(), json.dumps(preload)]
+                    self.pid, self._pidfd = executable.start(
+                        "the zygote",
+                        executable.command("zygote_main", arguments, tuple(sys.path)),
+                        pass_fds=fds,
+                        stdin=subprocess.DEVNULL,
+                        stdout=None if _is_open(1) else subprocess.DEVNULL,
+                        stderr=None if _is_open(2) else subprocess.DEVNULL,
+                        env={**_ASK_NVML, **os.environ, VARIABLE: mark.of(0, "zygote").value},
+                        start_new_session=True,
+                    )
+            except OSError as error:
+                msg = f"the zygote could not be started: {error}"
+                raise RuntimeFault(msg) from error
+            self._sock = ledger.own(ours)
+            failed.pop_all()
+        ours.setblocking(False)
+        self.started_at = time.monotonic()
+        # Under the lock, for which the callbacks wait: they may be called before there are names
+        # for the watches.
+        with self._lock:
+            try:
+                self._sock_watch = hub.watch(ours.fileno(), select.EPOLLIN, self._on_readable)
+                self._exit_watch = hub.watch(self._pidfd, select.EPOLLIN, self._on_death)
+            except BaseException:
+                self._gone = True
+                self._end(time.monotonic() + _START)
+                raise
 
     def request(self, number: int, fds: Sequence[int], deadline: float) -> None:
         """Ask for a worker; its answers bear *number*. Raises OSError where the zygote is gone."""
@@ -126,26 +135,40 @@ class Zygote:
 
     def kill(self) -> None:
         """Kill it; its death is told as any other."""
-        if not self._gone:
-            with contextlib.suppress(ProcessLookupError):
+        with self._lock, contextlib.suppress(ProcessLookupError):
+            if not self._gone:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def close(self, deadline: float) -> None:
         """Kill it and let go, without a word to anybody; raises where it withstands."""
         self._exit_watch.cancel()
         self._sock_watch.cancel()
-        if self._gone:
-            return
-        self.kill()
+        if self._take():
+            self._end(deadline)
+
+    def _take(self) -> bool:
+        """Return True once: for who is to collect it."""
+        with self._lock:
+            gone, self._gone = self._gone, True
+            return not gone
+
+    def _end(self, deadline: float) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            self._gone = False  # it can be closed again
             msg = f"the zygote (pid {self.pid}) could not be ended in time"
             raise RuntimeFault(msg)
         self._collect()
 
+    def _is_gone(self) -> bool:
+        with self._lock:
+            return self._gone
+
     def _on_readable(self, _events: int) -> None:
-        while not self._gone:
+        while not self._is_gone():
             try:
                 said = self._receive()
             except BlockingIOError:
@@ -175,16 +198,16 @@ class Zygote:
         )
 
     def _on_death(self, _events: int) -> None:
-        if self._gone or not tree.is_gone(self._pidfd):
+        if self._is_gone() or not tree.is_gone(self._pidfd):
             return
         self._on_readable(0)  # what it said before it died
         self._exit_watch.cancel()
         self._sock_watch.cancel()
-        self._on_exit(self, self._collect())
+        if self._take():
+            self._on_exit(self, self._collect())
 
     def _collect(self) -> str:
         """Reap it, close everything, and return how it ended, for people."""
-        self._gone = True
         status = None
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import resource
@@ -9,9 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from phalanx.runtime import tree
 from phalanx.runtime.arena import PAGE, SLOTS, Arena, Borrower
 from phalanx.runtime.arena_exchange import DriverExchange
 from phalanx.runtime.arena_reader import ArenaReader
+from phalanx.runtime.channel import SocketChannel
 from phalanx.runtime.views import COPY_LIMIT
 
 if TYPE_CHECKING:
@@ -264,6 +267,28 @@ def test_without_descriptors_a_message_is_copied(arena: Arena) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     assert view == filled(1)
+
+
+def test_a_channel_for_which_descriptors_are_short_leaves_none(arena: Arena) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(tree.numbers_in("/proc/self/fd"))
+    fillers: list[int] = []
+    while not fillers or fillers[-1] < highest:
+        fillers.append(os.dup(arena.fd))
+    made = 0
+    try:
+        for free in range(12):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (fillers[-1] + 1 + free, hard))
+            with contextlib.suppress(OSError):
+                channel = SocketChannel.create(arena, 1)
+                channel.close()
+                made += 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
+
+    assert 0 < made < 12
 
 
 def test_a_forked_child_keeps_what_its_parent_gives_back(arena: Arena) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -101,4 +102,20 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> Non
     assert [tree.read(pid) for pid in helpers] == [None, None]
     with pytest.raises(RuntimeFault, match="closed"):
         starter.start("stay")
+    starter.line.close()
+
+
+def test_what_a_close_could_not_end_in_time_the_next_one_ends(hub: Hub) -> None:
+    launcher = Launcher(hub, preload=())
+    starter = Starter(launcher)
+    process = starter.start("beget", "daemon")
+    daemon = starter.line.hear()["pids"]["daemon"]
+    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
+
+    with contextlib.suppress(RuntimeFault):  # unless all of them are that quick
+        launcher.close(time.monotonic() - 1)
+    launcher.close(soon())
+
+    assert not is_alive(daemon)
+    assert [tree.read(pid) for pid in (process.pid, *helpers)] == [None, None, None]
     starter.line.close()

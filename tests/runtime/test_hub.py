@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from phalanx.runtime.hub import Hub
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Hub, Timer, Watch
+    from phalanx.runtime.hub import Timer, Watch
 
 LONG = 20.0
 
@@ -238,3 +239,40 @@ def test_the_hub_may_be_called_in_the_middle_of_a_call(hub: Hub) -> None:
     assert done.wait(LONG)
     timer.cancel()
     later.cancel()
+
+
+def test_a_callback_without_a_text_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent:
+        def __call__(self) -> None:
+            raise SystemExit(3)
+
+        def __repr__(self) -> str:
+            raise SystemExit(4)
+
+    def fail(_event: object) -> None:
+        raise KeyError
+
+    told = Hub(emit=fail)
+    told.post(Silent())
+    on_hub(told)
+    told.close()
+
+    assert "SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_hub_whose_descriptors_were_closed_refuses_all_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = Hub()
+
+    def close() -> None:
+        os.close(lost._epoll.fileno())
+
+    lost.post(close)
+    lost._thread.join(LONG)
+
+    assert "Bad file descriptor" in capsys.readouterr().err
+    for use in (lambda: lost.post(close), lambda: lost.call_at(0.0, close)):
+        with pytest.raises(RuntimeFault, match="closed"):
+            use()
+    lost.close()

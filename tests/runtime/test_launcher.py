@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.runtime.processes import LONG, Starter, eventually, soon
+from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
 from phalanx.runtime import tree
 from phalanx.runtime.launch_spec import LaunchSpec
@@ -18,6 +20,7 @@ from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 if TYPE_CHECKING:
     from phalanx.runtime.hub import Hub
+    from phalanx.runtime.process import Process
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
@@ -362,3 +365,82 @@ def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> N
     eventually(lambda: starter.launcher.guardian_pid != old)
     assert starter.start("leave", 0).wait(soon())
     eventually(lambda: [event.replaced for event in events] == [old])
+
+
+def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(
+    starter: Starter, events: list[Any]
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    guardian = starter.launcher._guardian
+    old = guardian.pid
+    for number in range(2000):  # more than a socket holds messages
+        guardian.add_session((1 << 30, number))
+
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: guardian.pid != old)
+    stay = starter.start("stay")
+    title = Path(f"/proc/{guardian.pid}/comm")
+    eventually(lambda: title.read_text() == "phalanx: guardi\n", "a guardian that has started")
+
+    assert [event.replaced for event in events] == [old]
+    assert is_alive(guardian.pid)
+    stay.kill_tree(soon())
+
+
+def test_a_guardian_that_cannot_be_started_is_tried_again(
+    starter: Starter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    old = starter.launcher.guardian_pid
+    assert old is not None
+    told = ""
+
+    def has_failed() -> bool:
+        nonlocal told
+        told += capsys.readouterr().err
+        return "the guardian could not be started" in told
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        os.kill(old, signal.SIGKILL)
+        eventually(has_failed)
+
+    eventually(lambda: starter.launcher.guardian_pid != old, "another guardian")
+    assert is_alive(starter.launcher.guardian_pid or 0)
+
+
+def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter: Starter) -> None:
+    assert starter.start("leave", 0).wait(soon())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = {task.pid for task in tree.read_all().values() if task.parent == os.getpid()}
+    started: list[Process] = []
+    for method in ("zygote", "exec"):
+        for free in range(20):
+            taken: list[int] = []
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (len(tree.numbers_in("/proc/self/fd")) + 40, hard)
+            )
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.dup(starter.line.write))
+                for fd in taken[:free]:
+                    os.close(fd)
+                del taken[:free]
+                with contextlib.suppress(RuntimeFault):
+                    started.append(starter.start("leave", 0, method=method))
+            finally:
+                for fd in taken:
+                    os.close(fd)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    exits = starter.await_exits(1 + len(started))
+    assert set(exits[1:]) == set(started)
+    for process in exits:
+        process.close()
+
+    def children() -> set[int]:
+        return {task.pid for task in tree.read_all().values() if task.parent == os.getpid()}
+
+    eventually(lambda: children() == before, "the end of what failed")
+    assert starter.start("leave", 0).wait(soon())
