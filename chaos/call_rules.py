@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from .call_records import Issued
 from .group_records import GroupEnded, RankDied, RankExited, RankStarted
 from .group_rules import tied
 from .violation import found
-from .worker_records import Began
+from .worker_records import Began, Ended
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -169,6 +169,47 @@ def one_epoch(history: History) -> Iterator[Violation]:
                 f"the answers to call {number} come from {len(wires)} sendings of it",
                 (*_sendings(call, wires), *call.taken),
             )
+
+
+def in_step(history: History) -> Iterator[Violation]:
+    """A rank that raised in a process group begins nothing while others are in that call.
+
+    They may wait for it in an operation that it never began, and would meet it there in its next
+    call, with values of two different calls. After a death the group is formed anew.
+    """
+    whole = {
+        issued.call for issued in history.every(Issued) if issued.shape in ("collective", "gather")
+    }
+    for group, records in history.by_group.items():
+        runs: dict[tuple[int, int], list[Began | Ended]] = defaultdict(list)
+        for record in records:
+            if isinstance(record, Began | Ended) and record.call in whole:
+                runs[record.rank, record.incarnation].append(record)
+        deaths = [record for record in records if isinstance(record, RankDied | RankExited)]
+        for who, mine in runs.items():
+            for raised, then in pairwise(mine):
+                if not (isinstance(raised, Ended) and raised.joined and isinstance(then, Began)):
+                    continue
+                if raised.epoch != then.epoch or any(
+                    raised.epoch == death.epoch and death.at <= then.at for death in deaths
+                ):
+                    continue
+                call = history.calls[raised.call]
+                left = {(e.rank, e.incarnation): e.at for e in call.ended if e.wire == raised.wire}
+                sent = [each for each in call.sent if each.wire == raised.wire]
+                late = [
+                    other
+                    for each in sent
+                    for other in each.ranks
+                    if other != who and left.get(other, math.inf) > then.at
+                ]
+                if late:
+                    yield found(
+                        "in_step",
+                        f"rank {who[0]} of {group} raised {raised.error} in call {raised.call} and "
+                        f"began call {then.call} while rank {late[0][0]} was in the former",
+                        (*sent, *(e for e in call.began if e.wire == raised.wire), raised, then),
+                    )
 
 
 def own_reply(history: History) -> Iterator[Violation]:

@@ -100,6 +100,12 @@ FAULTS: Mapping[str, Fault] = _every(
         points=("running",),
     ),
     Fault(
+        name="raise_before",
+        about="an exception before a call's method, which others may be waiting for in theirs",
+        how="inside",
+        points=("running",),
+    ),
+    Fault(
         name="unpicklable",
         about="the same, with one that cannot be pickled",
         how="inside",

@@ -36,7 +36,7 @@ EXIT_CODE = 57
 
 
 class InjectedError(Exception):
-    """What the fault ``raise`` raises in place of a call's answer."""
+    """What the faults ``raise`` and ``raise_before`` raise in place of a call's answer."""
 
 
 class UnpicklableError(InjectedError):
@@ -159,9 +159,12 @@ def _break_device(_seconds: float) -> None:
 
 
 INSTEAD = frozenset(("raise", "unpicklable", "memory", "cuda_oom", "cuda_error"))
-"""What takes the place of an answer: it raises, after the call has run.
+"""What takes the place of an answer: it raises, after the call has run."""
 
-Not before: the other ranks may be in a collective operation with this one, and would wait for it.
+BEFORE = frozenset(("raise_before",))
+"""What takes the place of the call itself: it raises.
+
+In a process group the others may be in an operation by then that this rank never begins.
 """
 
 _DEEDS: Mapping[str, Callable[[float], int | None]] = {
@@ -178,6 +181,7 @@ _DEEDS: Mapping[str, Callable[[float], int | None]] = {
     "start_raise": _raise,
     "start_hang": time.sleep,
     "raise": _raise,
+    "raise_before": _raise,
     "unpicklable": _raise_unpicklable,
     "memory": _exhaust_memory,
     "cuda_oom": _exhaust_device,

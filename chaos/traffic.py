@@ -214,7 +214,7 @@ class Callers:
         if isinstance(error, RemoteError):
             return UnpicklableError.__name__ in str(error) and "unpicklable" in self._explained
         if isinstance(error, InjectedError):
-            return bool({"raise", "unpicklable"} & self._explained)
+            return bool({"raise", "raise_before", "unpicklable"} & self._explained)
         if isinstance(error, _OF_FAULTS):
             return True
         if isinstance(error, MessageTooLarge):

@@ -25,6 +25,7 @@ INVARIANTS = {
     "nothing_lost": "no call and no answer got lost on its way",
     "one_order": "all ranks ran the group's calls in one order",
     "one_epoch": "no call ran in two epochs",
+    "in_step": "no rank of a process group left a call by an exception for the next too early",
     "in_time": "no call failed for want of time before its deadline, or ended long after it",
     "with_cause": "a call failed with a death, or an end, only where there was one",
     "own_reply": "every answer belonged to its call",

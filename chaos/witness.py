@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors import AsyncOutput
-from phalanx.runtime import read_task
+from phalanx.runtime import is_in_process_group, read_task
 
 from .belongings import note_made
 from .envelope import Letter, Order, Reply
 from .faults import FAULTS
 from .journal import Journal, now
 from .kin import WORKERS, Kin
-from .orders import INSTEAD, carry_out, carry_out_on
+from .orders import BEFORE, INSTEAD, carry_out, carry_out_on
 from .referee_records import Struck
 from .worker_records import Began, Ended, Woke
 
@@ -140,10 +140,13 @@ class Witness:
         mine = [order for order in letter.orders if order.rank in (self._post.rank, -1)]
         self._due = [order for order in mine if order.at == "after_reply"]
         instead = [order for order in mine if order.fault in INSTEAD]
+        before = [order for order in mine if order.fault in BEFORE]
         for order in mine:
-            if order not in self._due and order not in instead:
+            if order not in self._due and order not in instead and order not in before:
                 self._obey(order)
         try:
+            for order in before:
+                self._obey(order)
             result = run(letter.method, args, kwargs)
             for order in instead:
                 self._obey(order)
@@ -183,7 +186,8 @@ class Witness:
         self._journal.write(began)
 
     def _end(self, letter: Letter, wire: int, error: str = "") -> None:
-        self._journal.write(Ended(**self._of(letter, wire), error=error))
+        joined = bool(error) and is_in_process_group()
+        self._journal.write(Ended(**self._of(letter, wire), error=error, joined=joined))
 
     def _of(self, letter: Letter, wire: int) -> dict[str, Any]:
         """Return what all records of a call say: when, where and which."""

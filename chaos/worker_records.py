@@ -59,6 +59,7 @@ class Ended(Record):
 
     Attributes:
         error: The type of what it raised; empty for a value.
+        joined: Whether it raised that in a process group with others.
     """
 
     kind: ClassVar[str] = "ended"
@@ -69,3 +70,4 @@ class Ended(Record):
     call: int
     wire: int
     error: str = ""
+    joined: bool = False

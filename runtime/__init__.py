@@ -13,6 +13,7 @@ from .codec import Encoded, decode, encode, encode_by_value
 from .console import render, safe_text
 from .device_events import DeviceAwaited, DeviceQuarantined, DeviceRestored
 from .devices import DevicePool
+from .doom import is_in_process_group
 from .events import (
     GroupDown,
     GroupEnded,
@@ -192,6 +193,7 @@ __all__ = [
     "find_tree",
     "init_process_group",
     "install_last_words",
+    "is_in_process_group",
     "join_snapshots",
     "kill_tree",
     "land_on",

@@ -256,6 +256,24 @@ def descriptors_heap_up(teller: Teller) -> None:
         teller.serve()
 
 
+def went_on_without_the_other(teller: Teller, *, joined: bool = True) -> None:
+    """Rank 0 raises, and begins the next call before rank 1 has ended the first."""
+    calls = [teller.issue() for _ in range(2)]
+    first, second = [teller.send(call) for call in calls]
+    for rank in (0, 1):
+        teller.begin(calls[0], first, rank)
+    teller.end(calls[0], first, 0, "ValueError", joined=joined)
+    teller.begin(calls[1], second, 0)
+    teller.end(calls[0], first, 1)
+    teller.settle(calls[0], "error")
+    teller.begin(calls[1], second, 1)
+    for rank in (0, 1):
+        teller.end(calls[1], second, rank)
+    teller.settle(calls[1])
+    for rank in (0, 1):
+        teller.take(calls[1], second, rank)
+
+
 def passed_over(teller: Teller) -> None:
     """Rank 1 never hears of a call, and runs the next."""
     lost = teller.issue("retry", retries=1)

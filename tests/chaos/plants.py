@@ -29,7 +29,8 @@ from phalanx.actors.outfit import Outfit
 from phalanx.actors.sending import Sending
 from phalanx.actors.settling import Settling
 from phalanx.actors.turns import Turns
-from phalanx.runtime import Frame, Kind, WorkerExited, process, tree
+from phalanx.chaos import witness
+from phalanx.runtime import Frame, Kind, WorkerExited, doom, process, tree
 from phalanx.runtime.arena import Arena
 from phalanx.runtime.rendezvous import RendezvousStore
 from phalanx.runtime.streams import Inbox
@@ -61,6 +62,8 @@ class Planted(Echo):
             run_twice()
         elif self.plant == "leaked shared memory":
             self.kept = FORGOTTEN.open("w")
+        elif self.plant == "out of step":
+            hold_nothing()
 
 
 def hurried(worker: Planted) -> None:
@@ -77,6 +80,12 @@ def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
 def working(executor: Executor[Any], _chance: random.Random) -> None:
     """Make calls that may not be made again, and are nearly always under way."""
     executor.collective_rpc(hurried, 30.0)
+
+
+def in_rows(executor: Executor[Any], _chance: random.Random) -> None:
+    """Have calls wait behind others, which one rank ends before the other."""
+    for call in [executor.collective_rpc(hurried, 30.0, non_block=True) for _ in range(3)]:
+        call.result()
 
 
 # --- in the driver ------------------------------------------------------------------------
@@ -317,6 +326,13 @@ def run_twice() -> None:
     WorkerHost.invoke = twice  # type: ignore[method-assign,assignment]
 
 
+def hold_nothing() -> None:
+    """A rank that raised goes on at once, in what it takes for a process group."""
+    for module in (doom, witness):
+        vars(module)["is_in_process_group"] = lambda: True
+    Inbox.await_leave = lambda *_: None  # type: ignore[method-assign]
+
+
 def nothing(_: pytest.MonkeyPatch) -> None: ...
 
 
@@ -345,6 +361,7 @@ PLANTS = {
         ("leaked shared memory", leaked_shared_memory, "nothing_left"),
         ("order", nothing, "one_order"),
         ("twice", nothing, "at_most_once"),
+        ("out of step", nothing, "in_step"),
     )
 }
 
@@ -353,5 +370,6 @@ TRAFFIC = {
     "answers of the dead": hurrying,
     "retry forgotten": hurrying,
     "retry of what had begun": working,
+    "out of step": in_rows,
 }
 """The plants that calls of every kind would show too seldom, and the calls that show them."""

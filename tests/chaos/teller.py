@@ -92,8 +92,10 @@ class Teller:
         fields = {**self.who(rank), "call": call, "wire": wire, "turn": self.turns[key]}
         self.add(Began, **{**fields, "descriptors": self.descriptors, **other})
 
-    def end(self, call: int, wire: int, rank: int, error: str = "") -> None:
-        self.add(Ended, **self.who(rank), call=call, wire=wire, error=error)
+    def end(
+        self, call: int, wire: int, rank: int, error: str = "", *, joined: bool = False
+    ) -> None:
+        self.add(Ended, **self.who(rank), call=call, wire=wire, error=error, joined=joined)
 
     def take(self, call: int, wire: int, rank: int, **other: Any) -> None:
         said = {"by_call": call, "by_rank": rank, "by_wire": wire}

@@ -51,6 +51,14 @@ def test_a_run_in_which_all_went_well_holds_every_invariant() -> None:
     assert check(teller.history()) == ()
 
 
+def test_ranks_that_share_no_process_group_need_not_wait_for_one_that_raised() -> None:
+    teller = whole()
+    lies.went_on_without_the_other(teller, joined=False)
+    teller.close()
+
+    assert check(teller.history()) == ()
+
+
 def test_a_call_that_failed_with_a_death_is_an_outcome() -> None:
     teller = whole()
     call = teller.issue()
@@ -224,6 +232,7 @@ def test_where_a_group_gives_up_no_call_is_made_again() -> None:
         ("one_order", lies.ranks_disagree_about_the_order),
         ("one_epoch", lies.one_sending_in_two_epochs),
         ("one_epoch", lies.answers_of_two_sendings),
+        ("in_step", lies.went_on_without_the_other),
         ("own_reply", lies.answer_of_another_call),
         ("own_reply", lies.answer_of_another_rank),
         ("own_reply", lies.answer_of_an_earlier_incarnation),

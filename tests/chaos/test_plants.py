@@ -24,6 +24,7 @@ SEEDS = (1, 2, 3, 4, 5)  # each plant is found within these
 MANY = range(1, 21)
 PATIENCE = 0.5  # seconds
 COUNTED = "intensity not counted"
+FAULTS = {"out of step": ("raise_before", "grandchild")}
 AT = {"retry of what had begun": "@running"}  # seldom by chance where calls wait for each other
 
 pytestmark = pytest.mark.timeout(300)
@@ -47,7 +48,7 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
         build,
         duration=1.5,
         rate=4.0,
-        faults=(f"kill{AT.get(plant, '')}", "exit:0@running", "grandchild"),
+        faults=FAULTS.get(plant, (f"kill{AT.get(plant, '')}", "exit:0@running", "grandchild")),
         seed=seed,
         keep_intensity=counted,
         call_timeout=5.0 if plant in AT else 1.0,  # one that is sent again needs the restart's time

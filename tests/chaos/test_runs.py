@@ -240,6 +240,19 @@ def test_the_store_of_a_process_group_may_die(torch_runtime: Runtime) -> None:
     assert len(result.history.every(Struck)) == 2
 
 
+def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
+    torch_runtime: Runtime,
+) -> None:
+    schedule = at_once(("raise_before", "0", ""), ("raise_before", "1", ""), gap=0.5)
+    target = targets.Reducing(torch_runtime)
+
+    result = run_chaos(target, duration=4.0, schedule=schedule, callers=2)
+
+    assert result.violations == ()
+    assert result.history.every(Struck)
+    assert any("out of step" in died.reason for died in result.history.every(RankDied))
+
+
 def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) -> None:
     schedule = at_once(("kill", "random", ""), ("kill", "driver", ""), gap=0.7)
     plan = Chaos(duration=2.5, schedule=schedule, seed=5, record=tmp_path / "run")
