@@ -28,6 +28,7 @@ _REFUSED = ("error", "fault", "cancelled")  # it may never have left, or never h
 _BEFORE = 5.0  # seconds that a death may be known before a call that fails of it is made
 _AFTER = 10.0  # the same, after that call has failed
 _MADE_ANEW = ("restart", "replace")  # how decisions begin after which the calls go on
+_HEARD = 1.0  # seconds until the driver knows of an exception that a worker has written down
 
 Worker = tuple[str, int, int]
 """Group, rank, incarnation."""
@@ -50,7 +51,8 @@ def _passed_over(history: History, ways: _Ways) -> Iterator[Violation]:
                 later = sent
                 later_of_all = sent if is_of_all else later_of_all
                 continue
-            # A death withdraws the calls for all ranks that none of them has begun.
+            # A death withdraws the calls for all ranks that none of them has begun; so does an
+            # exception on one rank of a process group.
             after = later_of_all if is_of_all else later
             if after is None or not _should_have_come(history.calls[sent.call]):
                 continue
@@ -164,13 +166,19 @@ class _Ways:
         self.ended = {(_whose(each), each.wire): each for each in reversed(history.every(Ended))}
         self._changes: dict[str, list[float]] = defaultdict(list)
         self._stops: dict[str, list[float]] = defaultdict(list)
+        self._raised: dict[str, list[float]] = defaultdict(list)
         for group, records in history.by_group.items():
             kinds = RankDied | RankExited | ChangePlanned
             self._changes[group] = [each.at for each in records if isinstance(each, kinds)]
             self._stops[group] = [each.at for each in records if _stops_calls(each)]
+            self._raised[group] = [
+                each.at for each in records if isinstance(each, Ended) and each.joined
+            ]
 
     def is_calm(self, one: Sent, other: Sent) -> bool:
         """Whether the group was left as it was between these two."""
+        if _has_any(self._raised[one.group], one.at - _HEARD, other.at):
+            return False
         return not _has_any(self._changes[one.group], one.at, other.at)
 
     @cached_property
