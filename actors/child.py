@@ -88,7 +88,13 @@ def executor_child(
             world_size,
             name=ctx.path,
             restart=ranks_restart,
-            _place=Place(on_end=ctx.exited, on_use=ctx.progressed, look=ctx.snapshot, cuts=cuts),
+            _place=Place(
+                on_end=ctx.exited,
+                on_use=ctx.progressed,
+                emit_by=ctx.emit_by,
+                look=ctx.snapshot,
+                cuts=cuts,
+            ),
             **options,
         )
         return ExecutorHandle(executor)

@@ -102,6 +102,8 @@ class Core:
             self.runtime.launcher(spec.preload).warm()
             if spec.transport is not None:
                 self.runtime.launcher(PRELOAD).warm()
+            if place is not None:
+                place.emit_by(self.runtime.scribe.emit)
             self.shared = self._share(None if place is None else place.cuts)
             if probe is not None:
                 self.shared.probe = probe.attach(spec, self.shared)

@@ -49,6 +49,7 @@ class Deaths:
         restarts: Deaths that led to a restart, in all.
         at: When the latest of those was heard of, on the monotonic clock; 0.0 for never.
         last: The report on the latest death; None before there is one.
+        is_down: The group has been said to be down, and not yet to be up again.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Deaths:
         self.restarts = 0
         self.at = 0.0
         self.last: CrashReport | None = None
+        self.is_down = False
 
     @property
     def reports(self) -> tuple[CrashReport, ...]:
@@ -98,6 +100,7 @@ class Deaths:
         state: GroupState,
         actions: tuple[RankAction, ...],
         *,
+        epoch: int,
         at: float,
     ) -> None:
         """Tell of the end of *member*, and settle or re-send what it cut short.
@@ -108,6 +111,7 @@ class Deaths:
             progress: What it was doing.
             state: What the group is after it.
             actions: What was decided to do.
+            epoch: The group's when it ended.
             at: When the end was heard of.
         """
         ran_for = at - member.started_at
@@ -118,7 +122,7 @@ class Deaths:
         if decided is None:
             self._seating.lose({member.rank: member.incarnation}, None, self._stopped)
         else:
-            self._report(member, reason, progress, state, actions, decided=decided)
+            self._report(member, reason, progress, state, actions, decided=decided, epoch=epoch)
         self._seating.leave(member.rank, member.incarnation)
 
     def report_spare(self, spare: Member) -> CrashReport:
@@ -144,6 +148,7 @@ class Deaths:
         actions: tuple[RankAction, ...],
         *,
         decided: Decided,
+        epoch: int,
     ) -> None:
         now = time.monotonic()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
@@ -177,8 +182,8 @@ class Deaths:
             self._shared.start_error = start_error(member, reason, report)
         self.file(report)
         if not member.forced:
-            down = GroupDown(group=self._name, epoch=state.epoch, cause=message, at=now)
-            self._herald.publish(down)
+            self.is_down = True
+            self._herald.publish(GroupDown(group=self._name, epoch=epoch, cause=message, at=now))
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""

@@ -274,8 +274,9 @@ class ExecutorActor(SteadfastActor):
             directive,
             out_of_step=member.out_of_step,
         )
+        epoch = self._state.epoch
         self._state, actions = decide_ranks(self._state, event)
-        self._deaths.settle(member, reason, progress, self._state, actions, at=now)
+        self._deaths.settle(member, reason, progress, self._state, actions, epoch=epoch, at=now)
         self._members.bury(member)
         self._perform(actions)
 
@@ -340,7 +341,9 @@ class ExecutorActor(SteadfastActor):
             self._show()
 
     def _serve(self, epoch: int) -> None:
-        self._forming.open(epoch, since=max(self._planning.at, self._deaths.at))
+        since = max(self._planning.at, self._deaths.at)
+        self._forming.open(epoch, since=since, recovered=self._deaths.is_down)
+        self._deaths.is_down = False
         self._show()
         self._planning.finish(accepted=True)
         self.shared.ready.set()
@@ -368,12 +371,15 @@ class ExecutorActor(SteadfastActor):
             self._seating.leave(member.rank, member.incarnation)
             self._members.bury(member)
         self._show()
+        was_lost = not shared.closing and reason.kind is not ExitKind.NORMAL
+        level = "error" if self._place is not None else "critical"
         self._herald.publish(
             GroupEnded(
                 group=name,
                 epoch=self._state.epoch,
                 cause="" if shared.closing else str(reason),
                 at=time.monotonic(),
+                level=level if was_lost and self._state.served_at is not None else "info",
             )
         )
         if not shared.closing and self._state.served_at is not None:

@@ -160,8 +160,11 @@ class Forming:
                 # It is still in its start, where it hears no message, or its group is broken.
                 self._stopping.ask_to_stop(member, hurry=True)
 
-    def open(self, epoch: int, *, since: float) -> None:
-        """Let collective calls go under *epoch*: every rank is up, which took *since* then."""
+    def open(self, epoch: int, *, since: float, recovered: bool) -> None:
+        """Let collective calls go under *epoch*: every rank is up, which took *since* then.
+
+        *recovered* says that the log has seen the group go down.
+        """
         now = time.monotonic()
         self._seating.open(epoch)
         self._keeper.prune()
@@ -172,6 +175,7 @@ class Forming:
                 world_size=self.layout.world_size,
                 took=now - since,
                 at=now,
+                level="warning" if recovered else "info",
             )
         )
 

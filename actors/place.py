@@ -7,7 +7,7 @@ in it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +24,13 @@ class Place:
     Attributes:
         on_end: Told why the group has ended, once, whatever the cause.
         on_use: Told when a rank has served a call, at the rank's end at the latest.
+        emit_by: Given what logs events, for those of the tree.
         look: Returns what the tree looks like.
         cuts: What keeps the states of the ranks beyond one executor; None where none are kept.
     """
 
     on_end: Callable[[ExitReason], None]
     on_use: Callable[[], None]
+    emit_by: Callable[[Callable[[Any], object]], None]
     look: Callable[[], SupervisorSnapshot]
     cuts: Cuts | None

@@ -178,7 +178,7 @@ def _event(record: dict[str, Any]) -> Text:
     if about is not record:  # a report's
         why = f"{why['kind']} ({why['detail']}), then: {about['decision']}"
     level = str(record.get("level", "info"))
-    style = {"error": "red", "warning": "yellow"}.get(level, "dim")
+    style = {"critical": "bold red", "error": "red", "warning": "yellow"}.get(level, "dim")
     clock = str(record.get("timestamp", ""))[11:19]
     text = f"{clock} {record.get('event')} {group}{who} {why}"
     return Text(safe_text(" ".join(text.split())), style=style, no_wrap=True, overflow="ellipsis")

@@ -63,7 +63,8 @@ class Sketch:
             case "phalanx.glance_ended":
                 return self._finished(int(record["groups"]))
             case event if record.get("kind") == "event" and event not in _QUIET:
-                self.events.append(record)
+                if record.get("level") != "debug":
+                    self.events.append(record)
             case _:
                 pass
         return None

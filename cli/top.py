@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
 _REFRESH = 1.0
-_END = "phalanx.stream_closed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +79,7 @@ def _first(observer: Observer, driver: DriverStream) -> Picture:
         picture = sketch.take(record)
         if picture is not None:
             return picture
-        if record.get("event") == _END:
+        if observer.is_last(record):
             break
     if observer.has_ended:
         raise RuntimeFault(f"driver {driver.pid} has ended")
@@ -117,7 +116,7 @@ def _follow(driver: DriverStream, observer: Observer) -> None:
         drawn_at = 0.0
         while not observer.has_ended:
             record = observer.next(time.monotonic() + _REFRESH)
-            if record is not None and record.get("event") == _END:
+            if record is not None and observer.is_last(record):
                 break
             whole = None if record is None else sketch.take(record)
             picture = whole or picture

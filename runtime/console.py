@@ -75,6 +75,13 @@ def render(record: dict[str, Any]) -> bytes:
     return render_record(prefix, record)
 
 
+def render_event(console: str, record: dict[str, Any]) -> bytes:
+    """Return a record of the driver's own as *console* (``text`` or ``json``) shows it."""
+    if console == "text":
+        return render_record(prefix_of(record), record)
+    return render_json({**record, "kind": "event"})
+
+
 def prefix_of(record: dict[str, Any]) -> str:
     """Return who a record is about: a worker, or the driver itself."""
     told: Any = record.get("report", record)

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 
 class LoggedEvent(Protocol):
-    """Anything that can be emitted: a dataclass with a dotted name and a level."""
+    """Anything that can be emitted: a dataclass with a dotted name.
+
+    Its ``level`` is an attribute of the class or of the value; ``info`` without one.
+    """
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     event: ClassVar[str]
-    level: ClassVar[str]
 
 
 @runtime_checkable
@@ -117,15 +119,16 @@ class GroupUp:
 
     Attributes:
         took: Seconds from the start of its ranks, or from the death that ended the last epoch.
+        level: ``warning`` after a `GroupDown`, so that a log with its downs has its ups.
     """
 
     event: ClassVar[str] = "phalanx.group_up"
-    level: ClassVar[str] = "info"
     group: str
     epoch: int
     world_size: int
     took: float
     at: float
+    level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +136,7 @@ class GroupDown:
     """A rank group takes no calls until it is formed again.
 
     Attributes:
+        epoch: The one in which it went down.
         cause: Why, for people.
     """
 
@@ -150,14 +154,16 @@ class GroupEnded:
 
     Attributes:
         cause: Why, for people; empty where it was closed.
+        level: ``critical`` where it ended by itself after it had served and nothing restarts it,
+            ``error`` where a supervisor decides that.
     """
 
     event: ClassVar[str] = "phalanx.group_ended"
-    level: ClassVar[str] = "info"
     group: str
     epoch: int
     cause: str
     at: float
+    level: str = "info"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,7 +306,7 @@ class ReportNotWritten:
 
 def fields(event: LoggedEvent) -> dict[str, Any]:
     """Return *event* as a record that JSON can hold, its name and level included."""
-    record: dict[str, Any] = {"event": event.event, "level": event.level}
+    record: dict[str, Any] = {"event": event.event, "level": getattr(event, "level", "info")}
     for field in dataclasses.fields(event):
         record[field.name] = _plain(getattr(event, field.name))
     return record

@@ -15,14 +15,17 @@ import contextlib
 import itertools
 import json
 import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.supervision import SpecError
 
 from . import ledger
-from .events import LoggedEvent, StreamUnavailable
-from .logs import LEVELS, LogChannel, driver_logger
+from .console import render_event
+from .events import LoggedEvent, StreamUnavailable, fields
+from .intake import read_records
+from .logs import LEVELS, LogChannel, driver_logger, timestamp
 from .scribe_keeper import ScribeKeeper
 from .stream import address_of, open_stream
 from .worker_output import WorkerOutput, log_pair
@@ -30,6 +33,8 @@ from .worker_output import WorkerOutput, log_pair
 if TYPE_CHECKING:
     from .labels import WorkerLabels
     from .scribe_keeper import Launch
+
+_ALL: Final = 100_000  # records; more than a socket buffer holds
 
 
 class Scribe:
@@ -78,12 +83,16 @@ class Scribe:
         self._tail_bytes = tail_bytes
         self._keys = itertools.count(1)
         self._log: Any = None
+        self._console, self._level, self._err = console, LEVELS[level], err
+        self._lock = threading.Lock()
+        self._is_closed = False
         self._resources = contextlib.ExitStack()
         self.address: str | None = None
         try:
             with contextlib.ExitStack() as made:
                 events, sender = log_pair(made)
                 made.pop_all()
+            self._events = events
             self._resources.callback(ledger.close, events)
             self._channel = LogChannel(ledger.disown(sender), where="driver", patience=0.0)
             self._resources.callback(ledger.close, ledger.own(self._channel))
@@ -117,8 +126,16 @@ class Scribe:
         return self._log
 
     def emit(self, event: LoggedEvent) -> None:
-        """Log and publish *event*. Never waits; what finds no room is dropped and counted."""
-        self._channel.emit(event)
+        """Log and publish *event*. Never waits; what finds no room is dropped and counted.
+
+        Once the scribe has ended (of a tree that gives up, the last executor is gone by then) the
+        event is shown by the driver itself.
+        """
+        is_sent = self._channel.emit(event)
+        if self._is_closed:
+            self._show_left()
+            if not is_sent:
+                self._show({"timestamp": timestamp(), **fields(event)})
 
     def open_worker(self, labels: WorkerLabels) -> WorkerOutput:
         """Return new ends for one incarnation to write to; its output is read from now on."""
@@ -133,13 +150,29 @@ class Scribe:
     def close(self, deadline: float | None = None) -> None:
         """Have everything written shown, then end the scribe; by force at *deadline*."""
         if not self.is_inherited and self._keeper.close(deadline):
-            self._resources.close()
+            self._is_closed = True
+            self._show_left()  # what was sent after the process had read for the last time
+            with self._lock:
+                self._events = -1
+                self._resources.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _show_left(self) -> None:
+        with self._lock:
+            data = [] if self._events < 0 else read_records(self._events, _ALL)[0]
+        for record in data:
+            self._show(json.loads(record))
+
+    def _show(self, record: dict[str, Any]) -> None:
+        record.pop("at", None)
+        if self._console is not None and LEVELS.get(record.get("level", "info"), 0) >= self._level:
+            with contextlib.suppress(OSError):
+                os.write(self._err, render_event(self._console, record))
 
     # --- what it works with ---------------------------------------------------------------
 

@@ -203,15 +203,17 @@ class _ScribeLoop:
 
     def _record(self, kind: str, record: dict[str, Any], prefix: str | None = None) -> None:
         """Show and publish one structured record."""
+        if kind == "event":
+            record.pop("at", None)  # on the driver's monotonic clock, which is of no use elsewhere
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
                 self._err.write(
                     render_record(prefix_of(record) if prefix is None else prefix, record), 1
                 )
             elif self._console == "json":
-                self._err.write(render_json({"kind": kind, **record}), 1)
+                self._err.write(render_json({**record, "kind": kind}), 1)
         if self._publisher is not None:
-            self._publisher.send({"kind": kind, **record})
+            self._publisher.send({**record, "kind": kind})
 
     # --- where it goes --------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from urllib.parse import quote, unquote
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 _LISTENS: Final = "00010000"  # in the flags that /proc/net/unix shows
 _LONGEST: Final = 107  # bytes of an abstract name, the kernel's limit
@@ -152,10 +152,15 @@ class Observer:
         """Whether the driver has; what it said last may still be to be read."""
         return bool(dict(self._poller.poll(0)).get(self._death))
 
+    @staticmethod
+    def is_last(record: Mapping[str, Any]) -> bool:
+        """Return whether *record* says that the driver has closed its stream, not a worker."""
+        return record.get("kind") == "event" and record.get("event") == "phalanx.stream_closed"
+
     def __iter__(self) -> Iterator[dict[str, Any]]:
         while (record := self.next()) is not None:
             yield record
-            if record.get("event") == "phalanx.stream_closed":
+            if self.is_last(record):
                 return
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ import pykka
 if TYPE_CHECKING:
     from .decider import Cause, Directive
     from .exits import ExitReason
+    from .notices import Notice
     from .snapshot import SupervisorSnapshot
 
 
@@ -65,6 +66,10 @@ class StartContext(Protocol):
 
     def snapshot(self) -> SupervisorSnapshot:
         """Return the whole tree that this child is part of, as it is now."""
+        ...
+
+    def emit_by(self, emit: Callable[[Notice], object]) -> None:
+        """Have *emit* log the tree's notices from now on, unless the tree has a logger."""
         ...
 
     def directive(self, cause: Cause) -> Directive | None:

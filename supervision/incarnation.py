@@ -17,7 +17,7 @@ from .errors import error_text
 from .events import Event, Exited, NotStarted, Progressed, Started, StartIgnored
 from .exits import SHUTDOWN, ExitReason
 from .lifeline import Lifeline
-from .notices import CallbackFailed, HandleFailed
+from .notices import CallbackFailed, HandleFailed, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,6 +103,10 @@ class Incarnation:
         look = self._tree.look
         assert look is not None, "nothing is started before there is a supervisor"
         return look()
+
+    def emit_by(self, emit: Callable[[Notice], object]) -> None:
+        """Have *emit* log the tree's notices from now on, unless the tree has a logger."""
+        self._tree.emit_by(emit)
 
     def directive(self, cause: Cause) -> Directive | None:
         """Return what the supervisor's decider says about *cause*."""

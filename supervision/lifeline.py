@@ -12,10 +12,11 @@ for itself and its ranks). Callbacks run on the thread that reports the end and 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from itertools import count
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from .errors import error_text
 from .exits import ExitKind, ExitReason
@@ -146,8 +147,19 @@ def _nothing() -> None:
     pass
 
 
-def _logged(path: str, error: BaseException) -> None:
+def stderr_logger() -> Any:
+    """Return the program's structlog logger where it has configured structlog, else one to stderr.
+
+    What structlog does unconfigured is to print to stdout, among what the program itself prints.
+    """
     import structlog  # noqa: PLC0415 # `import phalanx` stays quick
 
-    log = structlog.get_logger("phalanx")
-    log.warning("phalanx.callback_failed", path=path, callback="monitor", error=error_text(error))
+    if structlog.is_configured():
+        return structlog.get_logger("phalanx")
+    return structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
+
+
+def _logged(path: str, error: BaseException) -> None:
+    stderr_logger().warning(
+        "phalanx.callback_failed", path=path, callback="monitor", error=error_text(error)
+    )

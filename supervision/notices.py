@@ -1,7 +1,7 @@
 """What observers of a tree are told: frozen values, which are also the log events.
 
-Guarantees: each notice has a dotted ``name`` and plain fields; *path* is the ids from the top
-supervisor down, joined by slashes.
+Guarantees: each notice has a dotted name in ``event``, a ``level`` and plain fields; *path* is the
+ids from the top supervisor down, joined by slashes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from .exits import ExitReason
 class ChildStarted:
     """A child runs."""
 
-    name: ClassVar[str] = "phalanx.child_started"
+    event: ClassVar[str] = "phalanx.child_started"
+    level: ClassVar[str] = "debug"
     path: str
     incarnation: int
     at: float
@@ -26,7 +27,8 @@ class ChildStarted:
 class ChildStartFailed:
     """A start function raised, or took too long."""
 
-    name: ClassVar[str] = "phalanx.child_start_failed"
+    event: ClassVar[str] = "phalanx.child_start_failed"
+    level: ClassVar[str] = "warning"
     path: str
     incarnation: int
     error: str
@@ -37,19 +39,25 @@ class ChildStartFailed:
 class ChildExited:
     """A child has ended; *decision* is what the supervisor makes of it, and why."""
 
-    name: ClassVar[str] = "phalanx.child_exited"
+    event: ClassVar[str] = "phalanx.child_exited"
     path: str
     incarnation: int
     reason: ExitReason
     decision: str
     at: float
 
+    @property
+    def level(self) -> str:
+        """How much it matters to those who read the log: a failure does."""
+        return "warning" if self.reason.is_failure else "debug"
+
 
 @dataclass(frozen=True, slots=True)
 class ChildLost:
     """A child did not end in its time and is no longer waited for; it may still run."""
 
-    name: ClassVar[str] = "phalanx.child_lost"
+    event: ClassVar[str] = "phalanx.child_lost"
+    level: ClassVar[str] = "error"
     path: str
     incarnation: int
     waited: float
@@ -60,7 +68,8 @@ class ChildLost:
 class HandleFailed:
     """A child's handle raised when it was told to stop; the limits of the stop still hold."""
 
-    name: ClassVar[str] = "phalanx.handle_failed"
+    event: ClassVar[str] = "phalanx.handle_failed"
+    level: ClassVar[str] = "warning"
     path: str
     error: str
     at: float
@@ -70,7 +79,8 @@ class HandleFailed:
 class CallbackFailed:
     """A user's callback raised, and was passed over: *callback* is ``decider`` or ``monitor``."""
 
-    name: ClassVar[str] = "phalanx.callback_failed"
+    event: ClassVar[str] = "phalanx.callback_failed"
+    level: ClassVar[str] = "warning"
     path: str
     callback: str
     error: str
@@ -81,7 +91,8 @@ class CallbackFailed:
 class SupervisorBegan:
     """A supervisor runs and begins to start its children."""
 
-    name: ClassVar[str] = "phalanx.supervisor_began"
+    event: ClassVar[str] = "phalanx.supervisor_began"
+    level: ClassVar[str] = "debug"
     path: str
     at: float
 
@@ -90,7 +101,8 @@ class SupervisorBegan:
 class SupervisorStartFailed:
     """A child of the initial list did not start; the others are stopped, the supervisor ends."""
 
-    name: ClassVar[str] = "phalanx.supervisor_start_failed"
+    event: ClassVar[str] = "phalanx.supervisor_start_failed"
+    level: ClassVar[str] = "debug"
     path: str
     child: str
     error: str
@@ -101,7 +113,8 @@ class SupervisorStartFailed:
 class SupervisorReady:
     """All children of the initial list are started."""
 
-    name: ClassVar[str] = "phalanx.supervisor_ready"
+    event: ClassVar[str] = "phalanx.supervisor_ready"
+    level: ClassVar[str] = "debug"
     path: str
     at: float
 
@@ -110,7 +123,8 @@ class SupervisorReady:
 class SupervisorGaveUp:
     """A supervisor stops its children and fails upwards; *why* names the limit that was passed."""
 
-    name: ClassVar[str] = "phalanx.supervisor_gave_up"
+    event: ClassVar[str] = "phalanx.supervisor_gave_up"
+    level: ClassVar[str] = "critical"
     path: str
     child: str
     why: str
@@ -121,7 +135,8 @@ class SupervisorGaveUp:
 class SupervisorExited:
     """A supervisor has ended, after all of its children."""
 
-    name: ClassVar[str] = "phalanx.supervisor_exited"
+    event: ClassVar[str] = "phalanx.supervisor_exited"
+    level: ClassVar[str] = "debug"
     path: str
     reason: ExitReason
     at: float
@@ -143,8 +158,9 @@ Notice: TypeAlias = (
 
 
 def notice_fields(notice: Notice) -> dict[str, Any]:
-    """Return the fields of *notice*, for a log line; reasons as text."""
-    values = {field.name: getattr(notice, field.name) for field in fields(notice)}
+    """Return the fields of *notice* for a log line, without its time; reasons as text."""
+    names = [field.name for field in fields(notice) if field.name != "at"]
+    values = {name: getattr(notice, name) for name in names}
     return {
         name: str(value) if isinstance(value, ExitReason) else value
         for name, value in values.items()

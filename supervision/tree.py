@@ -1,8 +1,9 @@
 """What the supervisors of one tree share: clock, timers, chance, and those who watch.
 
 Guarantees: a subscriber that raises, SystemExit included, harms nobody but itself. Notices of one
-supervisor arrive in order; they are also log events, by structlog, which is imported with the
-first one. Without a logger of its own, a tree logs only what goes wrong.
+supervisor arrive in order; they are also log events. They go to the logger that the tree was given,
+else through what the latest executor in it logs by, else, those that say that something went wrong,
+to structlog, which is imported with the first one; where that is not configured, to stderr.
 """
 
 from __future__ import annotations
@@ -16,16 +17,8 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .errors import error_text
-from .notices import (
-    CallbackFailed,
-    ChildExited,
-    ChildLost,
-    ChildStartFailed,
-    HandleFailed,
-    Notice,
-    SupervisorGaveUp,
-    notice_fields,
-)
+from .lifeline import stderr_logger
+from .notices import CallbackFailed, Notice, notice_fields
 from .timers import Cancel, ThreadTimers, Timers
 
 if TYPE_CHECKING:
@@ -63,7 +56,7 @@ class Tree:
         self._own_timers = ThreadTimers() if timers is None else None
         self._timers: Timers | None = timers
         self._log = log
-        self._logs_routine = log is not None
+        self._emit: Callable[[Notice], object] | None = None
         self._lock = threading.Lock()
         self._supervisors: set[SupervisorActor] = set()
         self._subscribers: dict[int, Subscriber] = {}
@@ -124,6 +117,10 @@ class Tree:
 
         return cancel
 
+    def emit_by(self, emit: Callable[[Notice], object]) -> None:
+        """Have *emit* log what is announced from now on, unless the tree has a logger."""
+        self._emit = emit
+
     def announce(self, notice: Notice) -> None:
         """Log *notice* and pass it to the subscribers."""
         with suppress(BaseException):  # a logger that raises leaves nowhere to say so
@@ -135,32 +132,20 @@ class Tree:
                 subscriber(notice)
             except BaseException:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
                 with suppress(BaseException):
-                    self._logger().exception("phalanx.subscriber_failed", notice=notice.name)
+                    self._logger().exception("phalanx.subscriber_failed", notice=notice.event)
 
     def watcher_failed(self, path: str, error: BaseException) -> None:
         """Announce that a monitor of *path* raised."""
         self.announce(CallbackFailed(path, "monitor", error_text(error), self.clock()))
 
     def _logged(self, notice: Notice) -> None:
-        log = self._logger()
-        match notice:
-            case SupervisorGaveUp() | ChildLost():
-                log.error(notice.name, **notice_fields(notice))
-            case ChildStartFailed() | HandleFailed() | CallbackFailed():
-                log.warning(notice.name, **notice_fields(notice))
-            case ChildExited(reason=reason) if reason.is_failure:
-                log.warning(notice.name, **notice_fields(notice))
-            case _ if self._logs_routine:
-                log.debug(notice.name, **notice_fields(notice))
-            case _:
-                pass
+        if self._log is None and self._emit is not None:
+            self._emit(notice)
+        elif self._log is not None or notice.level != "debug":
+            getattr(self._logger(), notice.level)(notice.event, **notice_fields(notice))
 
     def _logger(self) -> Any:
-        if self._log is None:
-            import structlog  # noqa: PLC0415 # `import phalanx` stays quick
-
-            self._log = structlog.get_logger("phalanx")
-        return self._log
+        return stderr_logger() if self._log is None else self._log
 
 
 def _ignored(_: object) -> None:
