@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from tests.actors.workers import Echo, Reducer, StartFails
 from tests.chaos.deeds import OFTEN, kill, telling, wait_healed, wait_until
 
 from phalanx.actors import Executor
-from phalanx.runtime import Runtime
+from phalanx.runtime import GroupDown, GroupEnded, GroupUp, Runtime
 from phalanx.supervision import (
     BackOff,
     ExecutorClosed,
@@ -266,6 +267,27 @@ def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
     late: list[Any] = []
     ex.register_failure_callback(late.append)
     assert len(late) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
+    make: Make, world_size: int
+) -> None:
+    ex = make(world_size=world_size, intensity=Intensity(1, 60.0))
+    told: SimpleQueue[Any] = SimpleQueue()
+    ex.events(told.put)
+
+    for _ in range(2):
+        assert ex.collective_rpc("rank", LONG) == [*range(world_size)]
+        kill(ex)
+        kinds = (GroupDown, GroupUp, GroupEnded)
+        seen = [next(e for e in iter(told.get, None) if isinstance(e, kinds)) for _ in range(2)]
+        down, after = seen
+        assert (type(down), down.level) == (GroupDown, "warning")
+        if type(after) is GroupUp:
+            assert (down.epoch, after.epoch, after.level) == (1, 2, "warning")
+
+    assert (type(after), after.level, down.epoch, after.epoch) == (GroupEnded, "critical", 2, 2)
 
 
 def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo, StartFails
 from tests.chaos.deeds import kill, telling, wait_until
+from tests.supervision.puppets import in_sub_process
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child, worker_child
@@ -209,6 +211,30 @@ def test_a_single_worker_is_restarted_by_its_type(
     else:
         wait_until(lambda: tree.count_children().active == 0)
         assert before._core.shared.gone.wait(LONG)
+
+
+def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
+    done = in_sub_process("""
+        import os
+        from tests.actors.workers import Echo
+        from phalanx.actors import executor_child
+        from phalanx.runtime import Runtime
+        from phalanx.supervision import Intensity, Supervisor, SupervisorSpec
+        runtime = Runtime(console="json", stream=False)
+        never = Intensity(0, 60.0)
+        child = executor_child("a", Echo, 1, intensity=never, preload=(), runtime=runtime)
+        top = Supervisor(SupervisorSpec("root", intensity=never, children=[child]))
+        os.kill(top.child("a").ranks[0].pid, 9)
+        top.wait_ended(30)
+        top.stop()
+        runtime.close()
+    """)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    records = [json.loads(line) for line in done.stderr.splitlines()]
+    levels = {record["event"]: record["level"] for record in records}
+    assert levels["phalanx.group_ended"] == "error"
+    assert levels["phalanx.supervisor_gave_up"] == "critical"
 
 
 def test_a_start_that_fails_starts_nothing_of_the_tree(

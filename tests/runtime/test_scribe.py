@@ -20,7 +20,7 @@ import pytest
 from phalanx.runtime import scribe_keeper
 from phalanx.runtime.events import GroupDown, GroupUp, WorkerStarted
 from phalanx.runtime.scribe import Scribe
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
 
 from .conftest import LONG, Console, Worker, labels_of, launch
 
@@ -234,7 +234,28 @@ def test_events_of_the_driver_come_out_in_order_with_their_fields(
     assert console.record(event_is("driver.own"))["answer"] == 42
     seen = [json.loads(line) for line in console.lines[:-1]]
     assert [record["event"] for record in seen] == [event.event for event in events]
+    assert all("at" not in record and "timestamp" in record for record in seen)
     assert seen[1]["took"] == 0.25
+
+
+def test_what_is_emitted_when_the_scribe_has_ended_is_shown_by_the_driver(
+    console: Console, scribe: Scribe
+) -> None:
+    scribe.close()
+
+    scribe.emit(SupervisorGaveUp("top", "a", "more than 3 restarts in 60 s", at=1.0))
+
+    record = console.record(event_is("phalanx.supervisor_gave_up"))
+    assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")
+    assert "timestamp" in record
+
+
+def test_a_workers_field_named_kind_does_not_make_its_record_another(
+    console: Console, worker: Start
+) -> None:
+    worker("worker_logger(log, labels).info('mine', kind='event', n=1)")
+
+    assert console.record(event_is("mine"))["kind"] == "log"
 
 
 def test_a_hung_scribe_makes_drain_return_at_its_deadline(worker: Start, scribe: Scribe) -> None:

@@ -107,6 +107,18 @@ def test_an_observer_is_told_when_the_driver_closes(scribe: Scribe) -> None:
     assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
+def test_a_workers_record_does_not_end_the_stream(scribe: Scribe) -> None:
+    output: WorkerOutput = scribe.open_worker(labels_of(1))
+    with Observer(mine()) as observer:
+        attached(scribe, observer)
+        code = "log = worker_logger(log, labels); log.info('phalanx.stream_closed', kind='event')"
+
+        worker = Worker(output, f"{code}; log.info('after')")
+
+        assert "after" in (record.get("event") for record in observer)
+        worker.wait()
+
+
 def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: Scribe) -> None:
     with Observer(mine()) as observer:
         attached(scribe, observer)

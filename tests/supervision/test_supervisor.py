@@ -397,6 +397,24 @@ def test_a_start_for_which_there_is_no_thread_fails_and_its_supervisor_goes_on(
 # --- the program around it ----------------------------------------------------------------
 
 
+def test_a_tree_without_executors_logs_to_stderr_and_leaves_stdout_to_the_program() -> None:
+    done = in_sub_process("""
+        import pykka
+        from phalanx.supervision import ChildSpec, Intensity, Supervisor, SupervisorSpec
+        class A(pykka.ThreadingActor):
+            def on_receive(self, message):
+                raise message
+        spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", A.start)])
+        top = Supervisor(spec)
+        top.child("a").tell(ValueError("boom"))
+        top.wait_ended(10)
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "critical" in done.stderr
+    assert "phalanx.supervisor_gave_up" in done.stderr
+
+
 def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
     puppet = Puppet()
     spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
