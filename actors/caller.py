@@ -20,7 +20,6 @@ from phalanx.supervision import ExecutorClosed, NotPicklable
 
 from .calls import Call
 from .futures import CallFuture
-from .interrupts import interrupts
 from .notices import Overdue
 from .recipe import culprit
 from .saving import save_now, saving_call
@@ -165,8 +164,6 @@ class Caller:
             raise
         if call.span is not None:
             call.span.end(call)
-        if interrupts.pending:
-            interrupts.strike()
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         return decode(call)

@@ -8,7 +8,6 @@ been given back.
 from __future__ import annotations
 
 import os
-import threading
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -16,14 +15,19 @@ from typing import TYPE_CHECKING
 
 import pykka
 
-from phalanx.runtime import ReentrantLock, acquire_shared, descriptors, release_shared
+from phalanx.runtime import (
+    ReentrantLock,
+    acquire_shared,
+    descriptors,
+    is_holding,
+    release_shared,
+)
 from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase, SpecError
 
 from .callbacks import Callbacks
 from .checks import too_few_descriptors
 from .executor_actor import ExecutorActor
 from .glance import glance_of
-from .launching import THREAD
 from .links import PRELOAD
 from .notices import Close, KillAll, OutOfStep, Started, StreamEnded
 from .plane import Plane
@@ -75,18 +79,13 @@ class Core:
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
         try:
-            before = None if named is None else living.claim(named, self, replace=replace)
+            self._before = None if named is None else living.claim(named, self, replace=replace)
             self._build(runtime, place, probe)
         except BaseException:
             living.remove(self)
             raise
         # Only now: from here on anybody may end it, and there is something to end.
         living.add(self)
-        if before is not None:
-            if not before.is_ending:
-                self.runtime.scribe.log.warning("phalanx.executor_replaced", group=named)
-            before.end(drains=False)
-        self.tell(Started())
 
     def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
         spec = self.spec
@@ -125,6 +124,15 @@ class Core:
             raise
         look = None if place is None else place.look
         self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
+
+    def start(self) -> None:
+        """Have its ranks started, once what had its name has ended."""
+        before, self._before = self._before, None
+        if before is not None:
+            if not before.is_ending:
+                self.runtime.scribe.log.warning("phalanx.executor_replaced", group=self.spec.name)
+            before.end(drains=False)
+        self.tell(Started())
 
     @property
     def is_ending(self) -> bool:
@@ -178,16 +186,19 @@ class Core:
         if self._pid != os.getpid():
             return
         shared = self.shared
-        mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True)
+        mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True) or is_holding()
         if drains and not mine and not shared.gone.is_set():
             shared.pulses.tell_draining()
             self._refuse()
             limit = time.monotonic() + self.spec.stop.drain
-            if shared.plane.holding.wait_idle(limit, every_call=True):
-                shared.plane.holding.leave_idle()
+            holding = shared.plane.holding
+            try:
+                if holding.wait_idle(limit, every_call=True):
+                    holding.leave_idle()
+            finally:
+                holding.resume()
         self.request_end()
-        # A forgotten executor is ended by whichever thread the collector runs on.
-        if mine or threading.current_thread().name.startswith(("ExecutorActor", THREAD)):
+        if mine:
             return
         try:
             self._await_end()
@@ -195,22 +206,26 @@ class Core:
             self.kill()
             self._await_end()
             raise
+        finally:
+            living.release_signals()
 
     def _await_end(self) -> None:
         """Wait until everything has been given back, and log what that waits for."""
         shared, stop = self.shared, self.spec.stop
         if shared.gone.wait(_QUIET):
             return
+        log = self._log
         seated = shared.plane.seated()
         doing = {rank: each.doing for rank, each in sorted(seated.items()) if each.doing}
         if doing:
-            log = self.runtime.scribe.log
             log.warning("phalanx.close_waits", group=self.spec.name, doing=doing, seconds=stop.ask)
-        shared.gone.wait(stop.ask + stop.terminate + _TEARDOWN)
+        limit = stop.ask + stop.terminate + _TEARDOWN
+        if not shared.gone.wait(limit):
+            log.error("phalanx.end_overdue", group=self.spec.name, seconds=limit)
 
     def request_end(self) -> None:
         """Ask for the end, once; returns at once."""
-        if self.shared.plane.is_inside(waits=False):  # a finalizer, in the middle of a message
+        if is_holding():  # a finalizer, in the middle of something
             self.runtime.hub.post(self.request_end)
             return
         with self._lock:
@@ -221,7 +236,7 @@ class Core:
 
     def kill(self) -> None:
         """Ask for the end, with no time for anybody; returns at once."""
-        if self.shared.plane.is_inside(waits=False):  # as above
+        if is_holding():  # as above
             self.runtime.hub.post(self.kill)
             return
         self.request_end()
@@ -259,7 +274,7 @@ class Core:
         owns_cuts = cuts is None
         if owns_cuts:
             cuts = cuts_of(self.spec)
-        log = self.runtime.scribe.log
+        self._log = log = self.runtime.scribe.log
 
         def complain(error: BaseException) -> None:
             with suppress(Exception):

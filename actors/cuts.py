@@ -96,7 +96,7 @@ class Cuts:
         Raises:
             SpecError: another executor uses it, or what is to be resumed from cannot be used.
         """
-        with self._lock:
+        with self._lock.asked():
             self._hub, self._tell = hub, tell
             self._last = max(self._last, self.kept.open())
             self._base = self._last
@@ -104,7 +104,7 @@ class Cuts:
 
     def close(self, *, forget: bool) -> None:
         """Serve no more; *forget* gives back what lies in memory, and the folder."""
-        with self._lock:
+        with self._lock.asked():
             self._void(list(self._open.values()))
             self._stop_timer()
             self._counts.clear()
@@ -122,7 +122,7 @@ class Cuts:
 
     def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
         """Return which of *ranks* are to store their state with *call*, which is being sent."""
-        with self._lock:
+        with self._lock.asked():
             if call.cuts is not None:
                 call.cuts = self._begin(call.wire, ranks, size)
                 return ranks
@@ -137,7 +137,7 @@ class Cuts:
 
     def hear(self, rank: int, frame: Frame) -> None:
         """Take what *rank* has stored, or why it could not."""
-        with self._lock:
+        with self._lock.asked():
             cut = self._open.get((frame.call_id, rank))
             if cut is None:  # void since: somebody has died
                 frame.drop()
@@ -157,7 +157,7 @@ class Cuts:
 
     def answered(self, rank: int, wire: int) -> None:
         """*rank* has answered the call *wire*."""
-        with self._lock:
+        with self._lock.asked():
             cut = self._open.pop((wire, rank), None)
             if cut is None:
                 return
@@ -176,12 +176,12 @@ class Cuts:
 
     def abandon(self, wire: int) -> None:
         """The call *wire* did not reach every rank: not all will answer it."""
-        with self._lock:
+        with self._lock.asked():
             self._void([cut for (number, _), cut in self._open.items() if number == wire])
 
     def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
         """*ranks* are gone, or are about to be stopped; what they had answered has been heard."""
-        with self._lock:
+        with self._lock.asked():
             lost = [cut for (_, rank), cut in self._open.items() if self._together or rank in ranks]
             self._void(lost)
             if everybody or not self._together:
@@ -195,7 +195,7 @@ class Cuts:
 
     def is_unsaved(self) -> bool:
         """Whether any call has been sent that no cut has in it."""
-        with self._lock:
+        with self._lock.asked():
             return not self._counts.is_saved
 
     def prune(self, *, everything: bool = False) -> None:
@@ -208,7 +208,7 @@ class Cuts:
         Raises:
             Exception: what a rank raised instead.
         """
-        with self._lock:
+        with self._lock.asked():
             cuts = list(call.cuts or ())
             for cut in cuts:
                 for rank, failure in sorted(cut.failures.items()):
@@ -260,7 +260,7 @@ class Cuts:
 
     def _begun(self) -> set[int]:
         """Return the numbers of the cuts that are under way."""
-        with self._lock:
+        with self._lock.asked():
             return {cut.number for cut in self._open.values()}
 
     def _void(self, cuts: Iterable[Cut]) -> None:
@@ -280,7 +280,7 @@ class Cuts:
 
     def _due(self) -> None:
         """Have a cut taken because of the time; on the hub's thread."""
-        with self._lock:
+        with self._lock.asked():
             self._timer = None
             tell = _nobody if self._counts.is_begun else self._tell
         tell(CutDue())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
+from phalanx.runtime import called_from_inside, is_holding, occupied
 from phalanx.supervision import Intensity, Restart, SpecError, Strategy
 
 from .aio import AsyncExecutor
@@ -18,6 +19,7 @@ from .checks import check_callable, check_rank
 from .core import Core
 from .dispatch import Dispatch, W
 from .inline_group import InlineGroup
+from .interrupts import interrupts, uninterrupted
 from .notices import Planned
 from .rank_group import RankGroup
 from .spec import StopPolicy, layout_for, spec_of
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from .place import Place
     from .spec import Launch, Survivors
     from .status import RankInfo, Status
+    from .worker import Method
 
 
 class Executor(Dispatch[W]):
@@ -215,16 +218,36 @@ class Executor(Dispatch[W]):
         if launch == "inline":
             super().__init__(InlineGroup(spec, methods), steps)
             return
+        if occupied.is_mine() or is_holding():
+            raise called_from_inside("building an executor")
+        interrupts.install()
         named = name if _place is None else None  # a tree may stand beside one of the same id
-        self._core = core = Core(spec, runtime, named, _place, replace=replace)
-        super().__init__(RankGroup(core, methods), steps)
-        self._finalizer = weakref.finalize(self, core.end)
-        self._finalizer.atexit = False  # the end of the program has its own way (termination)
         try:
-            core.wait_ready()
+            self._build(methods, steps, runtime, named, _place, replace=replace)
+            self._core.start()
+            self._core.wait_ready()
         except BaseException:
-            self.close()
+            if hasattr(self, "_core"):
+                self.close()
             raise
+
+    @uninterrupted
+    def _build(
+        self,
+        methods: Methods,
+        steps: Mapping[str, Method],
+        runtime: Runtime | None,
+        named: str | None,
+        place: Place | None,
+        *,
+        replace: bool,
+    ) -> None:
+        with occupied:
+            core = Core(self._spec, runtime, named, place, replace=replace)
+            super().__init__(RankGroup(core, methods), steps)
+            self._finalizer = weakref.finalize(self, core.request_end)
+            self._finalizer.atexit = False  # the end of the program has its own way (termination)
+            self._core = core
 
     @property
     def aio(self) -> AsyncExecutor:

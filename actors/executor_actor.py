@@ -23,6 +23,7 @@ import pykka
 
 from phalanx.runtime import (
     GroupEnded,
+    occupied,
 )
 from phalanx.supervision import (
     Begin,
@@ -150,6 +151,10 @@ class ExecutorActor(SteadfastActor):
         # The actor may have ended meanwhile: then nobody is left who would care.
         with suppress(pykka.ActorDeadError):
             self.actor_ref.tell(notice)
+
+    def _actor_loop_running(self) -> None:
+        with occupied:
+            super()._actor_loop_running()
 
     def hear(self, notice: Any, /) -> None:
         """Act on one notice."""

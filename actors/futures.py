@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
+from phalanx.runtime import AskableLock, called_from_inside, occupied
 from phalanx.supervision import ExecutorClosed, WorkerDied, WouldDeadlock
 
 from .termination import living
@@ -63,7 +63,7 @@ class CallFuture(Future[Any]):
         self._plane = plane
         self._callbacks = callbacks
         self._decode = decode
-        self._decoding = threading.Lock()
+        self._decoding = AskableLock()
         self._decoded = False
         self._whole = False
         self._value: Any = None
@@ -77,6 +77,7 @@ class CallFuture(Future[Any]):
         Takes no lock of the plane's: `concurrent.futures.wait` gets here with the conditions of
         other futures in its hands, for which whoever settles calls may be waiting under that lock.
         """
+        self._check_not_inside()
         with self._decoding:
             if not self._whole:
                 super().__init__()
@@ -188,6 +189,7 @@ class CallFuture(Future[Any]):
             call.span.end(call)
         # Decoded here, by whoever wants it, and kept for the next one who asks. Not under the
         # future's own condition: whoever settles calls takes that, and must not wait for this.
+        self._check_not_inside()
         with self._decoding:
             if self._decoded:
                 return
@@ -196,6 +198,10 @@ class CallFuture(Future[Any]):
             except BaseException as error:  # noqa: BLE001  # it is the call's outcome
                 self._error = error
             self._decoded = True
+
+    def _check_not_inside(self) -> None:
+        if self._decoding.is_mine():
+            raise called_from_inside(f"asking for the outcome of {self._call.name}")
 
     @property
     def is_whole(self) -> bool:
@@ -206,10 +212,13 @@ class CallFuture(Future[Any]):
         """Tell who waits through `concurrent.futures` that the call is done; now, or soon.
 
         Under the plane's lock, where nothing may be waited for: who has the condition may have been
-        interrupted there, by a finalizer that wants to make a call.
+        interrupted there, by a finalizer that wants to make a call. Nor on a user's thread: that
+        may have been interrupted in `concurrent.futures.wait`, whose locks this takes.
         """
         condition = self._condition
-        if not condition._is_owned() and condition.acquire(blocking=False):  # noqa: SLF001
+        if not occupied.is_mine():
+            self._callbacks.run(self._finish)
+        elif not condition._is_owned() and condition.acquire(blocking=False):  # noqa: SLF001
             try:
                 self._finish()
             finally:

@@ -44,7 +44,7 @@ class Holding:
         self._reading = reading
         self._sending = sending
         self._settling = settling
-        self._threads: list[int] = []  # each thread that keeps calls back, or is about to
+        self._holds: dict[int, _Hold] = {}  # by the thread that keeps calls back, or is about to
 
     @property
     def count(self) -> int:
@@ -53,51 +53,45 @@ class Holding:
 
     def is_mine(self) -> bool:
         """Whether this thread keeps calls back, so that it would wait for itself."""
-        return bool(self._threads) and threading.get_ident() in self._threads
+        return threading.get_ident() in self._holds
 
     def wait_idle(self, deadline: float | None, *, every_call: bool = False) -> bool:
         """Keep new calls back; return True once every call that was sent has been answered.
 
         With *every_call* all that were made so far have ended before that, those too that wait for
-        their turn or for a restart. Returns False at *deadline*; else `resume` or `leave_idle` must
-        follow, on the same thread.
+        their turn or for a restart. Returns False at *deadline*. However it ends, `resume` must
+        follow on the same thread, in a ``finally`` around this; or `leave_idle`, if it was True.
         """
-        me = threading.get_ident()
-        self._threads.append(me)
-        ok = False
-        try:
-            ok = (not every_call or self._wait_for_all(deadline)) and self._hold(deadline)
-        finally:
-            if not ok:
-                self._threads.remove(me)
-        return ok
+        hold = _Hold()
+        self._holds[threading.get_ident()] = hold
+        if every_call and not self._wait_for_all(deadline):
+            return False
+        self._take(hold)
+        if not hold.wait(deadline):
+            return False
+        self._stop_watching(hold)
+        return True
 
     @uninterrupted
     def resume(self) -> None:
-        """Let calls go again."""
-        self._threads.remove(threading.get_ident())
-        self._lift()
+        """Let calls go again; does nothing where this thread keeps none back."""
+        hold = self._holds.pop(threading.get_ident(), None)
+        if hold is None:
+            return
+        self._stop_watching(hold)
+        if hold.is_taken:
+            with self._lock.asked():
+                self._sending.holds -= 1
+                self._sending.pump()
+                self._reading.see_to_it()
 
     def leave_idle(self) -> None:
         """Let no call go again: this is the end."""
-        self._threads.remove(threading.get_ident())
-
-    def _hold(self, deadline: float | None) -> bool:
-        hold = _Hold()
-        try:
-            self._take(hold)
-            if hold.wait(deadline):
-                self._stop_watching(hold)
-                return True
-        except BaseException:  # Ctrl-C: a hold that nobody lifts would stop the group for good
-            self._give_up(hold)
-            raise
-        self._give_up(hold)
-        return False
+        self._holds.pop(threading.get_ident(), None)
 
     @uninterrupted
     def _take(self, hold: _Hold) -> None:
-        with self._lock:
+        with self._lock.asked():
             hold.is_taken = hold.is_watched = True
             self._sending.holds += 1
             self._reading.watched += 1
@@ -106,22 +100,10 @@ class Holding:
 
     @uninterrupted
     def _stop_watching(self, hold: _Hold) -> None:
-        with self._lock:
+        with self._lock.asked():
             if hold.is_watched:
                 hold.is_watched = False
                 self._reading.watched -= 1
-
-    @uninterrupted
-    def _give_up(self, hold: _Hold) -> None:
-        self._stop_watching(hold)
-        if hold.is_taken:
-            self._lift()
-
-    def _lift(self) -> None:
-        with self._lock:
-            self._sending.holds -= 1
-            self._sending.pump()
-            self._reading.see_to_it()
 
     def _wait_for_all(self, deadline: float | None) -> bool:
         """Return True once every call made so far has ended, False at *deadline*."""
@@ -145,7 +127,7 @@ class Holding:
 
     @uninterrupted
     def _watch_all(self, left: set[Call], end: Callable[[Call], None]) -> bool:
-        with self._lock:
+        with self._lock.asked():
             left.update(self._settling.calls())
             for call in tuple(left):
                 self._settling.watch(call, end)
@@ -154,7 +136,7 @@ class Holding:
 
     @uninterrupted
     def _unwatch(self, left: set[Call], end: Callable[[Call], None]) -> None:
-        with self._lock:
+        with self._lock.asked():
             for call in tuple(left):
                 self._settling.unwatch(call, end)
 

@@ -1,22 +1,27 @@
 """Ctrl-C between calls and while waiting, never in the middle of a message.
 
 Guarantees: with Python's own SIGINT handler in place, a KeyboardInterrupt that would strike inside
-an `uninterrupted` function is raised as soon as that function is left; so no message is half sent
-and no answer is read and lost. Everywhere else, waiting included, it strikes at once. A handler of
-the user's is left alone: one that raises may tear a call apart.
+an `uninterrupted` function, or where the main thread has a lock of ours, is raised within a moment
+after that has been left; so no message is half sent, no answer is read and lost, and no lock stays
+held. Everywhere else, waiting included, it strikes at once. A handler of the user's is left alone:
+one that raises may tear a call apart.
 
 How: handlers run on the main thread, between two steps of whatever it does, and are given the
-interrupted frame. Ours looks whether an uninterrupted function is on the stack. The hot path pays
-nothing for it but a look at one attribute.
+interrupted frame. Ours looks whether an uninterrupted function is on the stack, and if so has the
+signal sent again, until it is not. The hot path pays nothing for it.
 
 Prior art: ``_ki.py`` in trio, which marks frames in the same way.
 """
 
 from __future__ import annotations
 
+import _thread
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from phalanx.runtime import is_holding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,54 +29,70 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _shielded: set[CodeType] = set()
+_AGAIN = 0.001  # seconds after which a Ctrl-C that could not strike tries again
 
 
 def uninterrupted(function: _F) -> _F:
-    """Mark *function*: it does not wait, and must not be torn apart."""
+    """Mark *function*: it does not wait for long, and must not be torn apart."""
     _shielded.add(function.__code__)
     return function
 
 
 class _Interrupts:
-    """The SIGINT that struck where it could not be raised.
-
-    Attributes:
-        pending: Whether there is one.
-    """
+    """The SIGINT that struck where it could not be raised."""
 
     def __init__(self) -> None:
-        self.pending = False
-        self._installed = False
+        self._pending = False
+        self._is_echo = False
 
     def install(self) -> None:
         """Take Python's handler's place; does nothing off the main thread, or if it is another."""
-        if threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._on_sigint)
-            self._installed = True
 
     def uninstall(self) -> None:
-        """Give Python's handler its place back."""
-        if self._installed and threading.current_thread() is threading.main_thread():
-            if signal.getsignal(signal.SIGINT) == self._on_sigint:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            self._installed = False
+        """Give Python's handler its place back; does nothing off the main thread."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and self._is_installed():
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    def strike(self) -> None:
-        """Raise what is pending, if this is the main thread."""
-        if threading.current_thread() is threading.main_thread():
-            self.pending = False
-            raise KeyboardInterrupt
+    def _is_installed(self) -> bool:
+        return signal.getsignal(signal.SIGINT) == self._on_sigint
 
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
-        at = frame
-        while at is not None:
-            if at.f_code in _shielded:
-                self.pending = True
+        is_echo, self._is_echo = self._is_echo, False
+        if is_echo and not self._pending:
+            return  # it has struck meanwhile
+        if not _is_shielded(frame):
+            self._pending = False
+            signal.default_int_handler(number, frame)
+        elif not self._pending:
+            self._pending = True
+            # No `threading.Thread`: its start takes locks that the interrupted code may have.
+            try:
+                _thread.start_new_thread(self._strike_again, ())
+            except RuntimeError:  # none to be had: it takes another Ctrl-C
+                self._pending = False
+
+    def _strike_again(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while True:
+            time.sleep(_AGAIN)
+            if not self._pending:
                 return
-            at = at.f_back
-        signal.default_int_handler(number, frame)
+            self._is_echo = self._is_installed()
+            self._pending = self._is_echo  # another handler gets it, and that once
+            signal.pthread_kill(main, signal.SIGINT)
 
 
 interrupts = _Interrupts()
+
+
+def _is_shielded(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code in _shielded:
+            return True
+        frame = frame.f_back
+    return is_holding()

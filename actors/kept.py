@@ -107,7 +107,7 @@ class Kept:
 
     def close(self) -> None:
         """Give back what lies in memory, and the folder."""
-        with self._lock:
+        with self._lock.asked():
             kept, self._cuts = self._cuts, []
             folder, self._folder = self._folder, None
         for cut in kept:
@@ -119,7 +119,7 @@ class Kept:
 
     def add(self, cut: Cut) -> None:
         """Keep *cut*, the newest."""
-        with self._lock:
+        with self._lock.asked():
             self._cuts.append(cut)
             if len(self._cuts) > self._bound:
                 self._trim()  # whoever prunes is busy with a death
@@ -131,19 +131,19 @@ class Kept:
         and what is resumed from then must not have that call in it. A rank that is stopped later
         may still write its part, but one that has died never does: so a whole cut is never left.
         """
-        with self._lock:
+        with self._lock.asked():
             self._gone.append(cut)
             if self._folder is not None and self._folder.remove(map(cut.name, cut.ranks)):
                 self._folder.sync()
 
     def note_stray(self) -> None:
         """Have the folder looked through for files that nobody knows of."""
-        with self._lock:
+        with self._lock.asked():
             self._stray = True
 
     def latest(self, rank: int | None = None) -> Checkpoint | None:
         """Return the newest that is kept and good: of *rank*, or of any."""
-        with self._lock:
+        with self._lock.asked():
             any_rank = rank is None or self._together
             good = (
                 cut
@@ -161,7 +161,7 @@ class Kept:
             everything: Also what nobody knows of.
         """
         folder = self._folder
-        with self._lock:
+        with self._lock.asked():
             self._trim()
             gone, self._gone = self._gone, []
             stray, self._stray = self._stray or everything, False
@@ -177,7 +177,7 @@ class Kept:
             self.note_stray()  # a disk that cannot be read just now; the next time may be better
             return
         under_way = begun()
-        with self._lock:
+        with self._lock.asked():
             kept = {(cut.number, rank) for cut in self._cuts for rank in cut.ranks}
         folder.remove(
             name
@@ -219,7 +219,7 @@ class Kept:
 
     def reject(self, rank: int, number: int) -> bool:
         """Use *rank*'s cut *number* no more, as long as there is another; False if that was so."""
-        with self._lock:
+        with self._lock.asked():
             for cut in self._cuts:
                 if cut.number == number and (self._together or rank in cut.ranks) and not cut.bad:
                     cut.bad = True
@@ -255,7 +255,7 @@ class Kept:
     def _choose(
         self, ranks: list[int], size: int, reject: Callable[[int, str], None]
     ) -> dict[int, Gift]:
-        with self._lock:
+        with self._lock.asked():
             kept = [cut for cut in self._cuts if self._together or ranks[0] in cut.ranks]
         if not kept:
             return {}

@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
+from phalanx.runtime import occupied
 from phalanx.supervision import RuntimeFault
 
 from .notices import Launched
@@ -83,7 +84,8 @@ class Launches:
         launch = Launch(members, make)
 
         def run() -> None:
-            launch.run()
+            with occupied:
+                launch.run()
             self._tell(Launched(launch))
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)

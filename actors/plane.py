@@ -19,10 +19,11 @@ means (`calls`).
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside
+from phalanx.runtime import Arena, OwnedLock, Payload, called_from_inside, occupied
 from phalanx.supervision import RuntimeFault, StreamNotTaken
 
 from .arriving import Arriving
@@ -138,27 +139,30 @@ class Plane:
         )
         self._trimming = Trimming(hub, lock, self.arena)
         reading.start(arriving.on_ready, self._on_nudge)
+        _add(lock)
 
     # --- the end --------------------------------------------------------------------------
 
     def refuse(self, closed: Callable[[], BaseException]) -> None:
         """Accept no new calls; those accepted go on."""
-        with self._lock:
+        with self._lock.asked():
             self._turns.closed = closed
             self._turns.admit(self._reading.wake, everyone=True)
 
     def close(self) -> None:
         """Give everything back; no call is left (`end`)."""
-        with self._lock:
+        with self._lock.asked():
             for seat in self._seats:
                 seat.channel.close()
             self._seats.clear()
             self._trimming.close()
         self.arena.close()
         self._reading.close()
+        _add(self._lock, gone=True)
 
     # --- calls --------------------------------------------------------------------------
 
+    @uninterrupted
     def pack(self, encoded: Encoded) -> Payload:
         """Return *encoded* as it will travel to this group's ranks; what is large is copied now.
 
@@ -179,24 +183,26 @@ class Plane:
         """Whether `check_may_enter` would raise."""
         if self._lock.is_inside():
             return True
+        if len(_locks) > 1 and any(is_mine() for is_mine in _locks):
+            return True  # of another group's: its lock and this one, taken in both orders
         return waits and (
             self._reading.is_mine()
             or self.arena.is_held()
-            or self._hub.is_current()
+            or occupied.is_mine()
             or self.holding.is_mine()
         )
 
     @uninterrupted
     def check_open(self) -> None:
         """Raise what new calls are refused with, if they are."""
-        with self._lock:
+        with self._lock.asked():
             if self._turns.closed is not None:
                 raise self._turns.closed()
 
     @uninterrupted
     def has_room(self) -> bool:
         """Whether `submit` would take a call without blocking."""
-        with self._lock:
+        with self._lock.asked():
             return self._turns.closed is not None or not self._turns.is_full
 
     def submit(self, call: Call, *, waits: bool) -> None:
@@ -220,7 +226,7 @@ class Plane:
                 came = self._reading.wait(place, deadline)
             finally:
                 if not came:
-                    with self._lock:
+                    with self._lock.asked():
                         self._turns.give_up(place)
                     call.drop()
             if not came:
@@ -254,7 +260,7 @@ class Plane:
         Raises:
             ExecutorClosed: nothing is accepted any more.
         """
-        with self._lock:
+        with self._lock.asked():
             closed = self._turns.closed
             if closed is None:
                 if first:
@@ -274,7 +280,7 @@ class Plane:
     @uninterrupted
     def expire(self, call: Call) -> dict[int, int]:
         """Settle *call* as timed out, unless it is done; return who owes it (rank: incarnation)."""
-        with self._lock:
+        with self._lock.asked():
             if call.done:
                 return {}
             late = {
@@ -294,7 +300,7 @@ class Plane:
         """
         if call.tap is not None and cause is not None:
             call.tap.raised(cause)
-        with self._lock:
+        with self._lock.asked():
             if call.done:
                 return False
             self._settling.withdraw(call, error=CancelledError())
@@ -304,7 +310,7 @@ class Plane:
     @uninterrupted
     def when_settled(self, call: Call, then: Callable[[Call], None]) -> None:
         """Run ``then(call)`` when *call* is done; on whichever thread settles it: be quick."""
-        with self._lock:
+        with self._lock.asked():
             if not call.done:
                 self._settling.watch(call, then)
                 self._reading.see_to_it()
@@ -313,7 +319,7 @@ class Plane:
 
     def counts(self) -> dict[str, int]:
         """Return how many calls are in flight, how many wait, and how many answers were void."""
-        with self._lock:
+        with self._lock.asked():
             sent = {id(call) for call in self._settling.calls() if call.wire}
             return {
                 "in_flight": len(sent),
@@ -324,7 +330,7 @@ class Plane:
     @uninterrupted
     def seated(self) -> dict[int, Progress]:
         """Return what each rank is doing, as far as it is known without reading."""
-        with self._lock:
+        with self._lock.asked():
             return {seat.rank: seat.progress() for seat in self._seats}
 
     # --- streams ------------------------------------------------------------------------
@@ -338,7 +344,7 @@ class Plane:
         Where none is there yet, a ticket that is done when there is news; or *wake* is called
         then, on whichever thread brings it.
         """
-        with self._lock:
+        with self._lock.asked():
             return self._taking.take(call, wake)
 
     def wait_for(self, ticket: Ticket) -> None:
@@ -349,7 +355,7 @@ class Plane:
     def abandon(self, call: Call) -> None:
         """Nobody takes *call*'s items any more."""
         self.cancel(call)
-        with self._lock:
+        with self._lock.asked():
             assert call.stream is not None
             call.stream.items.clear()
 
@@ -361,13 +367,13 @@ class Plane:
     @uninterrupted
     def _on_nudge(self) -> None:
         if self._taking.has_abandoned:
-            with self._lock:
+            with self._lock.asked():
                 for call in self._taking.abandoned():
                     self._settling.withdraw(call, error=CancelledError(GIVEN_UP))
                 self._sending.pump()
 
     def _on_late_taker(self, call: Call) -> None:
-        with self._lock:
+        with self._lock.asked():
             if not self._taking.is_overdue(call):
                 return
             assert call.stream is not None
@@ -390,3 +396,14 @@ class Plane:
             if self._cuts is not None:
                 self._cuts.abandon(wire)
             self._settling.withdraw(call, error=RuntimeFault(msg))
+
+
+_guard = threading.Lock()
+_locks: tuple[Callable[[], bool], ...] = ()  # says of each plane's whether this thread has it
+
+
+def _add(lock: OwnedLock, *, gone: bool = False) -> None:
+    global _locks  # noqa: PLW0603  # who reads it takes no lock
+    with _guard:
+        others = tuple(each for each in _locks if each != lock.is_mine)
+        _locks = others if gone else (*others, lock.is_mine)

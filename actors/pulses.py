@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from phalanx.runtime import Kind, Payload, Pulse
+from phalanx.runtime import Kind, OwnedLock, Payload, Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -104,19 +104,19 @@ class Pulses:
     """The ranks that can be asked, and the questions that are open."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._numbers = itertools.count(1)
         self._ways: dict[int, tuple[int, Callable[[bytes], object]]] = {}
         self._open: dict[int, Question] = {}
 
     def enter(self, rank: int, incarnation: int, send: Callable[[bytes], object]) -> None:
         """Have *rank* asked by *send*, which takes a packet and does not wait."""
-        with self._lock:
+        with self._lock.asked():
             self._ways[rank] = incarnation, send
 
     def leave(self, rank: int, incarnation: int) -> None:
         """Ask that incarnation no more, if it ever was here; then nobody is using its way."""
-        with self._lock:
+        with self._lock.asked():
             known, _ = self._ways.get(rank, (None, None))
             if known == incarnation:
                 del self._ways[rank]
@@ -125,19 +125,19 @@ class Pulses:
         """Ask these (rank: incarnation); those that are not here any more stay silent."""
         number = next(self._numbers)
         question = Question(self, number, frozenset(ranks))
-        with self._lock:
+        with self._lock.asked():
             self._open[number] = question
             self._send(ranks, _NOTHING.packet(Kind.ASK, epoch=0, call_id=number))
         return question
 
     def part(self, ranks: Mapping[int, int], epoch: int) -> None:
         """Have these (rank: incarnation) cut from the process group they leave for *epoch*."""
-        with self._lock:
+        with self._lock.asked():
             self._send(ranks, _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0))
 
     def tell_draining(self) -> None:
         """Tell every rank that it will be stopped in good order: SIGTERM is not to end it now."""
-        with self._lock:
+        with self._lock.asked():
             ranks = {rank: known for rank, (known, _) in self._ways.items() if rank >= 0}
             self._send(ranks, _NOTHING.packet(Kind.DRAINING, epoch=0, call_id=0))
 
@@ -151,7 +151,7 @@ class Pulses:
 
     def hear(self, rank: int, frame: Frame) -> None:
         """Take *rank*'s answer to where it is waited for."""
-        with self._lock:
+        with self._lock.asked():
             question = self._open.get(frame.call_id)
         if question is None:
             frame.drop()
@@ -164,5 +164,5 @@ class Pulses:
 
     def forget(self, number: int) -> None:
         """Close the question of that number."""
-        with self._lock:
+        with self._lock.asked():
             self._open.pop(number, None)

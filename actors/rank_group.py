@@ -135,10 +135,10 @@ class RankGroup:
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self.check_open()
-            if not force and not self._plane.holding.wait_idle(deadline):
-                msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
-                raise TimeoutError(msg)
             try:
+                if not force and not self._plane.holding.wait_idle(deadline):
+                    msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
                 if not force and shared.cuts is not None and shared.cuts.is_unsaved():
                     left = None if deadline is None else max(0.0, deadline - time.monotonic())
                     self._caller.save(left, under_hold=True)
@@ -151,8 +151,7 @@ class RankGroup:
                         msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                         raise TimeoutError(msg)
             finally:
-                if not force:
-                    self._plane.holding.resume()
+                self._plane.holding.resume()
             if plan.accepted:
                 return
             self.check_open()
@@ -163,10 +162,12 @@ class RankGroup:
         self.check_open()
         limit = None if timeout is None else check_seconds("timeout", timeout)
         deadline = None if limit is None else time.monotonic() + limit
-        if not self._plane.holding.wait_idle(deadline, every_call=True):
-            msg = f"calls are still without an outcome after {timeout:g} s"
-            raise TimeoutError(msg)
-        self._plane.holding.resume()
+        try:
+            if not self._plane.holding.wait_idle(deadline, every_call=True):
+                msg = f"calls are still without an outcome after {timeout:g} s"
+                raise TimeoutError(msg)
+        finally:
+            self._plane.holding.resume()
 
     def _check_may_wait(self, what: str) -> None:
         self._plane.check_may_enter(what, waits=True)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime import Spinner, ledger
 
-from .interrupts import interrupts, uninterrupted
+from .interrupts import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,9 +135,11 @@ class Reading:
                     turn.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
                 leaves = what.done or (deadline is not None and time.monotonic() >= deadline)
             finally:
-                self._exit(turn, what, leaves=leaves)
-            if interrupts.pending:
-                interrupts.strike()
+                try:
+                    self._exit(turn, what, leaves=leaves)
+                except BaseException:  # thrown in from outside: not even that may keep the role
+                    self._exit(turn, what, leaves=leaves)
+                    raise
             if deadline is not None and not what.done and time.monotonic() >= deadline:
                 return False
         return True
@@ -209,7 +211,7 @@ class Reading:
     def close(self) -> None:
         """Give the descriptors back; everything that could be waited for is done."""
         self._watch.cancel()
-        with self._lock:
+        with self._lock.asked():
             self._closing = gone = threading.Event()
             if self._reader:
                 os.eventfd_write(self._kick, 1)
@@ -233,8 +235,6 @@ class Reading:
                     return
             found = self._look(timeout) if self.spin else None
             self._take(found or poll(timeout, _BATCH))
-            if interrupts.pending:
-                return
 
     def _look(self, longest: float | None) -> Events | None:
         """Return what comes within a moment, without sleeping; nothing where others wait as well.
@@ -245,7 +245,7 @@ class Reading:
         return self._spinner.look(self._looking, moment, self._is_wanted)
 
     def _is_wanted(self) -> bool:
-        return bool(self._next) or interrupts.pending
+        return bool(self._next)
 
     def _take(self, events: Events) -> None:
         self._read += 1
@@ -269,7 +269,7 @@ class Reading:
                 self._pass_on()
 
     def _on_hub(self, _events: int) -> None:
-        with self._lock:
+        with self._lock.asked():
             if self._reader or self._closing is not None:
                 self._disarm()
                 return
@@ -277,7 +277,7 @@ class Reading:
         try:
             self._take(self._epoll.poll(0, _BATCH))
         finally:
-            with self._lock:
+            with self._lock.asked():
                 if self._next or not self._is_due():
                     self._disarm()
                 self._step_down()
@@ -286,7 +286,7 @@ class Reading:
         read = self._read
 
         def tick() -> None:
-            with self._lock:
+            with self._lock.asked():
                 # Who reads sees to it when he leaves.
                 is_seen_to = self._armed or self._reader or not self._is_due()
                 if self._closing is not None or is_seen_to:

@@ -61,19 +61,19 @@ class Seating:
 
         The seats follow in `resize`, once the ranks beyond are gone.
         """
-        with self._lock:
+        with self._lock.asked():
             for call in self._turns.expect(size):
                 self._settling.settle(call, error=call.misfit(size))
             self._turns.admit(self._reading.wake)
 
     def resize(self, size: int) -> None:
         """Have *size* seats; those beyond must be empty."""
-        with self._lock:
+        with self._lock.asked():
             self._seats.resize(size)
 
     def join(self, rank: int, incarnation: int, channel: Channel) -> None:
         """Seat a new incarnation; from here on it may be sent calls of its own."""
-        with self._lock:
+        with self._lock.asked():
             channel.board.enter(self._sending.round)
             limit = None if self._cuts is None else self._cuts.limit
             self._seats.take(Seat(rank, incarnation, channel, saving_limit=limit))
@@ -84,7 +84,7 @@ class Seating:
     def open(self, epoch: int) -> None:
         """Every seat is taken: let collective calls go, under *epoch*."""
         looks = self._spinning.of(len(self._seats))
-        with self._lock:
+        with self._lock.asked():
             self._reading.spin = looks.caller
             for seat in self._seats:
                 seat.channel.board.let_spin(looks.ranks)
@@ -96,26 +96,26 @@ class Seating:
 
     def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
         """Count *packets* that a rank has sent beside its answers and that are no messages."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is not None:
                 self._arriving.drop_foreign(seat, packets)
 
     def expect_end(self, rank: int, incarnation: int) -> None:
         """Note that an incarnation is about to end, so what the others raise may be its echo."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is not None:
                 seat.ending = True
 
     def hold(self) -> None:
         """Keep collective calls back until `open`."""
-        with self._lock:
+        with self._lock.asked():
             self._sending.whole = False
 
     def progress(self, rank: int, incarnation: int) -> Progress:
         """Read what *rank* has written, to the end, and return what it was doing."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is None:
                 return Progress()
@@ -128,7 +128,7 @@ class Seating:
 
         What they have written is read first.
         """
-        with self._lock:
+        with self._lock.asked():
             for seat in self._seats:
                 self._arriving.drain(seat)
             return self._settling.out_of_step(wire)
@@ -138,7 +138,7 @@ class Seating:
 
         Where there are none, `on_busy` will tell when there are again.
         """
-        with self._lock:
+        with self._lock.asked():
             found: list[Running] = []
             for seat in self._seats:
                 owed = len(seat.sent)
@@ -171,7 +171,7 @@ class Seating:
             ends: Whether the group will not serve again.
         """
         settling = self._settling
-        with self._lock:
+        with self._lock.asked():
             lost = [
                 seat
                 for rank, incarnation in ranks.items()
@@ -214,7 +214,7 @@ class Seating:
 
     def leave(self, rank: int, incarnation: int) -> None:
         """Free the seat of an incarnation that is gone, after `lose`."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is not None:
                 self._seats.leave(seat)
@@ -225,7 +225,7 @@ class Seating:
         self, error: Callable[[Call], BaseException], closed: Callable[[], BaseException]
     ) -> None:
         """Settle every call that is left, and refuse new ones with *closed*."""
-        with self._lock:
+        with self._lock.asked():
             self._turns.closed = closed
             left = {id(call): call for call in self._settling.calls()}
             for call in left.values():
@@ -236,14 +236,14 @@ class Seating:
 
     def post(self, rank: int, incarnation: int, packet: bytes) -> None:
         """Queue *packet* behind the calls that *rank* has been sent."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is not None and not seat.ended:
                 self._sending.transmit(seat, packet)
 
     def reform(self, rank: int, incarnation: int, order: bytes) -> None:
         """Have *rank* leave its process group behind what it has been sent, as *order* says."""
-        with self._lock:
+        with self._lock.asked():
             seat = self._seats.find(rank, incarnation)
             if seat is not None and not seat.ended:
                 self._settling.let_go(seat)

@@ -401,7 +401,7 @@ class Settling:
         self._hub.call_at(when, lambda: self._end_grace(wire))
 
     def _end_grace(self, wire: int) -> None:
-        with self._lock:
+        with self._lock.asked():
             split = self._splits.get(wire)
             if split is None:
                 return

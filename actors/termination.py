@@ -18,6 +18,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Protocol
 
+from phalanx.runtime import OwnedLock
 from phalanx.supervision import SpecError
 
 from .interrupts import interrupts
@@ -51,7 +52,7 @@ class _Living:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = OwnedLock()
         self._pid = os.getpid()
         self._all: dict[int, Endable] = {}
         self._named: dict[str, Endable] = {}
@@ -74,7 +75,7 @@ class _Living:
         Raises:
             SpecError: another has that name, and is not to be replaced.
         """
-        with self._lock:
+        with self._lock.asked():
             self._begin_anew_in_a_child()
             before = self._named.get(name)
             if before is not None and not before.is_ending:
@@ -88,24 +89,32 @@ class _Living:
 
     def add(self, one: Endable) -> None:
         """Note that *one* lives."""
-        with self._lock:
+        with self._lock.asked():
             self._begin_anew_in_a_child()
             self._all[id(one)] = one
             self._take_signal()
-            interrupts.install()
 
     def remove(self, one: Endable) -> None:
         """Note that *one* has ended, or could not be built."""
-        with self._lock:
+        with self._lock.asked():
             self._named = {name: each for name, each in self._named.items() if each is not one}
             self._all.pop(id(one), None)
+
+    def release_signals(self) -> None:
+        """Have the program's signals be handled as before, where no executor lives any more.
+
+        Does nothing off the main thread: no other may set a handler.
+        """
+        if threading.current_thread() is not threading.main_thread() or self._lock.is_mine():
+            return
+        with self._lock.asked():
             if not self._all:
                 self._give_signal_back()
                 interrupts.uninstall()
 
     def end_all(self, *, drains: bool) -> None:
         """End every one, all at the same time. Ctrl-C meanwhile kills them."""
-        with self._lock:
+        with self._lock.asked():
             if self._pid != os.getpid():
                 return
             everyone = list(self._all.values())
@@ -142,8 +151,8 @@ class _Living:
             self._handling = True
 
     def _give_signal_back(self) -> None:
-        if not self._handling or threading.current_thread() is not threading.main_thread():
-            return  # harmless: with nobody left the handler ends the program at once
+        if not self._handling:
+            return
         if signal.getsignal(signal.SIGTERM) is _on_sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._handling = False
@@ -159,7 +168,13 @@ def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
 
 
 def _terminate() -> None:
-    living.end_all(drains=True)
+    try:
+        living.end_all(drains=True)
+    finally:
+        _end_by_sigterm()
+
+
+def _end_by_sigterm() -> None:
     # Only the main thread may set a handler, and it may be busy for long. The default action is
     # what `os.kill` would bring about; the exit status is the same.
     _default_action(signal.SIGTERM)

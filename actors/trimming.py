@@ -39,7 +39,7 @@ class Trimming:
             if idle:
                 # Not under the plane's lock: who is inside the arena may have to call the plane.
                 arena.trim()
-            with self._lock:
+            with self._lock.asked():
                 self._timer = None
                 if arena.is_warm:
                     # Idle and yet warm: a reader keeps something. Then look less often.

@@ -43,7 +43,14 @@ from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
 from .outpost import Outpost
-from .owned_lock import OwnedLock, ReentrantLock, called_from_inside
+from .owned_lock import (
+    AskableLock,
+    OwnedLock,
+    ReentrantLock,
+    called_from_inside,
+    is_holding,
+    occupied,
+)
 from .payload import Payload, call_packet
 from .process import Process, ProcessStatus
 from .processors import usable_processors
@@ -83,6 +90,7 @@ __all__ = [
     "STACKS",
     "Arena",
     "Arrival",
+    "AskableLock",
     "Assignment",
     "AsyncOutput",
     "Board",
@@ -193,12 +201,14 @@ __all__ = [
     "find_tree",
     "init_process_group",
     "install_last_words",
+    "is_holding",
     "is_in_process_group",
     "join_snapshots",
     "kill_tree",
     "land_on",
     "ledger",
     "load_snapshot",
+    "occupied",
     "oom_sources",
     "outside",
     "read_report",

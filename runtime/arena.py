@@ -177,7 +177,7 @@ class Arena:
         Raises:
             OSError, ValueError: there is no memory for it.
         """
-        with self._lock:
+        with self._lock.asked():
             self._sweep()
             start = self._gap(pages) if self._slots and self.fd >= 0 else None
             if start is None:
@@ -194,12 +194,12 @@ class Arena:
                 reserve(self.fd, start * PAGE, pages * PAGE, missing=missing * PAGE)
             _ = self.window  # a process short of address space cannot map it
         except (OSError, ValueError):
-            with self._lock:
+            with self._lock.asked():
                 self._empty(start, start + pages)  # what had been had of it, too
             extent.let_go()
             raise
         if missing:
-            with self._lock:
+            with self._lock.asked():
                 self._backed[start : start + pages] = b"\1" * pages
         return extent
 
@@ -216,7 +216,7 @@ class Arena:
 
     def trim(self) -> None:
         """Give the memory back behind which no message lies."""
-        with self._lock:
+        with self._lock.asked():
             if self.fd < 0:
                 return
             self._sweep()
@@ -234,7 +234,7 @@ class Arena:
 
     def close(self) -> None:
         """Give the file back; readers keep what they have mapped."""
-        with self._lock:
+        with self._lock.asked():
             if self.fd >= 0:
                 self._window = None  # unmapped when the last writer lets go of it
                 ledger.close(self.fd)

@@ -31,7 +31,7 @@ from phalanx.supervision import RuntimeFault
 
 from . import ledger
 from .events import HubCallbackFailed
-from .owned_lock import ReentrantLock
+from .owned_lock import ReentrantLock, occupied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,6 +212,10 @@ class Hub:
                 heapq.heapify(self._timers)
 
     def _run(self) -> None:
+        with occupied:
+            self._serve()
+
+    def _serve(self) -> None:
         self._ident = get_ident()
         try:
             self._loop()

@@ -4,11 +4,16 @@ A finalizer runs on whichever thread the collector runs on, a signal handler bet
 of the main thread. Either may find itself inside a method of ours, under its lock, and call us.
 A plain lock would then wait for its own holder, for ever.
 
+A Ctrl-C does not strike where the main thread has one of them (`is_holding`): what is under it
+would be left half done, and every other thread would meet it.
+
 Left to others: to look (`is_mine`) before there is anything to undo.
 """
 
 from __future__ import annotations
 
+import threading
+import weakref
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import WouldDeadlock
@@ -29,8 +34,10 @@ else:
     from _thread import RLock as _RLock
 
 
-class ReentrantLock(_RLock):
-    """For what has been written so that it may be called in the middle of itself."""
+class AskableLock(_RLock):
+    """One whose holder can ask whether it is; a user's code may run under it."""
+
+    __slots__ = ()
 
     def is_mine(self) -> bool:
         """Whether this thread has it."""
@@ -40,8 +47,19 @@ class ReentrantLock(_RLock):
         is_mine = _RLock._is_owned  # noqa: SLF001  # at no cost of its own
 
 
+class ReentrantLock(AskableLock):
+    """For what has been written so that it may be called in the middle of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _all.add(weakref.ref(self, _all.discard))
+
+
 class OwnedLock:
     """For what may not: its holder gets an error in place of seeing what is half done.
+
+    Taken by ``with lock.asked():``, since between the return of an `__enter__` in Python and the
+    body of its ``with`` an exception may strike, and the lock would stay held.
 
     Args:
         inner: Say each whether this thread has one of the locks that others take under this one.
@@ -70,18 +88,51 @@ class OwnedLock:
                 return True
         return False
 
-    def __enter__(self) -> None:
-        """Take it.
+    def asked(self) -> ReentrantLock:
+        """Return the lock, for a ``with``.
 
         Raises:
             WouldDeadlock: this thread has it, or one of those that are taken under it.
         """
         if self.is_inside():
             raise called_from_inside("this call")
-        self.unasked.acquire()
+        return self.unasked
+
+
+_all: set[weakref.ref[ReentrantLock]] = set()
+
+
+def is_holding() -> bool:
+    """Return whether this thread is under any `ReentrantLock` or `OwnedLock`. Takes none itself."""
+    for each in list(_all):  # in one step: other threads make locks
+        lock = each()
+        if lock is not None and lock.is_mine():
+            return True
+    return False
+
+
+class _Occupied:
+    """The threads that do what others wait for: build a group, serve one, run the hub.
+
+    As a context manager it adds the calling thread. A finalizer or signal handler that interrupts
+    such a thread must not wait: it may wait for what the interrupted code is about to do.
+    """
+
+    def __init__(self) -> None:
+        self._threads: set[int] = set()
+
+    def is_mine(self) -> bool:
+        """Whether the calling thread is one of them."""
+        return threading.get_ident() in self._threads
+
+    def __enter__(self) -> None:
+        self._threads.add(threading.get_ident())
 
     def __exit__(self, *_: object) -> None:
-        self.unasked.release()
+        self._threads.discard(threading.get_ident())
+
+
+occupied = _Occupied()
 
 
 def called_from_inside(what: str) -> WouldDeadlock:

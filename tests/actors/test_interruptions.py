@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import signal
@@ -270,7 +271,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     outcome = handle(acts[what])
 
     def strike() -> None:
-        while not executor._core.shared.plane.holding._threads:
+        while not executor._core.shared.plane.holding._holds:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGUSR1)
         while not outcome:
@@ -363,8 +364,8 @@ def test_a_call_may_be_settled_while_its_future_is_being_made() -> None:
 def test_a_lock_that_its_holder_asks_for_again_says_so_and_stays_held() -> None:
     lock = OwnedLock()
 
-    with lock:
-        with pytest.raises(WouldDeadlock), lock:
+    with lock.asked():
+        with pytest.raises(WouldDeadlock), lock.asked():
             pass
         assert lock.is_mine()
 
@@ -447,3 +448,212 @@ def test_callbacks_for_which_there_is_no_thread_wait_for_the_next_one(
     assert done.wait(WAIT)
     assert ran == [3, 4, 1, 2]
     callbacks.close(WAIT)
+
+
+# A Ctrl-C at each step of what a main thread does with an executor. Where it may not strike it
+# comes a moment later; then another thread's call shows that no lock is held and no call kept back.
+STRUCK = """
+import signal, sys, threading, time
+from phalanx import Executor, WorkerActor
+
+class Worker(WorkerActor):
+    def nothing(self, _=None):
+        pass
+
+def strike_in(act, step):
+    left = step
+    def look(frame, event, _):
+        nonlocal left
+        left -= 1
+        if left == 0:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+    try:
+        sys.setprofile(look)
+        act()
+        sys.setprofile(None)
+        if left <= 0:
+            time.sleep(20)
+            sys.exit(f"no Ctrl-C at step {step}")
+    except KeyboardInterrupt:
+        sys.setprofile(None)
+    return left <= 0
+
+def work_on():
+    served = []
+    def call():
+        served.append(executor.collective_rpc("nothing", timeout=20))
+    thread = threading.Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert served == [[None]]
+
+def call_and_cancel():
+    executor.collective_rpc("nothing", non_block=True).cancel()
+
+with Executor(Worker, 1, preload=()) as executor:
+    for act, stride in (
+        (executor.status, 3),
+        (lambda: executor.has_room, 1),
+        (lambda: executor.tell("nothing"), 3),
+        (call_and_cancel, 5),
+        (lambda: executor.tell("nothing", args=(bytes(300_000),)), 11),
+        (lambda: executor.drain(20), 5),
+        (lambda: executor.check_health(20), 29),
+    ):
+        step = 1
+        while strike_in(act, step):
+            work_on()
+            step += stride
+    executor.drain(20)
+    assert executor.status().in_flight == 0
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+print("served")
+"""
+
+
+def test_a_ctrl_c_at_any_step_comes_at_once_and_holds_up_no_other_thread() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STRUCK], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.stdout == "served\n", done.stderr
+
+
+def at(name: str, act: Callable[[], Any]) -> Callable[..., None]:
+    """Return a profiler that has *act* done, once, when a function of that *name* is called."""
+
+    def look(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_qualname == name:
+            sys.setprofile(None)
+            act()
+
+    return look
+
+
+def test_a_signal_handler_in_the_middle_of_a_start_starts_no_other_and_waits_for_no_end(
+    make: Make, handle: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    other = make(world_size=1)
+
+    def act() -> None:
+        other.close()  # only asks
+        make(world_size=1)
+
+    outcome = handle(act)
+    sys.setprofile(at("Runtime.scribe", lambda: signal.raise_signal(signal.SIGUSR1)))
+    try:
+        executor = make(world_size=1)
+    finally:
+        sys.setprofile(None)
+
+    assert [type(each) for each in outcome] == [WouldDeadlock]
+    assert executor.collective_rpc("rank", WAIT) == [0]
+    assert other._core.shared.gone.wait(WAIT)
+
+
+def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding(
+    make: Make, handle: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    executor = make(world_size=1)
+
+    def look(values: list[Any], _lead: int) -> list[Any]:
+        signal.raise_signal(signal.SIGUSR1)
+        return values
+
+    future = executor.collective_rpc("rank", non_block=True, aggregate=look)
+    outcome = handle(lambda: future.result(WAIT))
+
+    assert future.result(WAIT) == [0]
+    assert [type(each) for each in outcome] == [WouldDeadlock]
+
+
+def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
+    make: Make, tmp_path: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+) -> None:
+    executor = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = executor.call(0, "gated", args=(str(gate),), non_block=True)
+
+    def act() -> Any:
+        gate.touch()
+        return executor.call(0, "rank", WAIT)
+
+    outcome = handle(act)
+    # Under the lock of the event that `concurrent.futures` waits for.
+    sys.setprofile(at("Condition.wait", lambda: signal.raise_signal(signal.SIGUSR1)))
+    try:
+        done, _ = concurrent.futures.wait([future], WAIT)
+    finally:
+        sys.setprofile(None)
+
+    assert done == {future}
+    assert outcome == [0]
+
+
+def test_a_finalizer_under_one_groups_lock_does_not_take_anothers(make: Make) -> None:
+    one, two = make(world_size=1), make(world_size=1)
+
+    with one._core.shared.plane._lock.asked(), pytest.raises(WouldDeadlock):
+        two.tell("rank")
+
+    assert two.collective_rpc("rank", WAIT) == [0]
+
+
+def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
+    make: Make, tmp_path: Path
+) -> None:
+    executor = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = executor.call(0, "gated", args=(str(gate),), non_block=True)
+    shared = executor._core.shared
+
+    executor._finalizer()
+
+    assert not shared.gone.is_set()  # its rank is busy
+    gate.touch()
+    assert shared.gone.wait(WAIT)
+    assert future.done()
+
+
+SIGTERM = """
+import os, signal, time
+from phalanx import Executor, WorkerActor
+from phalanx.actors.termination import living
+
+class Raises:
+    def end(self, *, drains):
+        raise OSError("no thread")
+
+living.add(Raises())
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(50)
+"""
+
+
+def test_sigterm_ends_a_program_whose_executors_cannot_be_ended() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGTERM], capture_output=True, timeout=40, check=False
+    )
+
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_an_exception_thrown_in_at_the_end_of_a_wait_lets_others_read_and_its_thread_call_again(
+    make: Make,
+) -> None:
+    executor = make(world_size=1)
+
+    def throw() -> None:
+        raise KeyError("thrown in")
+
+    sys.setprofile(at("Reading._exit", throw))
+    try:
+        with pytest.raises(KeyError, match="thrown in"):
+            executor.call(0, "rank", WAIT)
+    finally:
+        sys.setprofile(None)
+
+    assert executor.call(0, "rank", WAIT) == 0
+    assert not executor._core.shared.plane._reading.is_mine()
