@@ -79,24 +79,37 @@ def executor_child(
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
     spec = _check(worker, world_size, {**options, "restart": ranks_restart})
     # By path: the states of the ranks outlive the executor, as long as there is this child spec.
-    kept: dict[str, Cuts | None] = {}
+    # Those that no executor uses: two trees may have one path.
+    unused: dict[str, list[Cuts | None]] = {}
 
     def start(ctx: StartContext) -> ExecutorHandle:
-        cuts = kept.setdefault(ctx.path, cuts_of(spec))
-        executor: Executor[Any] = Executor(
-            worker,
-            world_size,
-            name=ctx.path,
-            restart=ranks_restart,
-            _place=Place(
-                on_end=ctx.exited,
-                on_use=ctx.progressed,
-                emit_by=ctx.emit_by,
-                look=ctx.snapshot,
-                cuts=cuts,
-            ),
-            **options,
-        )
+        _forget_gone(unused, ctx)
+        mine = unused.setdefault(ctx.path, [])
+        cuts = mine.pop() if mine else cuts_of(spec)
+
+        def ended(reason: ExitReason) -> None:
+            mine.append(cuts)
+            ctx.exited(reason)
+
+        try:
+            executor: Executor[Any] = Executor(
+                worker,
+                world_size,
+                name=ctx.path,
+                restart=ranks_restart,
+                _place=Place(
+                    on_end=ended,
+                    on_use=ctx.progressed,
+                    emit_by=ctx.emit_by,
+                    look=ctx.snapshot,
+                    cuts=cuts,
+                ),
+                **options,
+            )
+        except BaseException:
+            if cuts not in mine:  # it ended before there was anything to end
+                mine.append(cuts)
+            raise
         return ExecutorHandle(executor)
 
     return ChildSpec(
@@ -123,6 +136,21 @@ def worker_child(
     """
     options = {"shutdown": 10.0, "ranks_restart": Restart.TEMPORARY, **options}
     return executor_child(id, worker, 1, **options)
+
+
+def _forget_gone(unused: dict[str, list[Cuts | None]], ctx: StartContext) -> None:
+    """Drop what was kept of siblings of *ctx* that their supervisor has no more: of instances."""
+    parent = ctx.path.rpartition("/")[0]
+    siblings = {path for path in unused if path.rpartition("/")[0] == parent} - {ctx.path}
+    if not siblings:
+        return
+    pending = [ctx.snapshot()]
+    while pending:
+        supervisor = pending.pop()
+        siblings -= {child.path for child in supervisor.children}
+        pending += [child.supervisor for child in supervisor.children if child.supervisor]
+    for path in siblings:
+        del unused[path]
 
 
 def _check(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from phalanx.actors import (
 )
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
+    ChildSpec,
     Decider,
     Directive,
     Intensity,
@@ -196,6 +199,40 @@ def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
         assert ex._core.shared.gone.wait(LONG)
 
         assert executor(tree, "group").collective_rpc("get", LONG) == [1, 1]
+
+
+def saver_child(runtime: Runtime) -> ChildSpec:
+    options: Any = {"preload": (), "transport": TRANSPORT, "runtime": runtime}
+    return worker_child("saver", Counter, checkpoint=CheckpointPolicy(every_calls=1), **options)
+
+
+def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) -> None:
+    saver = saver_child(runtime)
+    with Supervisor(SupervisorSpec("root", Strategy.DYNAMIC)) as tree:
+        kept: list[weakref.ref[Any]] = []
+        for _ in range(3):
+            key = tree.start_child(saver, timeout=LONG)
+            assert key is not None
+            assert executor(tree, key).call(0, "add", LONG) == 1  # it goes on from no other
+            kept.append(weakref.ref(executor(tree, key)._core.shared.cuts))
+            tree.terminate_child(key, timeout=LONG)
+        tree.start_child(saver, timeout=LONG)
+
+        wait_until(lambda: gc.collect() >= 0 and [each() for each in kept] == [None] * 3)
+
+
+def test_two_trees_of_one_spec_keep_their_states_apart(runtime: Runtime) -> None:
+    spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=Intensity(9, 60))
+    with Supervisor(spec) as one, Supervisor(spec) as other:
+        for number in range(1, 4):
+            assert executor(one, "saver").call(0, "add", LONG) == number
+        assert executor(other, "saver").call(0, "add", LONG) == 1
+        before = executor(other, "saver")
+        kill(before, 0)
+        wait_until(lambda: executor(other, "saver") is not before)
+
+        assert executor(other, "saver").call(0, "add", LONG) == 2
+        assert executor(one, "saver").call(0, "add", LONG) == 4
 
 
 def test_a_child_with_hooks_missing_is_refused_before_anything_starts() -> None:
