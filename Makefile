@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Twice as many as there are processors, for many a test waits for a death or a limit; 16 at most.
 WORKERS := $(shell n=$$(nproc); echo $$(( n > 8 ? 16 : n * 2 )))
 
-.PHONY: setup demo test test-gpu test-vllm test-zmq soak lint bench wheel clean
+.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint bench wheel clean
 
 setup: $(VENV)/installed
 
@@ -60,6 +60,14 @@ test-vllm: $(VLLM)/installed
 
 soak: setup
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600
+
+# 100,000 calls under kills, restarts and resizes, in four groups; each call is accounted for by files
+# that the ranks write themselves. Some minutes.
+CALLS := 25000
+SEED := 1
+accounts: setup
+	$(BIN)/python -m pytest -s -m soak -k accounted_for -o faulthandler_timeout=900 \
+	  --calls $(CALLS) --seed $(SEED) tests/chaos/test_accounting.py
 
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
 test-zmq: setup

@@ -48,6 +48,7 @@ os.environ["TMPDIR"] = os.environ["XDG_RUNTIME_DIR"] = tempfile.tempdir = TEMP
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", default=1, type=int, help="of the random faults")
+    parser.addoption("--calls", default=None, type=int, help="how many, for the accounts of calls")
     parser.addoption("--faults", default=None, type=int, help="how many, in place of a test's own")
 
 

@@ -56,6 +56,7 @@ class Booked(WorkerActor):
         self._obey(str(os.getpid()))
         if pause:
             time.sleep(pause)
+        self._book("ended", token)
         return self._answer(token), load
 
     def work_together(self, token: str, pause: float = 0.0, load: Any = None) -> tuple[Answer, Any]:
@@ -68,6 +69,7 @@ class Booked(WorkerActor):
             if number == 1:
                 self._obey(str(os.getpid()))
             yield self._answer(token), number
+        self._book("ended", token)
 
     def _answer(self, token: str) -> Answer:
         return token, self.ctx.rank, self.ctx.incarnation, self.ctx.epoch

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,8 +23,8 @@ class Entry:
     """One call.
 
     Attributes:
-        shape: ``collective``, ``gather``, ``single``, ``pool``, ``stream``, ``streams`` or
-            ``tell``.
+        shape: ``collective`` (a scatter is one), ``gather``, ``single``, ``pool``, ``stream``,
+            ``streams`` or ``tell``.
         retries: How often it may be sent again after it had begun; 0 for at most once.
         outcomes: How it ended; exactly one where all is right.
         answers: Those that came back.
@@ -40,7 +41,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """One line of a worker: an effect of a call, or an order that it took."""
+    """One line of a worker: a call that it began or ended, or an order that it took."""
 
     kind: str
     what: str
@@ -52,14 +53,16 @@ class Effect:
 class Books:
     """All calls of one run."""
 
-    def __init__(self, folder: Path, ranks: int) -> None:
+    def __init__(self, folder: Path, sizes: Collection[int]) -> None:
         self._folder = folder
-        self._ranks = ranks
+        self._sizes = sizes  # that the group has had
         self._lock = threading.Lock()
         self._more = threading.Condition(self._lock)
         self._settled = 0
         self.entries: dict[str, Entry] = {}
         self.wrong: list[str] = []
+        kinds = ("lost", "doubled", "swapped", "stale", "hung", "other")
+        self.sums: dict[str, int] = dict.fromkeys(kinds, 0)
 
     def open(self, token: str, shape: str, retries: int = 0) -> Entry:
         entry = Entry(token, shape, retries)
@@ -80,9 +83,11 @@ class Books:
             goal = self._settled + calls
             self._more.wait_for(lambda: self._settled >= goal, seconds)
 
-    def complain(self, entry: Entry, what: str) -> None:
+    def complain(self, entry: Entry, what: str, kind: str = "other") -> None:
         with self._lock:
-            self.wrong.append(f"{entry.token} ({entry.shape}, retries={entry.retries}): {what}")
+            self.sums[kind] += 1
+            told = f"{entry.token} ({entry.shape}, retries={entry.retries}): {what}"
+            self.wrong.append(f"{kind}: {told}")
 
     def effects(self) -> list[Effect]:
         found: list[Effect] = []
@@ -94,14 +99,17 @@ class Books:
     def audit(self) -> list[str]:
         """Return everything that does not add up."""
         by_token: dict[str, list[Effect]] = defaultdict(list)
+        ended: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
         effects = self.effects()
         for effect in effects:
             if effect.kind == "effect":
                 by_token[effect.what].append(effect)
+            elif effect.kind == "ended":
+                ended[effect.what].add((effect.rank, effect.incarnation, effect.epoch))
         for token in by_token.keys() - self.entries.keys():
-            self.wrong.append(f"{token}: done, and never asked for")
+            self.complain(Entry(token, "none", 0), "done, and never asked for")
         for entry in self.entries.values():
-            self._audit_one(entry, by_token[entry.token])
+            self._audit_one(entry, by_token[entry.token], ended[entry.token])
         self._audit_order(effects)
         return self.wrong
 
@@ -112,34 +120,44 @@ class Books:
             for outcome in entry.outcomes
         )
 
-    def _audit_one(self, entry: Entry, effects: list[Effect]) -> None:
+    def _audit_one(
+        self, entry: Entry, effects: list[Effect], ended: set[tuple[int, int, int]]
+    ) -> None:
         if len(entry.outcomes) != 1:
-            self.complain(entry, f"has {len(entry.outcomes)} outcomes: {entry.outcomes}")
+            what = f"has {len(entry.outcomes)} outcomes: {entry.outcomes}"
+            self.complain(entry, what, "doubled" if entry.outcomes else "lost")
             return
         (outcome,) = entry.outcomes
         if entry.told not in (None, 1):
-            self.complain(entry, f"its done-callback ran {entry.told} times")
-        for token, rank, incarnation, epoch in entry.answers:
+            what = f"its done-callback ran {entry.told} times"
+            self.complain(entry, what, "doubled" if entry.told else "lost")
+        begun = {(e.rank, e.incarnation, e.epoch) for e in effects}
+        for token, *where in entry.answers:
             if token != entry.token:
-                self.complain(entry, f"was answered with {token}'s answer")
-            where = (rank, incarnation, epoch)
-            if where not in {(e.rank, e.incarnation, e.epoch) for e in effects}:
-                self.complain(entry, f"an answer of {where} without its effect")
+                self.complain(entry, f"was answered with {token}'s answer", "swapped")
+            elif tuple(where) not in begun:
+                self.complain(entry, f"an answer of {where}, which never began it", "stale")
+            elif outcome == "ok" and tuple(where) not in ended:
+                self.complain(entry, f"an answer of {where}, which never ended it", "lost")
         often = Counter(effect.rank for effect in effects)
         if entry.shape in ("single", "pool", "stream"):
             often = Counter({0: sum(often.values())})
         most = max(often.values(), default=0)
         if most > entry.retries + 1:
-            self.complain(entry, f"was begun {most} times on one rank: {effects}")
+            self.complain(entry, f"was begun {most} times on one rank: {effects}", "doubled")
         whole = entry.shape in ("collective", "streams")
         if whole and not entry.retries and len({effect.epoch for effect in effects}) > 1:
-            self.complain(entry, f"ran in two epochs: {effects}")
+            self.complain(entry, f"ran in two epochs: {effects}", "stale")
         if outcome == "ok":
             answered = [rank for _, rank, _, _ in entry.answers]
-            if entry.shape in ("collective", "gather") and answered != list(range(self._ranks)):
-                self.complain(entry, f"was answered by {answered}")
+            in_full = len(answered) in self._sizes and answered == list(range(len(answered)))
+            if entry.shape in ("collective", "gather") and not in_full:
+                self.complain(entry, f"was answered by {answered}", "lost")
+            if entry.shape in ("single", "pool") and len(answered) != 1:
+                self.complain(entry, f"was answered by {answered}", "lost")
             if whole and len({epoch for *_, epoch in entry.answers}) > 1:
-                self.complain(entry, f"was answered out of two epochs: {entry.answers}")
+                what = f"was answered out of two epochs: {entry.answers}"
+                self.complain(entry, what, "stale")
 
     def _audit_order(self, effects: list[Effect]) -> None:
         """All ranks see the collective calls of an epoch in one order.
@@ -160,5 +178,5 @@ class Books:
                 )
                 apart = next((pair for pair in pairs if pair[0] != pair[1]), None)
                 if apart is not None:
-                    told = f"rank {one} did {apart[0]} where rank {other} did {apart[1]}"
-                    self.wrong.append(f"epoch {epoch}, order: {told}")
+                    told = f"epoch {epoch}: rank {one} ran it where rank {other} ran {apart[1]}"
+                    self.complain(self.entries[apart[0]], told, "swapped")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import random
 import signal
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from functools import partial
@@ -20,10 +21,11 @@ from tests.chaos.books import Books, Entry
 
 from phalanx.actors import CallFuture, Executor, OutcomeKind
 from phalanx.runtime import tree
-from phalanx.supervision import CallTimeout, RemoteError, WorkerDied
+from phalanx.supervision import CallTimeout, RemoteError, SpecError, WorkerDied
 
 WAIT = 120.0  # seconds for a call; one that needs them has been lost
 PATIENT = 100_000  # retries
+LEAST = 2  # ranks that a group always has
 SIGNALS = {
     "kill": signal.SIGKILL,
     "stop": signal.SIGSTOP,
@@ -57,6 +59,8 @@ class Caller:
             self._hasty,
             self._withdrawn,
             self._large,
+            self._scatter,
+            self._tell,
         ]
 
     def run(self, over: threading.Event) -> None:
@@ -113,6 +117,8 @@ class Caller:
         def call() -> list[Answer]:
             outcomes = self._ex.gather("work", WAIT, self._work(entry))
             kinds = Counter(str(outcome.kind) for outcome in outcomes)
+            if [outcome.rank for outcome in outcomes] != list(range(len(outcomes))):
+                self._books.complain(entry, f"outcomes {outcomes}", "swapped")
             for outcome in outcomes:
                 match outcome.kind:
                     case OutcomeKind.DEAD if isinstance(outcome.error, WorkerDied):
@@ -122,7 +128,8 @@ class Caller:
                     case OutcomeKind.OK:
                         answer, _ = outcome.value
                         if answer[1] != outcome.rank:
-                            self._books.complain(entry, f"{outcome.rank}'s outcome is {answer}")
+                            told = f"{outcome.rank}'s outcome is {answer}"
+                            self._books.complain(entry, told, "swapped")
                         entry.answers.append(answer)
                     case _:
                         self._books.complain(entry, repr(outcome))
@@ -134,13 +141,14 @@ class Caller:
 
     def _single(self) -> None:
         entry = self._open("single", self._retries())
-        rank = self._chance.randrange(self._ex.world_size)
+        rank = self._chance.randrange(LEAST)
 
         def call() -> Any:
             terms = self._terms(entry)
             value = self._ex.call(rank, "work", WAIT, self._work(entry), **terms)
             if value[0][1] != rank:
-                self._books.complain(entry, f"rank {rank} was asked, {value[0]} answered")
+                told = f"rank {rank} was asked, {value[0]} answered"
+                self._books.complain(entry, told, "swapped")
             return [value]
 
         self._settle(entry, call)
@@ -160,7 +168,7 @@ class Caller:
 
     def _stream(self) -> None:
         entry = self._open("stream")
-        rank, count = self._chance.randrange(self._ex.world_size), self._chance.randint(1, 30)
+        rank, count = self._chance.randrange(LEAST), self._chance.randint(1, 30)
 
         def call() -> list[Answer]:
             numbers: list[int] = []
@@ -169,7 +177,7 @@ class Caller:
                     numbers.append(number)
                     entry.answers.append(answer)
             if numbers != list(range(count)):
-                self._books.complain(entry, f"{count} items came as {numbers}")
+                self._books.complain(entry, f"{count} items came as {numbers}", "lost")
             return []
 
         self._settle(entry, call)
@@ -179,13 +187,14 @@ class Caller:
         count = self._chance.randint(1, 20)
 
         def call() -> list[Answer]:
-            numbers: dict[int, list[int]] = {rank: [] for rank in range(self._ex.world_size)}
+            numbers: dict[int, list[int]] = defaultdict(list)
             with self._ex.stream("items", WAIT, (entry.token, count)) as stream:
                 for rank, (answer, number) in stream:
                     numbers[rank].append(number)
                     entry.answers.append(answer)
-            if any(each != list(range(count)) for each in numbers.values()):
-                self._books.complain(entry, f"{count} items came as {numbers}")
+            in_full = {rank: list(range(count)) for rank in range(max(LEAST, len(numbers)))}
+            if numbers != in_full:
+                self._books.complain(entry, f"{count} items came as {numbers}", "lost")
             return []
 
         self._settle(entry, call)
@@ -200,6 +209,33 @@ class Caller:
             lambda: self._ex.collective_rpc("work_together", limit, self._work(entry), **terms),
             may_expire=True,
         )
+
+    def _scatter(self) -> None:
+        entry = self._open("collective", self._retries())
+        terms = self._terms(entry)
+        loads = [f"for {rank}" for rank in range(self._ex.world_size)]
+
+        def call() -> Any:
+            each = [(entry.token, 0.0, load) for load in loads]
+            try:
+                values = self._ex.scatter("work_together", each, WAIT, **terms)
+            except SpecError as error:  # the group has another size by now
+                raise _RefusedError from error
+            if [load for _, load in values] != loads:
+                self._books.complain(entry, f"{loads} came back as {values}", "swapped")
+            return values
+
+        self._settle(entry, call)
+
+    def _tell(self) -> None:
+        entry = self._open("tell")
+        rank = self._chance.choice([None, self._chance.randrange(LEAST)])
+
+        def call() -> Any:
+            self._ex.tell("work", self._work(entry), rank=rank)
+            return []
+
+        self._settle(entry, call)
 
     def _withdrawn(self) -> None:
         entry = self._open("collective")
@@ -228,8 +264,19 @@ class Caller:
         """Make the call and enter what became of it."""
         try:
             values = call()
+        except Exception as error:  # whatever it is, it is accounted for
+            self._fail(entry, error, may_expire=may_expire)
+        else:
+            entry.answers.extend(answer for answer, _ in values)
+            self._books.settle(entry, "ok")
+
+    def _fail(self, entry: Entry, error: Exception, *, may_expire: bool = False) -> None:
+        try:
+            raise error
         except _PartlyError as partly:
             outcome = f"partly {partly}"
+        except _RefusedError:
+            outcome = "refused"
         except WorkerDied as died:
             outcome = "died"
             if entry.retries and len(died.reports) != entry.retries + 1:
@@ -240,17 +287,82 @@ class Caller:
         except CallTimeout as late:
             outcome = "expired"
             if not may_expire:
-                self._books.complain(entry, f"never came back: {late}")
-        except CancelledError:
+                self._books.complain(entry, f"never came back: {late}", "hung")
+        except (CancelledError, asyncio.CancelledError):
             outcome = "cancelled"
-        except Exception as error:  # whatever else it is, it is accounted for
+        except Exception as other:
             outcome = "error"
-            if not _was_ordered(error):
-                self._books.complain(entry, f"raised {error!r}")
-        else:
-            outcome = "ok"
-            entry.answers.extend(answer for answer, _ in values)
+            if not _was_ordered(other):
+                self._books.complain(entry, f"raised {other!r}")
         self._books.settle(entry, outcome)
+
+
+class AsyncCaller(Caller):
+    """One task of calls, awaited."""
+
+    async def run_async(self, over: threading.Event) -> None:
+        aio = self._ex.aio
+        while not over.is_set():
+            shape = self._chance.choice(
+                ["collective", "gather", "single", "pool", "stream", "tell"]
+            )
+            is_hasty = self._chance.random() < 0.1
+            retries = 0 if shape in ("gather", "stream", "tell") else self._retries()
+            entry = self._open(shape, retries)
+            terms, rank = self._terms(entry), self._chance.randrange(LEAST)
+            work = self._work(entry)
+            made: Any
+            if shape == "collective":
+                made = aio.collective_rpc("work_together", WAIT, work, **terms)
+            elif shape == "gather":
+                made = self._parts(aio.gather("work", WAIT, work))
+            elif shape == "single":
+                made = aio.call(rank, "work", WAIT, work, **terms)
+            elif shape == "pool":
+                made = aio.submit("work", args=work, timeout=WAIT, **terms)
+            elif shape == "stream":
+                made = self._items(entry, aio.stream("items", WAIT, (entry.token, 5), rank=rank))
+            else:
+                made = aio.tell("work", work, rank=rank)
+            try:
+                if is_hasty and shape != "tell":
+                    made = asyncio.wait_for(made, self._chance.uniform(0.0, 0.01))
+                values = await made
+            except TimeoutError as error:  # CallTimeout is one
+                late = error if isinstance(error, CallTimeout) else CancelledError()
+                self._fail(entry, late)
+            except Exception as error:
+                self._fail(entry, error)
+            else:
+                values = [values] if shape in ("single", "pool") else values or []
+                entry.answers.extend(answer for answer, _ in values)
+                self._books.settle(entry, "ok")
+
+    async def _parts(self, gathering: Any) -> list[Any]:
+        outcomes = await gathering
+        if not all(outcome.ok for outcome in outcomes):
+            raise _PartlyError(str(sorted({str(outcome.kind) for outcome in outcomes})))
+        return [outcome.value for outcome in outcomes]
+
+    async def _items(self, entry: Entry, stream: Any) -> list[Any]:
+        with stream:
+            made = [item async for item in stream]
+        if [number for _, number in made] != list(range(5)):
+            self._books.complain(entry, f"5 items came as {made}", "lost")
+        return made
+
+
+def run_async(callers: Sequence[AsyncCaller], over: threading.Event) -> None:
+    """Run *callers* as tasks of one event loop."""
+
+    async def run() -> None:
+        await asyncio.gather(*(caller.run_async(over) for caller in callers))
+
+    asyncio.run(run())
+
+
+class _RefusedError(Exception):
+    """A call that no rank may have begun."""
 
 
 class _PartlyError(Exception):
@@ -276,6 +388,7 @@ class Hand:
         self._faults = faults
         self._chance = random.Random(f"{seed}/hand")
         self.struck: Counter[str] = Counter()
+        self.changed = 0
 
     def strike(self, times: int) -> None:
         """Strike until *times* faults have been delivered."""
@@ -290,8 +403,29 @@ class Hand:
                 rank = self._chance.randrange(self._ex.world_size)
                 self._strike(rank, self._chance.choice(self._faults))
 
+    def strike_after(self, least: float, most: float) -> None:
+        """Strike a rank, after so many seconds."""
+        time.sleep(self._chance.uniform(least, most))
+        self._strike(self._chance.randrange(self._ex.world_size), self._chance.choice(self._faults))
+
+    def change(self, over: threading.Event, sizes: Sequence[int]) -> None:
+        """Restart ranks, change their number and drain until *over*."""
+        while not over.wait(self._chance.uniform(0.1, 1.5)):
+            with contextlib.suppress(TimeoutError):  # it took too long, with kills all the while
+                match self._chance.randrange(4):
+                    case 0:
+                        self._ex.restart(self._chance.randrange(LEAST), timeout=WAIT)
+                    case 1:
+                        self._ex.restart(timeout=WAIT)
+                    case 2:
+                        self._ex.resize(self._chance.choice(sizes), timeout=WAIT)
+                    case _:
+                        self._ex.drain(timeout=1.0)  # of calls that do not cease
+            self.changed += 1
+
     def _strike(self, rank: int, fault: str) -> None:
-        pid = self._ex.ranks[rank].pid
+        ranks = self._ex.ranks
+        pid = ranks[rank].pid if rank < len(ranks) else None
         if pid is None:
             return
         if fault in SIGNALS:
