@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import CallerError
@@ -50,6 +51,9 @@ def _run(words: Sequence[str]) -> int:
         prog="phalanx",
         description="Supervised GPU worker actors.",
         allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--version", action="version", version=f"phalanx {version('phalanx')}", help="print it"
     )
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
     chosen = next((word for word in words if not word.startswith("-")), None)

@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from rich import box
-from rich.console import Group
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -29,12 +30,12 @@ _GOOD: Final = ("serving", "up", "running", "started")
 _BAD: Final = ("ended", "down", "stopped", "given_up")
 _STALE: Final = 3.0  # seconds without a word; it tells once a second
 _COLUMNS: Final = (
-    *("STATE", "#", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
+    *("STATE", "STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
     "RESTARTS",
 )
-_IF_WIDE: Final = ("EPOCH", "CALLS/S", "DEVICE", "PID")
-_WIDE: Final = 120  # characters
-_NUMBERS: Final = ("#", "EPOCH", "SERVED", "CALLS/S", "OWED", "RSS", "PID")
+_LEFT_OUT: Final = ("EPOCH", "DEVICE", "OWED", "STARTS", "RSS", "CALLS/S", "SERVED")  # first first
+_NUMBERS: Final = ("STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "RSS", "PID", "RESTARTS")
+_RULER: Final = Console(width=10_000)
 
 
 def draw(
@@ -57,8 +58,9 @@ def _title(driver: DriverStream, picture: Picture | None) -> Text:
         return title.append("  waiting for its first word", style="yellow")
     ranks = sum(len(group["ranks"]) for group in picture.groups)
     restarts = sum(group["restarts"] for group in picture.groups)
-    counted = f"  {len(picture.groups)} groups, {ranks} ranks, {restarts} restarts"
-    title.append(counted, style="none")
+    counts = ((len(picture.groups), "group"), (ranks, "rank"), (restarts, "restart"))
+    counted = ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts)
+    title.append(f"  {counted}", style="none")
     silent = time.monotonic() - picture.at
     if silent > _STALE:
         title.append(f"  silent for {silent:.0f} s: it is stopped, or very busy", style="red")
@@ -66,8 +68,17 @@ def _title(driver: DriverStream, picture: Picture | None) -> Text:
 
 
 def _table(picture: Picture, width: int) -> Table:
-    shown = [name for name in _COLUMNS if width >= _WIDE or name not in _IF_WIDE]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    """Return the table, without the columns for which *width* has no room."""
+    for count in range(len(_LEFT_OUT)):
+        table = _table_without(picture, _LEFT_OUT[:count])
+        if Measurement.get(_RULER, _RULER.options, table).maximum <= width:
+            return table
+    return _table_without(picture, _LEFT_OUT)
+
+
+def _table_without(picture: Picture, left_out: Sequence[str]) -> Table:
+    shown = [name for name in _COLUMNS if name not in left_out]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in shown:
         table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
@@ -106,9 +117,9 @@ def _child(child: dict[str, Any], name: Text) -> Row:
     name.append(f"  {about}", style="dim")
     cells: dict[str, Any] = {
         "STATE": _state(child["state"]),
-        "#": str(child["incarnation"]),
+        "STARTS": str(child["incarnation"]),
         "NOW IN": Text(safe_text(child["last_exit"])[:30], style="dim"),
-        "RESTARTS": _restarts(child["restarts"], child["max_restarts"], child["period"]),
+        "RESTARTS": _restarts(child["restarts"], child["max_restarts"]),
     }
     return name, cells
 
@@ -124,9 +135,7 @@ def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
         "STATE": _state(group["phase"]),
         "EPOCH": str(group["epoch"]),
         "NOW IN": Text(inside, style="dim"),
-        "RESTARTS": _restarts(
-            group["restarts_in_window"], group["max_restarts"], group["period"], group["restarts"]
-        ),
+        "RESTARTS": _restarts(group["restarts_in_window"], group["max_restarts"]),
     }
     yield name, cells
     for rank in group["ranks"]:
@@ -140,7 +149,7 @@ def _rank(rank: dict[str, Any], name: str) -> Row:
         doing += f" for {rank['running_for']:.0f} s"
     cells: dict[str, Any] = {
         "STATE": _state(rank["state"]),
-        "#": str(rank["incarnation"]),
+        "STARTS": str(rank["incarnation"]),
         "SERVED": str(rank["served"]),
         "CALLS/S": "" if rate is None else f"{rate:.1f}",
         "OWED": str(rank["owed"]),
@@ -157,17 +166,14 @@ def _state(state: str) -> Text:
     return Text(state, style=style)
 
 
-def _restarts(spent: int | None, most: int, period: float, ever: int | None = None) -> str:
-    if spent is None:
-        return ""
-    told = f"{spent} of {most} in {period:g} s"
-    return told if ever is None else f"{ever}; {told}"
+def _restarts(spent: int | None, most: int) -> str:
+    return "" if spent is None else f"{spent}/{most}"
 
 
 def _bytes(count: int | None) -> str:
     if count is None:
         return ""
-    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / (1 << 20):.0f} MiB"
+    return f"{count / (1 << 30):.1f}G" if count >= 1 << 30 else f"{count / (1 << 20):.0f}M"
 
 
 def _event(record: dict[str, Any]) -> Text:

@@ -5,6 +5,9 @@ Guarantees: a driver of another user is never looked at.
 
 from __future__ import annotations
 
+import datetime as dt
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import safe_text
@@ -15,6 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from phalanx.runtime import DriverStream
+
+
+_NONE = (
+    "no program of this user has a phalanx executor or supervisor just now; one that was started "
+    "with Runtime(stream=False), as another user, or with another TMPDIR cannot be seen from here"
+)
+_WIDTH = 100  # characters of a command line
 
 
 def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,9 +39,19 @@ def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def print_drivers(drivers: Sequence[DriverStream]) -> None:
-    """Print one driver a line."""
+    """Print one driver a line: pid, name, for how long it has run, command line."""
     for driver in drivers:
-        print(f"{driver.pid}\t{safe_text(driver.name)}")
+        up = dt.timedelta(seconds=int(max(0.0, time.time() - driver.started_at)))
+        words = (driver.pid, safe_text(driver.name) or "-", f"up {up}", _command_of(driver.pid))
+        print(*words, sep="\t")
+
+
+def _command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    return safe_text(words.strip("\0").replace("\0", " "))[:_WIDTH]
 
 
 def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
@@ -44,5 +64,5 @@ def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
     if len(found) == 1:
         return found[0]
     named = ", ".join(f"{one.pid} ({one.name})" if one.name else str(one.pid) for one in drivers)
-    there = f"running: {named}" if drivers else "no driver of yours is running with a stream"
+    there = f"running: {named}" if drivers else _NONE
     raise SpecError("driver", wanted, there if not found else f"name one by its pid; {there}")

@@ -51,6 +51,7 @@ def test_version_names_phalanx_and_what_it_stands_on() -> None:
 
     assert told.returncode == 0
     assert f"phalanx {parsed['phalanx']}" in told.stdout.splitlines()
+    assert phalanx("--version").stdout == f"phalanx {parsed['phalanx']}\n"
     assert set(parsed) >= {"phalanx", "torch", "pykka", "pyzmq", "structlog", "cloudpickle"}
 
 

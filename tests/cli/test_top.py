@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -220,7 +221,8 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     assert wrong[2].startswith("phalanx top: driver='yours': running: ")
     assert f"{driver.pid} ({driver.name})" in wrong[2]
     assert listed[0] == 0
-    assert f"{driver.pid}\t{driver.name}\n" in listed[1]
+    line = rf"^{driver.pid}\t{driver.name}\tup 0:\d\d:\d\d\t\S+ -c "
+    assert re.search(line, listed[1], re.MULTILINE)
     said = "it is stopped, or very busy"
     problem = f"phalanx top: driver {driver.pid} did not answer within 0.5 s: {said}\n"
     assert silent == (1, "", problem)
@@ -286,22 +288,36 @@ def test_calls_per_second_are_those_since_the_last_picture() -> None:
     assert picture.groups[0]["ranks"][0]["calls_per_s"] == 10.0
 
 
-def test_names_do_not_command_the_terminal() -> None:
+def shown_at(width: int, name: str) -> str:
     from rich.console import Console
 
     sketch = Sketch()
-    part = group_part(0, 1, 1)
-    more = {"worker": "W", "strategy": "one_for_all", "phase": "serving", "epoch": 1}
-    counts = {"restarts": 0, "restarts_in_window": 0, "max_restarts": 3, "period": 60.0}
-    sketch.take({**part, **more, **counts, "in_flight": 0, "waiting": 0, "standby": 0})
+    part: dict[str, Any] = {**group_part(0, 1, 1), "group": name}
+    part["ranks"][0] |= {"pid": os.getpid(), "served": 123_456}
+    more = {"worker": "Trainer", "strategy": "one_for_all", "phase": "serving", "epoch": 1}
+    counts = {"restarts": 7, "restarts_in_window": 3, "max_restarts": 50, "period": 60.0}
+    sketch.take({**part, **more, **counts, "in_flight": 1, "waiting": 0, "standby": 0})
     picture = sketch.take(ended(1))
     assert isinstance(picture, Picture)
-    console = Console(width=200, record=True, file=io.StringIO())
+    console = Console(width=width, record=True, file=io.StringIO())
     driver = DriverStream(pid=1, name="d\x1b[31;1H", started_at=0.0, address="")
+    console.print(draw(driver, picture, [{"event": "e\x07", "level": "info"}], width))
+    return console.export_text()
 
-    console.print(draw(driver, picture, [{"event": "e\x07", "level": "info"}], 200))
 
-    shown = console.export_text()
+@pytest.mark.parametrize("width", [80, 120])
+def test_columns_are_shown_whole_or_left_out(width: int) -> None:
+    shown = shown_at(width, "training")
+
+    assert "…" not in shown
+    assert all(word in shown for word in ("serving", "3/50", str(os.getpid()), "1 in flight"))
+    assert "1 group, 1 rank, 7 restarts" in shown
+    assert ("CALLS/S" in shown) == (width == 120)
+
+
+def test_names_do_not_command_the_terminal() -> None:
+    shown = shown_at(200, "g\x1b[2J")
+
     assert "\x1b" not in shown
     assert "g\\x1b[2J" in shown
     assert "e\\x07" in shown
