@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NONE = (
     "no program of this user has a phalanx executor or supervisor just now; one that was started "
-    "with Runtime(stream=False), as another user, or with another TMPDIR cannot be seen from here"
+    "with Runtime(stream=False), as another user, or in another container cannot be seen from here"
 )
 _WIDTH = 100  # characters of a command line
 

@@ -211,8 +211,8 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
 ) -> None:
     monkeypatch.setattr("phalanx.cli.top._PATIENCE", 0.5)
 
-    wrong = main(["top", "yours", "--once"]), *capsys.readouterr()
-    listed = main(["top", "--list"]), *capsys.readouterr()
+    wrong: tuple[Any, ...] = main(["top", "yours", "--once"]), *capsys.readouterr()
+    listed: tuple[Any, ...] = main(["top", "--list"]), *capsys.readouterr()
     os.kill(driver.pid, signal.SIGSTOP)
     silent = main(["top", driver.name, "--json"]), *capsys.readouterr()
     os.kill(driver.pid, signal.SIGCONT)
