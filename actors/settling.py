@@ -405,6 +405,9 @@ class Settling:
             split = self._splits.get(wire)
             if split is None:
                 return
+            if not self._seats.by_rank:  # the group has ended
+                self._splits.clear()
+                return
             now = time.monotonic()
             ending = any(seat.ended or seat.ending for seat in self._seats)
             if ending and now < split.longest:

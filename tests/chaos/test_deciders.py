@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,3 +174,19 @@ def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
 def test_a_decider_must_be_one(make: Make) -> None:
     with pytest.raises(SpecError, match="decider="):
         make(decider="restart")
+
+
+def test_the_decider_is_asked_once_about_each_exception(make: Make, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+
+    def ask(cause: Any) -> bool:
+        with asked.open("a") as file:
+            file.write(f"{type(cause).__name__}\n")
+        return False
+
+    ex = make(decider=Decider((Rule(ask, Directive.STOP),)))
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            ex.call(0, "mistake", LONG)
+
+    assert asked.read_text().split() == ["KeyError", "KeyError"]
