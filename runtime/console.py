@@ -1,7 +1,8 @@
 """How lines, records and events look on the driver's own terminal or log file.
 
-Guarantees: pure; whatever bytes a worker writes, what is shown is UTF-8 in which only the worker's
-colours can reach the terminal (no cursor movement, no title, no bell), one worker's line per line.
+Guarantees: pure; whatever a worker writes, logs or names, what is shown is UTF-8 without control
+characters other than tab and the end of each line: no escape sequence reaches a terminal, colours
+included; one worker's line per line.
 
 Left to others: where it is written (`sink.py`) and what is shown at all (the scribe).
 """
@@ -18,7 +19,7 @@ from .report import CrashReport
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_COLOUR_OR_CONTROL: Final = re.compile("\x1b\\[[0-9;]*m|[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
 # The prefix says them, or is what they would say at more length.
@@ -34,12 +35,12 @@ def text_of(line: bytes) -> str:
     """
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = line.decode("utf-8", "backslashreplace")
-    return _COLOUR_OR_CONTROL.sub(_escaped, text)
+    return safe_text(text)
 
 
 def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
     """Return *lines* of a worker with *prefix* before each."""
-    head = f"{prefix} ".encode()
+    head = f"{safe_text(prefix)} ".encode()
     whole = b"\n".join(lines)
     if not _NEEDS_CARE.search(whole):  # nearly always; at a flood it is ten times quicker
         try:
@@ -61,17 +62,17 @@ def render_record(prefix: str, record: dict[str, Any]) -> bytes:
         if key not in hidden and value is not None and value != ""
     )
     level, event = record.get("level", "info"), record.get("event", "")
-    line = f"{clock} {level:<8} {prefix} {safe_text(str(event))} {shown}".rstrip()
+    line = f"{clock} {level!s:<8} {prefix} {event} {shown}".rstrip()
     below = _traceback(record.get("exception")) + _report(record.get("report"))
     rest = [f"{prefix}   {text}" for text in below]
-    return ("\n".join([line, *rest]) + "\n").encode("utf-8", "backslashreplace")
+    return "".join(f"{safe_text(text)}\n" for text in (line, *rest)).encode()
 
 
 def render(record: dict[str, Any]) -> bytes:
     """Return a message of the stream as the console of its driver shows it."""
     prefix = prefix_of(record)
     if record.get("kind") in ("stdout", "stderr"):
-        return f"{prefix} {record.get('text', '')}\n".encode("utf-8", "backslashreplace")
+        return f"{safe_text(prefix + ' ' + str(record.get('text', '')))}\n".encode()
     return render_record(prefix, record)
 
 
@@ -104,23 +105,21 @@ def _value(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, str):
-        return safe_text(value) if value.isprintable() and " " not in value else repr(value)
-    return safe_text(json.dumps(value))
+        return value if value.isprintable() and " " not in value else repr(value)
+    return json.dumps(value)
 
 
 def safe_text(text: str) -> str:
-    """Return one line of text that is safe to show: of escapes only colours are left.
+    """Return *text* as one line that is safe to show: control characters but tabs are escaped.
 
     Half characters, which no encoding has (Python makes them of bytes that are no text), are
-    escaped too.
+    escaped too. Everything from a worker or a user that is shown goes through here.
     """
-    return text if text.isprintable() else _COLOUR_OR_CONTROL.sub(_escaped, text)
+    return text if text.isprintable() else _CONTROL.sub(_escaped, text)
 
 
 def _escaped(match: re.Match[str]) -> str:
     found = match[0]
-    if len(found) > 1:
-        return found
     return f"\\x{ord(found):02x}" if found < "\u0100" else f"\\u{ord(found):04x}"
 
 
@@ -129,21 +128,20 @@ def _report(report: Any) -> list[str]:
     if not isinstance(report, dict):
         return [_value(report)] if report else []
     try:
-        lines = CrashReport.from_json(json.dumps(report)).render().splitlines()
+        return CrashReport.from_json(json.dumps(report)).render().splitlines()
     except ValueError:  # a user's own field of that name
         return [_value(report)]
-    return [safe_text(line) for line in lines]
 
 
 def _traceback(exceptions: Any) -> list[str]:
     """Return the lines of a traceback as structlog's ``ExceptionDictTransformer`` makes it."""
     if not isinstance(exceptions, list):
-        return [safe_text(line) for line in str(exceptions).splitlines()] if exceptions else []
+        return str(exceptions).splitlines() if exceptions else []
     lines: list[str] = []
     for raised in cast("list[dict[str, Any]]", exceptions):
         lines += [
             f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
             for frame in raised.get("frames", ())
         ]
-        lines.append(safe_text(f"{raised.get('exc_type')}: {raised.get('exc_value')}"))
+        lines += f"{raised.get('exc_type')}: {raised.get('exc_value')}".splitlines()
     return lines

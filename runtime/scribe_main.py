@@ -250,7 +250,8 @@ class _ScribeLoop:
             elif not sink.wants_to_write and sink.fd in self._waiting:
                 self._waiting.discard(sink.fd)
                 self._unwatch(sink.fd)
-            if sink.dropped and sink.is_empty:
+            # On a full disk the event would be lost as well, and counted, and told again.
+            if sink.dropped and sink.is_empty and not self._err.is_full:
                 event = LinesDropped(where=where, lines=sink.dropped, at=time.monotonic())
                 sink.dropped = 0
                 self._record("event", {"timestamp": timestamp(), **fields(event)})

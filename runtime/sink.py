@@ -27,13 +27,15 @@ class Sink:
 
     Attributes:
         dropped: Lines thrown away and not yet told to anybody.
+        is_full: Whether the disk had no room at the last attempt.
     """
 
     def __init__(self, fd: int, *, limit: int = _LIMIT) -> None:
         """Write to what *fd* is open on; *fd* belongs to the sink from now on."""
         self.dropped = 0
+        self.is_full = False
         self._limit = limit
-        self._blocks: collections.deque[memoryview] = collections.deque()
+        self._blocks: collections.deque[tuple[memoryview, int]] = collections.deque()
         self._held = 0
         self._broken = False
         mode = os.fstat(fd).st_mode
@@ -61,7 +63,7 @@ class Sink:
         if self._broken or (self._held + len(block) > self._limit and self._blocks):
             self.dropped += 0 if self._broken else lines
             return
-        self._blocks.append(memoryview(block))
+        self._blocks.append((memoryview(block), lines))
         self._held += len(block)
         if len(self._blocks) == 1:
             self.flush()
@@ -69,7 +71,7 @@ class Sink:
     def flush(self) -> None:
         """Write what goes without waiting."""
         while self._blocks:
-            block = self._blocks[0]
+            block, lines = self._blocks[0]
             piece = _whole_lines(block, self._step)
             try:
                 written = self._write(piece)
@@ -80,15 +82,18 @@ class Sink:
                     continue
                 # Nobody reads any more, or the disk is full: nothing we could do, and nobody here
                 # to tell. Only a disk can get better.
-                self._broken = error.errno not in (errno.ENOSPC, errno.EDQUOT)
+                self.is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                self._broken = not self.is_full
+                self.dropped += 0 if self._broken else sum(lines for _, lines in self._blocks)
                 self._blocks.clear()
                 self._held = 0
                 return
+            self.is_full = False
             self._held -= written
             if written == len(block):
                 self._blocks.popleft()
             else:
-                self._blocks[0] = block[written:]
+                self._blocks[0] = block[written:], lines
 
     def flush_until(self, deadline: float) -> None:
         """Write everything, waiting for room until *deadline* (monotonic)."""

@@ -16,7 +16,7 @@ from phalanx.runtime.lines import LineSplitter
         (b"plain", "plain"),
         ("caf\u00e9 \u2713".encode(), "caf\u00e9 \u2713"),
         (b"tab\tstays", "tab\tstays"),
-        (b"\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        (b"\x1b[31mred\x1b[0m", "\\x1b[31mred\\x1b[0m"),
         (b"\x1b]0;title\x07", "\\x1b]0;title\\x07"),
         (b"\x1b[2J", "\\x1b[2J"),
         ("\x9b2J".encode(), "\\x9b2J"),
@@ -25,7 +25,7 @@ from phalanx.runtime.lines import LineSplitter
         (b"dos line\r", "dos line"),
     ],
 )
-def test_a_line_is_shown_so_that_only_colours_reach_the_terminal(line: bytes, shown: str) -> None:
+def test_a_line_is_shown_so_that_no_escape_reaches_the_terminal(line: bytes, shown: str) -> None:
     assert text_of(line) == shown
 
 
@@ -84,8 +84,36 @@ def test_a_record_is_one_line_and_its_traceback_lines_below() -> None:
         "03:04:05.678 error    [tp/1 #1 7] step.failed"
         " loss=0.123457 text='two words' evil='\\x1b[2J'\n"
         "[tp/1 #1 7]   w.py:3 in forward\n"
-        "[tp/1 #1 7]   ValueError: no\\x0asuch shard\n"
+        "[tp/1 #1 7]   ValueError: no\n"
+        "[tp/1 #1 7]   such shard\n"
     )
+
+
+EVIL = "a\x1b]0;t\x07\x9b2J\x7f\u0085b"
+
+
+@given(
+    st.sampled_from(["log", "event", "stdout", "stderr"]),
+    st.dictionaries(
+        st.sampled_from(["text", "event", "level", "timestamp", "group", "coordinates", EVIL]),
+        st.just(EVIL) | st.just([EVIL]) | st.just({EVIL: EVIL}),
+    ),
+    st.sampled_from(
+        [
+            None,
+            EVIL,
+            [{"exc_type": EVIL, "exc_value": EVIL, "frames": [{"filename": EVIL, "name": EVIL}]}],
+        ]
+    ),
+)
+def test_no_control_character_of_a_record_is_shown_wherever_it_stands(
+    kind: str, fields: dict[str, object], exception: object
+) -> None:
+    record = {"rank": 0, "incarnation": 1, "group": "g", **fields, "kind": kind}
+
+    shown = render({**record, "exception": exception}).decode()
+
+    assert all(character.isprintable() for character in shown.replace("\n", ""))
 
 
 @pytest.mark.parametrize(

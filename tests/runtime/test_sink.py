@@ -125,13 +125,13 @@ def test_a_file_is_continued_where_others_are_writing(tmp_path: Path) -> None:
     sink.close()
 
 
-def test_a_full_disk_loses_lines_and_nothing_else() -> None:
+def test_a_full_disk_loses_lines_that_are_counted_and_nothing_else() -> None:
     sink = Sink(os.open("/dev/full", os.O_WRONLY))
 
     sink.write(LINE, 1)
-    sink.write(LINE, 1)
+    sink.write(LINE * 2, 2)
 
-    assert sink.is_empty
+    assert (sink.is_empty, sink.is_full, sink.dropped) == (True, True, 3)
     sink.close()
 
 
