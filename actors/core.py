@@ -18,6 +18,7 @@ import pykka
 from phalanx.runtime import (
     ReentrantLock,
     acquire_shared,
+    check_machine,
     descriptors,
     is_holding,
     release_shared,
@@ -90,6 +91,7 @@ class Core:
     def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
         spec = self.spec
         self._room = descriptors.Reservation()
+        check_machine()
         self._reserve(spec.world_size, serving=0)
         release = ExitStack()
         release.callback(self._room.set, 0)

@@ -22,7 +22,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.runtime import DevicePool, LaunchSpec, Runtime, descriptors, find_gpus, oom_sources
+from phalanx.runtime import (
+    DevicePool,
+    LaunchSpec,
+    Runtime,
+    descriptors,
+    find_gpus,
+    oom_sources,
+    writable_bytes,
+)
 
 if TYPE_CHECKING:
     import argparse
@@ -90,6 +98,7 @@ def examine() -> list[Finding]:
         "memfd": _memfd,
         "subreaper": _subreaper,
         "loopback": _loopback,
+        "memory": _memory,
         "shared memory": _shared_memory,
         "open files": _open_files,
         "processes": _processes,
@@ -228,6 +237,16 @@ def _loopback(name: str) -> Finding:
         remedy = "ip link set lo up: ranks of a process group meet on it"
         return Finding(name, "missing", str(error), remedy)
     return Finding(name, "ok", "127.0.0.1 can be listened on")
+
+
+def _memory(name: str) -> Finding:
+    free = writable_bytes(sys.maxsize) >> 20
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size != resource.RLIM_INFINITY:
+        remedy = "ulimit -f unlimited: it holds for shared memory as well"
+        return Finding(name, "note", f"{free} MiB free, files of {size} bytes at most", remedy)
+    found = f"{free} MiB free, control groups counted; the kernel takes workers before the driver"
+    return Finding(name, "ok", found)
 
 
 def _shared_memory(name: str) -> Finding:

@@ -42,6 +42,7 @@ from .link import Boot, Link
 from .locks import LockHolder, LockTable, SharedLock
 from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
 from .marks import VARIABLE as MARK
+from .memory import writable_bytes
 from .outpost import Outpost
 from .owned_lock import (
     AskableLock,
@@ -60,7 +61,7 @@ from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezv
 from .replies import AsyncOutput
 from .report import CrashReport
 from .report_folder import ReportFile, ReportFolder, read_report
-from .runtime import Runtime, acquire_shared, release_shared
+from .runtime import Runtime, acquire_shared, check_machine, release_shared
 from .scribe import Scribe
 from .slot import DeviceStatus
 from .snapshot_folder import SnapshotFolder, check_folder
@@ -186,6 +187,7 @@ __all__ = [
     "called_from_inside",
     "carried",
     "check_folder",
+    "check_machine",
     "check_share",
     "check_transport",
     "decode",
@@ -227,4 +229,5 @@ __all__ = [
     "withdraw",
     "within",
     "worker_logger",
+    "writable_bytes",
 ]

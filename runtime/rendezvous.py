@@ -17,6 +17,7 @@ Prior art: ``_torchelastic_use_agent_store`` in ``torch/distributed/rendezvous.p
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -352,6 +353,8 @@ def _knock(rendezvous: Rendezvous) -> None:
         socket.create_connection(where, _KNOCK).close()
     except OSError as error:
         msg = f"epoch {rendezvous.epoch} of {rendezvous.group} is over: {where} does not answer"
+        if error.errno == errno.ENETUNREACH:
+            msg = f"{rendezvous.address} cannot be reached: bring loopback up (ip link set lo up)"
         raise RuntimeFault(msg) from error
 
 

@@ -10,9 +10,11 @@ A program that wants its zygote warm between executors holds one open:
 from __future__ import annotations
 
 import os
+import resource
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.supervision import RuntimeFault
@@ -26,7 +28,6 @@ from .scribe import Scribe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from .events import LoggedEvent
     from .process import Process
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 _START = 60.0
 _IMPORT = 300.0  # seconds for the preload; a cold disk under load takes its time for torch
 _CLOSE = 10.0
+_LEAST_FILE = 1 << 20  # bytes: the tails of one worker take a quarter
 
 
 class Runtime:
@@ -63,6 +65,7 @@ class Runtime:
         name: str = "",
         report_dir: str | Path | ReportFolder | None = None,
     ) -> None:
+        check_machine()
         self.reports = None if report_dir is None else ReportFolder.of("report_dir", report_dir)
         self.owner = os.getpid()
         _open_standard_descriptors()
@@ -205,6 +208,20 @@ def _launch_scribe(
 
 def _at_once(close: Callable[[], object]) -> Callable[[float], object]:
     return lambda _deadline: close()
+
+
+def check_machine() -> None:
+    """Raise `RuntimeFault` where the machine lacks what everything here stands on."""
+    if not Path("/proc/self/stat").exists():
+        msg = "/proc shows no processes: mount it (mount -t proc proc /proc)"
+        raise RuntimeFault(msg)
+    size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if size != resource.RLIM_INFINITY and size < _LEAST_FILE:
+        msg = (
+            f"files may have {size} bytes (ulimit -f), and so may shared memory, of which "
+            f"{_LEAST_FILE} are needed: raise the limit"
+        )
+        raise RuntimeFault(msg)
 
 
 def _open_standard_descriptors() -> None:

@@ -9,10 +9,12 @@ Left to others: the process around it (`launcher`), the calls between its start 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault
@@ -35,6 +37,9 @@ from .wire import Kind
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_OOM_SCORE = 300  # thousandths of all memory that a worker counts as larger than it is; arbitrary
+_MOST_OOM_SCORE = 1000
+
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Run one worker; return its exit code."""
@@ -44,6 +49,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     boot: Boot = pickle.loads(payload)
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
     register_worker()
+    _yield_memory()
     install_last_words(fds["faults"])
     install_stacks(fds["faults"])
     termination = Termination()
@@ -102,6 +108,16 @@ def _start_exit_code(error: BaseException) -> int:
     if isinstance(error, SystemExit) and isinstance(error.code, int):
         return error.code & 0xFF
     return 1
+
+
+def _yield_memory() -> None:
+    """Have the kernel kill this process before the driver when memory runs out.
+
+    A worker can be restarted, the driver cannot. What a worker starts inherits it.
+    """
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(str(min(_MOST_OOM_SCORE, int(path.read_text()) + _OOM_SCORE)))
 
 
 def _limit_threads() -> None:

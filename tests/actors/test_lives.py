@@ -650,3 +650,12 @@ def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path:
     first.join(30)
     assert busy.result(30) == [None]
     assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_the_kernel_takes_a_worker_before_the_driver_when_memory_runs_out(make: Make) -> None:
+    ex = make(Echo, 1)
+
+    score = ex.call(0, lambda _: int(Path("/proc/self/oom_score_adj").read_text()))
+
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert own < score <= 1000

@@ -132,6 +132,53 @@ def test_a_zygote_that_imports_ends_with_driver_and_guardian(run: Any, tmp_path:
     await_nothing(program)
 
 
+BUILD = """
+import os, resource
+from phalanx import Executor, WorkerActor
+from phalanx.supervision import RuntimeFault
+class W(WorkerActor):
+    def hi(self):
+        return 1
+
+{first}
+try:
+    with Executor(W, 1, preload=()) as ex:
+        print("built")
+except RuntimeFault as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "told", "prefix"),
+    [
+        ("resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))", "ulimit -f", ""),
+        ("", "/proc shows no processes", "mount -t tmpfs none /proc"),
+        ("", "built", "mount -t tmpfs none /tmp; mount -o remount,ro /tmp"),
+        ("os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')", "built", ""),
+    ],
+    ids=["small files", "no proc", "nowhere to write", "no working directory"],
+)
+def test_a_driver_with_hostile_surroundings_works_or_says_what_it_lacks(
+    tmp_path: Path, first: str, told: str, prefix: str
+) -> None:
+    if prefix and subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("making a mount namespace is not permitted here")
+    unshare = ["unshare", "-m", "sh", "-c", f'{prefix}; exec "$@"', "sh"] if prefix else []
+
+    done = subprocess.run(
+        [*unshare, sys.executable, "-c", BUILD.format(first=first)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+        cwd=ROOT if prefix else tmp_path,
+    )
+
+    assert told in done.stdout, done.stderr
+    assert done.stderr == ""
+
+
 def test_a_child_that_holds_every_descriptor_open_deceives_nobody(run: Any) -> None:
     program = run("held_open")
     said = program.hear()

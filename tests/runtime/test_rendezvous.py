@@ -7,6 +7,7 @@ import pickle
 import queue
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
@@ -426,3 +427,25 @@ def test_collectives_stay_on_loopback_unless_the_user_named_an_interface(
 def test_a_process_group_without_a_rendezvous_says_why() -> None:
     with pytest.raises(RuntimeFault, match="no rendezvous"):
         init_process_group("gloo", None, 0, 2)
+
+
+def test_a_rank_without_a_loopback_interface_says_so_at_once() -> None:
+    if subprocess.run(["unshare", "--net", "true"], check=False).returncode:
+        pytest.skip("making a network namespace is not permitted here")
+    code = """
+from phalanx.runtime.rendezvous import Rendezvous, init_process_group
+from phalanx.supervision import RuntimeFault
+try:
+    init_process_group("gloo", Rendezvous("127.0.0.1", 9, "g/1/", 1, "g"), 0, 2)
+except RuntimeFault as error:
+    print(error)
+"""
+    done = subprocess.run(
+        ["unshare", "--net", sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+    assert "bring loopback up" in done.stdout, done.stderr
