@@ -84,20 +84,33 @@ def _each(read: _Reader) -> _Reader:
     return read_all
 
 
+def _number(*kinds: type) -> _Reader:
+    plain = _plain(*kinds)
+
+    def read(value: object, name: str) -> Any:
+        number = plain(value, name)
+        if not -(2**63) <= number < 2**63:  # what we write fits; what does not cannot be shown
+            raise ValueError(f"{name} is out of range")
+        return number
+
+    return read
+
+
 def _choice(kind: type[Enum]) -> _Reader:
-    return lambda value, _name: kind(value)
+    text = _plain(str)
+    return lambda value, name: kind(text(value, name))
 
 
 def _numbers(value: object, name: str) -> Any:
-    read = _plain(int, float)
+    read = _number(int, float)
     return {key: read(each, name) for key, each in as_table(value, name).items()}
 
 
 _READERS: Final[Mapping[str, _Reader]] = {
     "str": _plain(str),
     "bool": _plain(bool),
-    "int": _plain(int),
-    "float": _plain(float, int),
+    "int": _number(int),
+    "float": _number(float, int),
     "Mapping[str, float]": _numbers,
     "ExitKind": _choice(ExitKind),
     "Fate": _choice(Fate),

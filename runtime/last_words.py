@@ -9,6 +9,7 @@ Left to others: stacks of a process that hangs, and what of this is shown.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import fcntl
 import os
@@ -36,12 +37,15 @@ class LastWords:
 
     def record(self, error: BaseException) -> None:
         """Note *error* with its traceback; never raises."""
-        text = "".join(traceback.format_exception(error))
         try:
+            text = "".join(traceback.format_exception(error))
+        except Exception as second:  # noqa: BLE001 -- the user's error has a say in how it is shown
+            text = (
+                f"{type(error).__qualname__}, which cannot be shown: {type(second).__qualname__}\n"
+            )
+        with contextlib.suppress(OSError):  # closed by the user, or no memory
             if os.fstat(self._fd).st_size < _MAX_WORDS:
                 os.write(self._fd, text.encode("utf-8", "backslashreplace"))
-        except OSError:  # closed by the user, or no memory: it dies without a word then
-            pass
 
     def install(self) -> None:
         """Take over the hooks for what nobody catches, and call those that were there."""

@@ -103,6 +103,8 @@ class NvmlInventory:
             return (Fault("unknown", f"NVML: {error}"),)
         except Unanswered as error:
             return (Fault("unknown", f"NVML gives {error}"),)
+        except Exception as error:  # noqa: BLE001  # the binding has errors of its own, beside NVML's
+            return (Fault("unknown", f"NVML's binding: {type(error).__name__}: {error}"),)
 
     def close(self) -> None:
         """Let go of the driver."""

@@ -158,7 +158,9 @@ class CrashReport:
             raise ValueError(f"not a crash report, or a torn one: {error}") from error
         record = as_table(loaded, "the report")
         schema = record.get("schema", SCHEMA)
-        name, _, version = str(schema).rpartition("/")
+        if not isinstance(schema, str):
+            raise ValueError("not a crash report: its schema is no text")  # noqa: TRY004  # as above
+        name, _, version = schema.rpartition("/")
         if name != SCHEMA.rpartition("/")[0]:
             raise ValueError(f"not a crash report: its schema is {schema!r}")
         try:
@@ -221,14 +223,14 @@ def _log_line(text: str) -> str:
     """Return one JSON log record as a person reads it, or as it is where it is none."""
     try:
         loaded: object = json.loads(text)
-    except ValueError:
+        if not isinstance(loaded, dict):
+            return text
+        record = cast("dict[str, Any]", loaded)
+        clock = str(record.get("timestamp", ""))[11:23]
+        shown = " ".join(f"{key}={value!r}" for key, value in record.items() if key not in _KNOWN)
+        return f"{clock} {record.get('level', '')} {record.get('event', '')} {shown}".strip()
+    except (ValueError, RecursionError):
         return text
-    if not isinstance(loaded, dict):
-        return text
-    record = cast("dict[str, Any]", loaded)
-    clock = str(record.get("timestamp", ""))[11:23]
-    shown = " ".join(f"{key}={value!r}" for key, value in record.items() if key not in _KNOWN)
-    return f"{clock} {record.get('level', '')} {record.get('event', '')} {shown}".strip()
 
 
 def _last_lines(text: str, limit: int = 40) -> str:

@@ -82,6 +82,7 @@ class SupervisorActor(SteadfastActor):
         super().__init__()
         self.machine = SupervisorMachine(spec, path, tree.instances.get(path, 0))
         self.thread: threading.Thread | None = None
+        self.ended: ExitReason | None = None  # why, once whoever started it has been told
         self._tree = tree
         self._on_start = on_start
         self._on_exit = on_exit
@@ -313,6 +314,7 @@ class SupervisorActor(SteadfastActor):
         if self._alarm is not None:
             self._alarm()
         if reason is not None:
+            self.ended = reason
             self._on_exit(reason)
 
     def _orphan(self, reason: ExitReason) -> None:

@@ -116,12 +116,13 @@ class SupervisorView:
 
         Raises:
             ChildRefused: There is none, or it does not run now.
+            SupervisorDown: The tree has ended; it says why.
         """
         *above, key = path.split("/")
         incarnation = self._actor(above).incarnation(key)
         handle = None if incarnation is None or incarnation.has_ended else incarnation.handle
         if handle is None:
-            raise ChildRefused("not_running", path)
+            raise self._gone() or ChildRefused("not_running", path)
         return getattr(handle, "ref", handle)
 
     def supervisor(self, path: str) -> SupervisorView:
@@ -133,7 +134,7 @@ class SupervisorView:
         *above, key = path.split("/")
         incarnation = self._actor(above).incarnation(key)
         if incarnation is None:
-            raise ChildRefused("not_running", path)
+            raise self._gone() or ChildRefused("not_running", path)
         return incarnation.lifeline
 
     def monitor(self, path: str, watcher: Watcher) -> Cancel:
@@ -161,7 +162,9 @@ class SupervisorView:
         for key in (*self._path, *below):
             nested = actor.nested(key)
             if nested is None:
-                raise SupervisorDown(f"{actor.machine.path}/{key}: no supervisor runs there")
+                raise self._gone() or SupervisorDown(
+                    f"{actor.machine.path}/{key}: no supervisor runs there"
+                )
             actor = nested
         return actor
 
@@ -172,8 +175,16 @@ class SupervisorView:
         except pykka.Timeout:
             raise TimeoutError(f"no answer from the supervisor after {timeout:g} s") from None
         if isinstance(answer, Refused):
-            raise _refusal(answer)
+            gone = self._gone() if answer.why is Refusal.NOPROC else None
+            raise gone or _refusal(answer)
         return answer
+
+    def _gone(self) -> SupervisorDown | None:
+        """Return the error that says that the tree has ended, and why, if it has."""
+        top = self._top
+        if top.ended is None:
+            return None
+        return SupervisorDown(f"the tree {top.machine.path} has ended: {top.ended}")
 
     def _check_thread(self) -> None:
         actor = self._actor([])

@@ -40,6 +40,25 @@ words = install_last_words({faults})
     return done.returncode, done.stderr
 
 
+def test_an_exception_that_cannot_be_shown_leaves_its_name(faults: int) -> None:
+    status, _ = die(
+        faults,
+        """
+class Odd(Exception):
+    @property
+    def __notes__(self): raise RuntimeError("no notes")
+    __traceback__ = property(lambda self: 1 / 0)
+    __cause__ = property(lambda self: 1 / 0)
+words.record(Odd())
+""",
+    )
+
+    assert (status, read_last_words(faults)) == (
+        0,
+        "Odd, which cannot be shown: ZeroDivisionError\n",
+    )
+
+
 @pytest.mark.parametrize(
     ("code", "number", "headline"),
     [

@@ -189,6 +189,25 @@ def test_faults_are_told_apart_and_the_applications_own_errors_are_none(ask: Any
     ]
 
 
+def test_an_error_of_the_binding_itself_is_a_fault_too(ask: Any) -> None:
+    said = ask(
+        *TWO,
+        code="""
+        import types
+        inventory = find_gpus()
+        def broken(*_):
+            b"\\xff".decode()
+        known = {**vars(inventory._nvml), "nvmlDeviceGetTotalEccErrors": broken}
+        inventory._nvml = types.SimpleNamespace(**known)
+        (fault,) = inventory.faults("GPU-aaaa")
+        print(fault.kind, fault.fatal, "UnicodeDecodeError" in fault.text)
+        inventory.close()
+        """,
+    )
+
+    assert said == ["unknown False True"]
+
+
 def test_a_driver_whose_nvml_does_not_start_has_no_gpu(ask: Any) -> None:
     said = ask(
         code="""

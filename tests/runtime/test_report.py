@@ -62,7 +62,13 @@ CALLS = (
 texts = st.text(max_size=30)
 
 
-@given(texts, texts, st.lists(texts), st.sampled_from(ExitKind), st.none() | st.integers())
+@given(
+    texts,
+    texts,
+    st.lists(texts),
+    st.sampled_from(ExitKind),
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+)
 def test_a_report_survives_json_and_pickle(
     stdout: str, detail: str, logs: list[str], kind: ExitKind, code: int | None
 ) -> None:
@@ -106,6 +112,12 @@ def test_what_is_no_report_is_a_value_error(text: str, problem: str) -> None:
         ("calls", [{"method": "m", "call_id": 1, "fate": "lost"}], "is not a valid Fate"),
         ("evidence", {"rusage": {"ru_maxrss": "much"}}, "rusage is a str"),
         ("call", [], "call is no object"),
+        ("schema", ["deep"], "its schema is no text"),
+        ("reason", {"kind": ["deep"]}, "kind is a list"),
+        ("ran_for", 10**400, "ran_for is out of range"),
+        ("epoch", 2**63, "epoch is out of range"),
+        ("at_monotonic", float("nan"), "at_monotonic is out of range"),
+        ("evidence", {"rusage": {"ru_maxrss": 10**400}}, "rusage is out of range"),
     ],
 )
 def test_a_report_that_was_altered_is_refused_by_the_name_of_the_field(
@@ -166,6 +178,12 @@ def test_log_records_are_shown_without_what_the_head_says_already() -> None:
     text = report(logs=(json.dumps(record), "[1]", "no json")).render()
 
     assert text.endswith("\n  03:04:05.678 info step loss=0.5\n  [1]\n  no json\n")
+
+
+def test_a_log_record_that_is_nested_too_deeply_is_shown_as_it_is() -> None:
+    deep = '{"event": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+    assert deep in report(logs=(deep,)).render()
 
 
 def test_a_worker_that_said_nothing_says_so() -> None:

@@ -434,6 +434,21 @@ def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
     assert gone() is None
 
 
+@pytest.mark.parametrize("path", ["a", "sub/b"])
+def test_who_asks_for_a_child_of_a_tree_that_has_ended_hears_of_the_end_and_why(path: str) -> None:
+    puppet = Puppet()
+    sub = SupervisorSpec("sub", children=[ChildSpec("b", Puppet())])
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet), sub])
+    top = Supervisor(spec)
+    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+    top.wait_ended(LIMIT)
+
+    for ask in (top.child, top.lifeline, top.restart_child):
+        with pytest.raises(SupervisorDown, match="tree top has ended: .*more than 0 restarts"):
+            ask(path)
+    top.stop()
+
+
 def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_waiting_for_ever(
     notices: Notices,
 ) -> None:
