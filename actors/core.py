@@ -8,10 +8,11 @@ been given back.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pykka
 
@@ -297,6 +298,7 @@ class Core:
                 seconds=call.stream.take_within,
             )
 
+        changed = ReentrantLock()
         plane = Plane(
             self.runtime.hub,
             self.spec.world_size,
@@ -308,10 +310,21 @@ class Core:
             on_busy=watch.wake,
             on_untaken=untaken,
             on_split=lambda wire: self.tell(OutOfStep(wire)),
+            inner=(changed.is_mine,),
         )
         trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
         view = GroupView(layout=self.spec.layout)
-        return Shared(plane, Callbacks(complain), watch, trace, Pulses(), view, cuts, owns_cuts)
+        return Shared(
+            plane,
+            Callbacks(complain),
+            watch,
+            trace,
+            Pulses(),
+            view,
+            threading.Condition(cast("Any", changed)),
+            cuts,
+            owns_cuts,
+        )
 
     def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
         def ended() -> None:

@@ -65,6 +65,7 @@ class Plane:
         on_untaken: Told of each stream that has been closed because nothing took its items.
         on_split: Told the number of a sending after which the ranks are out of step, until
             something is done about that (`Seating.out_of_step`); runs under the lock.
+        inner: Say each whether this thread has a lock that is taken under the plane's.
     """
 
     def __init__(
@@ -80,11 +81,12 @@ class Plane:
         on_busy: Callable[[float | None], None] = lambda _limit: None,
         on_untaken: Callable[[Call], None] = lambda _: None,
         on_split: Callable[[int], None] = lambda _wire: None,
+        inner: tuple[Callable[[], bool], ...] = (),
     ) -> None:
         self._hub = hub
         self.pid = os.getpid()  # of the driver; a forked child is none
         self.arena = Arena.create()
-        inner = (hub.is_inside,) if cuts is None else (hub.is_inside, cuts.is_locked)
+        inner = (*inner, hub.is_inside) if cuts is None else (*inner, hub.is_inside, cuts.is_locked)
         self._lock = lock = OwnedLock(*inner)
         self._seats = seats = Seats(size)
         self._turns = turns = Turns(size, depth)

@@ -49,9 +49,9 @@ class Shared:
     trace: GroupTrace
     pulses: Pulses
     view: GroupView
+    changed: threading.Condition
     cuts: Cuts | None = None
     owns_cuts: bool = True
-    changed: threading.Condition = field(default_factory=threading.Condition)
     ready: threading.Event = field(default_factory=threading.Event)
     gone: threading.Event = field(default_factory=threading.Event)
     start_error: BaseException | None = None

@@ -57,6 +57,7 @@ class _Living:
         self._all: dict[int, Endable] = {}
         self._named: dict[str, Endable] = {}
         self._handling = False
+        self._forking = threading.local()
         self.terminates = False
 
     def stay_until_the_end(self) -> None:
@@ -76,7 +77,6 @@ class _Living:
             SpecError: another has that name, and is not to be replaced.
         """
         with self._lock.asked():
-            self._begin_anew_in_a_child()
             before = self._named.get(name)
             if before is not None and not before.is_ending:
                 if not replace:
@@ -90,7 +90,6 @@ class _Living:
     def add(self, one: Endable) -> None:
         """Note that *one* lives."""
         with self._lock.asked():
-            self._begin_anew_in_a_child()
             self._all[id(one)] = one
             self._take_signal()
 
@@ -136,12 +135,27 @@ class _Living:
                 thread.join()
             raise
 
-    def _begin_anew_in_a_child(self) -> None:
-        if self._pid != os.getpid():
-            self._pid = os.getpid()
-            self._all.clear()
-            self._named = {}
-            self._handling = False
+    def before_fork(self) -> None:
+        """Hold SIGTERM back while the user forks.
+
+        A child drops what its parent's handler was told of before it runs: `multiprocessing`, which
+        ends children by SIGTERM, would wait for ever for one that it ends so early.
+        """
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def after_fork(self) -> None:
+        """Let it through again."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def begin_anew(self) -> None:
+        """Have none, and no signal handler, in a child that the user has forked."""
+        self._lock = OwnedLock()  # a thread that was not copied may have it
+        self._pid = os.getpid()
+        self._all = {}
+        self._named = {}
+        self._give_signal_back()
+        interrupts.uninstall()
+        self.after_fork()
 
     def _take_signal(self) -> None:
         if self._handling or threading.current_thread() is not threading.main_thread():
@@ -159,6 +173,11 @@ class _Living:
 
 
 living = _Living()
+os.register_at_fork(
+    before=living.before_fork,
+    after_in_parent=living.after_fork,
+    after_in_child=living.begin_anew,
+)
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:

@@ -12,6 +12,7 @@ Left to others: to look (`is_mine`) before there is anything to undo.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
@@ -125,6 +126,10 @@ class _Occupied:
         """Whether the calling thread is one of them."""
         return threading.get_ident() in self._threads
 
+    def begin_anew(self) -> None:
+        """Have none in a forked child: its threads may get the same numbers."""
+        self._threads.clear()
+
     def __enter__(self) -> None:
         self._threads.add(threading.get_ident())
 
@@ -133,6 +138,7 @@ class _Occupied:
 
 
 occupied = _Occupied()
+os.register_at_fork(after_in_child=occupied.begin_anew)
 
 
 def called_from_inside(what: str) -> WouldDeadlock:

@@ -657,3 +657,41 @@ def test_an_exception_thrown_in_at_the_end_of_a_wait_lets_others_read_and_its_th
 
     assert executor.call(0, "rank", WAIT) == 0
     assert not executor._core.shared.plane._reading.is_mine()
+
+
+def test_a_finalizer_under_the_lock_of_listeners_gets_an_error(make: Make) -> None:
+    executor = make(world_size=1)
+
+    with executor._core.shared.changed:  # the actor takes it under the plane's lock
+        with pytest.raises(WouldDeadlock):
+            executor.tell("rank")
+        executor.close()  # only asks
+
+    assert executor._core.shared.gone.wait(WAIT)
+
+
+# `multiprocessing` ends the children of a pool by SIGTERM, and waits for them.
+FORKED = """
+import os, signal
+from phalanx import Executor, WorkerActor
+
+class Worker(WorkerActor):
+    def nothing(self):
+        pass
+
+with Executor(Worker, 1, preload=()) as executor:
+    child = os.fork()
+    if not child:
+        ours = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+        os._exit(ours != (signal.SIG_DFL, signal.default_int_handler) or bool(held))
+    print(os.waitpid(child, 0)[1], signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+
+
+def test_a_forked_child_has_no_signal_handler_of_its_parents_executors() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.stdout == "0 set()\n", done.stderr
