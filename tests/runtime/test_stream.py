@@ -73,7 +73,7 @@ def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
     assert name.startswith(driver.name)
     assert len(driver.name) > 10
     assert made == []
-    assert scribe.address not in Path("/proc/net/unix").read_text()
+    assert driver.address not in Path("/proc/net/unix").read_text()
 
 
 def test_an_observer_sees_lines_records_and_events(scribe: Scribe) -> None:
