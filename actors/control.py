@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def control_pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
     """Return the driver's end and the worker's, which are closed with *made*."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ledger.own(ours.fileno())
+    ledger.own(ours)
     made.callback(shut_control, ours)
     made.callback(theirs.close)
     return ours, theirs
@@ -28,8 +28,7 @@ def control_pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.sock
 
 def shut_control(sock: socket.socket) -> None:
     """Close the driver's end."""
-    ledger.disown(sock.fileno())
-    sock.close()
+    ledger.close(sock)
 
 
 def read_control(control: socket.socket) -> tuple[list[Frame], int, bool]:

@@ -70,7 +70,7 @@ class Reading:
         self._lock = lock
         self._is_due = is_due
         self._epoll = select.epoll()
-        ledger.own(self._epoll.fileno())
+        ledger.own(self._epoll)
         self._kick = ledger.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
         self._kicked = (self._kick, select.EPOLLIN)
         self._epoll.register(*self._kicked)
@@ -219,8 +219,7 @@ class Reading:
                 gone.set()
         # A caller that is just leaving may still look at the epoll.
         gone.wait(_LAST_READER)
-        ledger.disown(self._epoll.fileno())
-        self._epoll.close()
+        ledger.close(self._epoll)
         ledger.close(self._kick)
 
     # --- reading ------------------------------------------------------------------------

@@ -220,6 +220,7 @@ class Sending:
                 if not channel.send(packet, file):
                     self._reading.want_to_write(channel.fileno(), on=True)
             except OSError as error:
+                channel.take_back(payload)
                 refused.append((seat, error))
             else:
                 if call.stream is not None:

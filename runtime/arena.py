@@ -74,6 +74,10 @@ class Borrower:
         """Count a message in *slot* as lent once more."""
         self._lent[slot] += 1
 
+    def take_back(self, slot: int) -> None:
+        """Count a message in *slot* as lent once less: it was never sent."""
+        self._lent[slot] -= 1
+
     def holds(self, slot: int) -> bool:
         """Whether the reader still has what it was lent in *slot*."""
         returned = self._returned

@@ -66,6 +66,10 @@ class Channel(Protocol):
         """Note that *payload* is about to be sent here, and so will be read by the worker."""
         ...
 
+    def take_back(self, payload: Payload) -> None:
+        """Note that *payload*, which was to be sent here, has been refused."""
+        ...
+
     def send(self, packet: bytes, file: int | None = None) -> bool:
         """Send *packet*, on which *file* rides; return False where it must wait for `flush`.
 
@@ -125,7 +129,7 @@ class SocketChannel:
             made.callback(exchange.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
-            ledger.own(ours.fileno())
+            ledger.own(ours)
             channel = cls(ours, theirs, board, exchange)
             made.pop_all()
         channel.send(Payload.of(None).packet(Kind.HELLO, epoch=epoch, call_id=0))
@@ -151,6 +155,10 @@ class SocketChannel:
     def lend(self, payload: Payload) -> None:
         """See `Channel.lend`."""
         payload.lend(self._exchange.borrower)
+
+    def take_back(self, payload: Payload) -> None:
+        """See `Channel.take_back`."""
+        payload.take_back(self._exchange.borrower)
 
     def send(self, packet: bytes, file: int | None = None) -> bool:
         """See `Channel.send`."""
@@ -219,8 +227,6 @@ class SocketChannel:
             if file is not None:
                 os.close(file)
         self._waiting.clear()
-        if self._sock.fileno() >= 0:
-            ledger.disown(self._sock.fileno())
-            self._sock.close()
+        ledger.close(self._sock)
         self.board.close()
         self._exchange.close()

@@ -14,6 +14,10 @@ import errno
 import os
 import resource
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 FOR_ALL = (
     34  # hub, scribe, two zygotes and guardians, a rendezvous, an arena; measured with one rank
@@ -80,6 +84,23 @@ def raise_limit() -> None:
     """Raise the soft limit to the hard one: for processes that run no user's code."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def keep_back() -> None:
+    """Keep a quarter of what this process may have for `all_available`: see `raise_limit`."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 4 * 3, hard))
+
+
+@contextlib.contextmanager
+def all_available() -> Generator[None, None, None]:
+    """Within, what `keep_back` keeps can be opened too."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def own_limit() -> int:

@@ -28,7 +28,7 @@ _FLAGS = {
     "bytes_warning": "-b",
 }
 _BOOT = (
-    "import os, sys; sys.path[:] = sys.argv.pop(1).split(os.pathsep); "
+    "import sys; end = 2 + int(sys.argv[1]); sys.path[:] = sys.argv[2:end]; del sys.argv[1:end]; "
     "from phalanx.runtime.{module} import main; main()"
 )
 # The folder under another package name: only the few modules that are needed are imported, and
@@ -43,8 +43,9 @@ _ROOM = "." * 120
 
 def command(module: str, arguments: list[str], sys_path: tuple[str, ...]) -> list[str]:
     """Return the command that runs *module*'s ``main`` with *sys_path* as its import path."""
-    path = os.pathsep.join(sys_path)
-    return [_python(), *_options(), "-c", _BOOT.format(module=module), path, *arguments, _ROOM]
+    boot = _BOOT.format(module=module)
+    path = str(len(sys_path)), *sys_path
+    return [_python(), *_options(), "-c", boot, *path, *arguments, _ROOM]
 
 
 def bare_command(module: str, arguments: list[str]) -> list[str]:

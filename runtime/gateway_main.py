@@ -51,6 +51,8 @@ _LOOKS = 5  # after a connection was closed
 _SOON = 0.02  # seconds between those
 _PAUSE = 1.0  # seconds that a look may come late before it counts as a pause of this process
 _CONNECT = 60.0  # seconds for a rank's side to connect: its process has to start first
+_HANDSHAKE = 1.0  # seconds for one; a rank whose side takes longer connects again
+_BACKLOG = 1024  # connections that wait to be accepted: a rank's side waits behind strangers
 _HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -64,8 +66,11 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the driver lets go; return the exit code."""
     options = pickle.loads(payload)
     register_worker()
-    # Strangers that never finish their handshake hold descriptors until they are turned away.
+    # Strangers that never finish their handshake hold descriptors until they are turned away, and
+    # ZeroMQ accepts as many as there are. So some are kept for what the driver hands over: without
+    # them no rank could be started, and the group would use its restarts up.
     descriptors.raise_limit()
+    descriptors.keep_back()
     gateway = _Gateway(options, fds["link"])
     try:
         gateway.run()
@@ -88,7 +93,8 @@ class _Gateway:
             (zmq.SNDHWM, QUEUE),
             (zmq.RCVHWM, QUEUE),
             (zmq.MAXMSGSIZE, LARGEST),
-            (zmq.HANDSHAKE_IVL, int(options.lost_after * 1000)),
+            (zmq.HANDSHAKE_IVL, int(min(options.lost_after, _HANDSHAKE) * 1000)),
+            (zmq.BACKLOG, _BACKLOG),
             (zmq.CURVE_SERVER, 1),
             (zmq.CURVE_PUBLICKEY, public),
             (zmq.CURVE_SECRETKEY, secret),
@@ -158,7 +164,8 @@ class _Gateway:
 
     def _hear(self, ready: Mapping[Any, int], now: float) -> None:
         if self._link_fd in ready:
-            self._obey(now)
+            with descriptors.all_available():
+                self._obey(now)
         if self._doorkeeper.socket in ready:
             self._doorkeeper.answer(self._refused)
         if self._monitor in ready:

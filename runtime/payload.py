@@ -76,6 +76,11 @@ class Payload:
         if self.extent is not None:
             self.extent.lend(borrower)
 
+    def take_back(self, borrower: Borrower) -> None:
+        """Count it as not read by *borrower*, for it could not be sent."""
+        if self.extent is not None:
+            borrower.take_back(self.extent.slot)
+
     def packet(
         self,
         kind: int,

@@ -114,8 +114,8 @@ def _pickler(bare: bool, *args: Any, **options: Any) -> Any:
     itself = weakref.proxy(pickler)  # a cycle would keep what it has pickled, tracebacks included
 
     def reduce(obj: Any) -> Any:
-        kind: type = type(obj)
-        if issubclass(kind, BaseException) and kind.__flags__ & _HEAP:
+        if isinstance(obj, BaseException) and type(obj).__flags__ & _HEAP:
+            kind = type(obj)
             usual = all(
                 getattr(kind, name) is getattr(BaseException, name)
                 for name in ("__reduce__", "__reduce_ex__", "__setstate__")

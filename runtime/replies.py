@@ -217,7 +217,11 @@ class ReplyLine:
                 extra=extra,
             )
             payload.lend(self._exchange.borrower)
-            send(self._sock, packet, payload.file)
+            try:
+                send(self._sock, packet, payload.file)
+            except BaseException:
+                payload.take_back(self._exchange.borrower)
+                raise
         finally:
             payload.close()
 

@@ -15,6 +15,7 @@ from phalanx.runtime.arena import PAGE, SLOTS, Arena, Borrower
 from phalanx.runtime.arena_exchange import DriverExchange
 from phalanx.runtime.arena_reader import ArenaReader
 from phalanx.runtime.channel import SocketChannel
+from phalanx.runtime.payload import Payload
 from phalanx.runtime.views import COPY_LIMIT
 
 if TYPE_CHECKING:
@@ -142,6 +143,34 @@ def test_a_message_sent_twice_to_one_reader_is_held_until_both_are_dropped(arena
 
     assert before != extent.start
     assert after == extent.start
+
+
+def test_a_message_that_could_not_be_sent_holds_no_place(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = arena.place(LARGE)
+    assert extent is not None
+    payload = Payload.in_arena(extent, LARGE)
+
+    payload.lend(peer.borrower)
+    payload.take_back(peer.borrower)
+    payload.close()
+
+    assert send(arena, filled(2)).start == extent.start
+
+
+def test_a_forked_child_closes_the_drivers_sockets_once(arena: Arena) -> None:
+    channel: list[SocketChannel] = [SocketChannel.create(arena, 1)]
+    pid = os.fork()
+    if pid == 0:
+        taken = [os.dup(2) for _ in range(64)]  # has the numbers of what the fork closed
+        channel.clear()
+        gc.collect()
+        still_open = all(os.path.exists(f"/proc/self/fd/{fd}") for fd in taken)  # noqa: PTH110
+        os._exit(0 if still_open else 1)
+    _, status = os.waitpid(pid, 0)
+    channel[0].close()
+
+    assert status == 0
 
 
 def test_a_dead_reader_holds_nothing(arena: Arena) -> None:

@@ -47,6 +47,17 @@ def test_what_is_preloaded_is_there_in_the_worker(hub: Hub, tmp_path: Path) -> N
     assert first["random"] != second["random"]
 
 
+def test_a_preload_is_found_whatever_its_folder_is_called(hub: Hub, tmp_path: Path) -> None:
+    folder = tmp_path / "with:colon"
+    folder.mkdir()
+
+    with preloading(hub, folder, "") as launcher:
+        starter = Starter(launcher)
+        starter.start("tell")
+        assert "preloaded" in starter.line.hear()["modules"]
+        starter.line.close()
+
+
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
     hub: Hub, tmp_path: Path
 ) -> None:

@@ -145,22 +145,43 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
     assert isinstance(first.next(), Frame)
     pid = driver.gateway.pid
     assert pid is not None
-    _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
     used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
     free = (number for number in itertools.count() if number not in used)
 
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (next(itertools.islice(free, 3, None)), hard))
+    few = next(itertools.islice(free, 3, None))
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, few))
     second = driver.berth()
     second.control.settimeout(LONG)
     ended = second.control.recv(1)
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
 
     assert ended == b""
     assert second.next() is Arrival.END
     serves(first, mine, 1)
-    third = driver.berth()
-    rank_of(third.posting).greets()
-    assert isinstance(third.next(), Frame)
+
+
+def test_strangers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+) -> None:
+    driver = driver_of(Zmq())
+    first = driver.berth()
+    mine = rank_of(first.posting)
+    mine.greets()
+    assert isinstance(first.next(), Frame)
+    pid = driver.gateway.pid
+    assert pid is not None
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    assert soft < hard
+    used = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (used + 20, hard))
+    with contextlib.ExitStack() as held:
+        for _ in range(60):
+            held.enter_context(knock(first.posting))
+        second = driver.berth()
+        rank_of(second.posting).greets()
+
+        assert isinstance(second.next(), Frame)
+    serves(first, mine, 1)
 
 
 def test_a_recorded_conversation_opens_no_door(
