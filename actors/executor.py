@@ -80,6 +80,8 @@ class Executor(Dispatch[W]):
         launch: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
         env: Environment variables of every worker, over the driver's at the moment of the start.
+            Where neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
+            the driver may use.
         rank_env: Further ones for each rank.
         name: Shown everywhere; no other executor of this process may have it. None makes one up.
         replace: End the executor of this process that has this *name*, if there is one; for the

@@ -78,6 +78,7 @@ from .notices import (
     StopOverdue,
     StreamEnded,
 )
+from .outfit import threads_of_each
 from .planning import Planning
 from .postmortem import reason_of
 from .staff import Staff
@@ -290,7 +291,7 @@ class ExecutorActor(SteadfastActor):
     def _begin(self) -> None:
         """Start the group for the first time, unless what its ranks go on from cannot be used."""
         if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._spec.env:
-            self._herald.threads_limited()
+            self._herald.threads_limited(threads_of_each(self._spec.world_size))
         try:
             base = self._keeper.open(self._runtime.hub, self._tell)
         except (CallerError, OSError) as error:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from phalanx.runtime import Scribe
 
@@ -52,9 +52,9 @@ class Herald:
         log = self._scribe.log
         log.warning("phalanx.worker_code_changed", group=self._name, file=file, starts_run=runs)
 
-    def threads_limited(self) -> None:
-        """Log that workers get one thread each, since nobody has set how many."""
-        self._scribe.log.info("phalanx.threads_limited", group=self._name, OMP_NUM_THREADS=1)
+    def threads_limited(self, env: Mapping[str, str]) -> None:
+        """Log with how many threads each worker computes, since nobody has set that."""
+        self._scribe.log.info("phalanx.threads_limited", group=self._name, **env)
 
     def abandoned(self, who: dict[str, Any], left: str) -> None:
         """Log that a worker withstood SIGKILL and is left behind."""

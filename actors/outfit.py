@@ -27,6 +27,7 @@ from phalanx.runtime import (
     encode,
     ledger,
     rendezvous_environment,
+    usable_processors,
 )
 
 from .control import control_pair
@@ -122,7 +123,7 @@ class Outfit:
         """Return what the process of *spare* is started with, beside the way to it."""
         spec = self._spec
         boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
-        env = {"OMP_NUM_THREADS": "1", **os.environ, **_BLIND, **spec.env}
+        env = {**threads_of_each(spec.world_size), **os.environ, **_BLIND, **spec.env}
         return self._launch_in(spare, boot, env, f"phalanx: {spec.name} standby")
 
     def assignment(self, spare: Member, formation: Formation) -> Payload:
@@ -179,7 +180,7 @@ class Outfit:
         spec = self._spec
         rank = member.rank
         rendezvous = formation.rendezvous
-        env = {"OMP_NUM_THREADS": "1", **os.environ}
+        env = {**threads_of_each(formation.layout.world_size), **os.environ}
         if rendezvous is not None:
             env |= rendezvous_environment(rendezvous, rank, rank, formation.layout.world_size)
         if member.lease is not None:
@@ -224,3 +225,12 @@ def _cwd() -> str | None:
         return str(Path.cwd())
     except FileNotFoundError:
         return None  # the driver's own was removed; the process stays where it is
+
+
+def threads_of_each(world_size: int) -> dict[str, str]:
+    """Return how many threads each of *world_size* ranks computes with: its share of processors.
+
+    Left to themselves all of them would start one for each processor, of the machine and not of the
+    quota of a container.
+    """
+    return {"OMP_NUM_THREADS": str(max(1, int(usable_processors() // world_size)))}

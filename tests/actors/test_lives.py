@@ -14,7 +14,7 @@ from pykka import ActorRegistry, ThreadingActor
 from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Layout, StopPolicy, WorkerActor
-from phalanx.runtime import Runtime
+from phalanx.runtime import Runtime, usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -67,11 +67,14 @@ def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
     assert first["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_thread_counts_are_one_unless_the_user_set_them(
+def test_ranks_share_the_processors_unless_the_user_sets_their_threads(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert make(world_size=1).call(0, "env", args=("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "1"}
+    whole = int(usable_processors())
+    for ranks in (1, 2):
+        env = make(world_size=ranks).call(0, "env", args=("OMP_NUM_THREADS",))
+        assert env == {"OMP_NUM_THREADS": str(max(1, whole // ranks))}
 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     assert make(world_size=1).call(0, "env", args=("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "3"}
