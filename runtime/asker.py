@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,7 +54,11 @@ class Asker:
         Raises:
             Unanswered: it, or the one before it, took longer than the limit.
         """
-        with self._lock:
+        until = time.monotonic() + self._limit
+        if not self._lock.acquire(timeout=self._limit):
+            msg = f"others were asking for {self._limit:g} s"
+            raise Unanswered(msg)
+        try:
             stuck = self._last
             if stuck is not None and not stuck.done.is_set():
                 msg = "the question before is still without an answer"
@@ -63,10 +68,12 @@ class Asker:
             assert self._jobs is not None
             job = self._last = _Job(question)
             self._jobs.put(job)
-            if not job.done.wait(self._limit):
+            if not job.done.wait(max(0.0, until - time.monotonic())):
                 msg = f"no answer within {self._limit:g} s"
                 raise Unanswered(msg)
             self._last = None
+        finally:
+            self._lock.release()
         try:
             if job.error is not None:
                 raise job.error

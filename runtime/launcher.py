@@ -15,6 +15,7 @@ import itertools
 import os
 import signal
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import RuntimeFault, WouldDeadlock
@@ -185,9 +186,17 @@ class Launcher:
                 raise RuntimeFault(msg)
 
         def let_go() -> None:
+            late: list[str] = []
             for process in processes:
-                process.wait(deadline)
-                process.close()
+                if not process.wait(deadline):
+                    process.look()  # the hub may be closed
+                if process.status is None:
+                    late.append(f"{process.label} (pid {process.pid})")
+                else:
+                    process.close()
+            if late:
+                msg = f"processes have not ended in time: {', '.join(late)}"
+                raise RuntimeFault(msg)
 
         close_all(
             [
@@ -243,6 +252,7 @@ class Launcher:
                 memory_before=memory,
                 on_exit=on_exit,
                 on_close=self._on_process_closed,
+                collect_later=partial(self._reapings.take, kill=False),
             )
             request.pidfd = -1  # the process's from here on
             processes.append(process)

@@ -15,6 +15,7 @@ import select
 import signal
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
     from .evidence import OomEvidence, OomSample
     from .hub import Hub
-
-_SOON = 0.01  # seconds until a status is asked for again that should be there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +76,7 @@ class Process:
         memory_before: OomSample,
         on_exit: Callable[[Process], None],
         on_close: Callable[[Process], None],
+        collect_later: Callable[[int, int], None],
     ) -> None:
         self._hub = hub
         self._owner = os.getpid()
@@ -85,9 +85,11 @@ class Process:
         self._memory_before = memory_before
         self._on_exit = on_exit
         self._on_close = on_close
+        self._collect_later = collect_later
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._closed = False
+        self._is_traced = False
         self.pid = task.pid
         self.pidfd = ledger.own(pidfd)
         self.label = label
@@ -168,32 +170,37 @@ class Process:
         self._on_close(self)
         return self.pidfd
 
+    def look(self) -> None:
+        """Notice its end now, where there is no hub that does."""
+        self._on_readable(0)
+
     def _on_readable(self, _events: int) -> None:
         with self._lock:
             if self._closed or self.status is not None or not tree.is_gone(self.pidfd):
                 return
-            status = self._collect()
-            if status is None:
-                # Ended, but not ours to collect yet (a debugger comes first).
-                self._watch.modify(0)
-                self._hub.call_at(time.monotonic() + _SOON, lambda: self._on_readable(0))
-                return
+            self.status = self._collect()
             self._watch.cancel()
-            self.status = status
-            subreaper.release(self.pid)
+            if not self._is_traced:
+                subreaper.release(self.pid)
         self._ended.set()
         self._on_exit(self)
 
-    def _collect(self) -> ProcessStatus | None:
+    def _collect(self) -> ProcessStatus:
         now = time.monotonic()
         usage = None
         try:
             if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-                return None
+                # A debugger is to collect it first, and may never do so. Its end is an end.
+                self._is_traced = True
+                with suppress(OSError):  # no descriptor is free: it stays until this process ends
+                    self._collect_later(os.dup(self.pidfd), self.pid)
+                raise ChildProcessError  # noqa: TRY301  # as when it has been collected
             # It is there and ours, so the number cannot have been given to another.
             _, status, usage = os.wait4(self.pid, os.WNOHANG)
         except ChildProcessError:
             kept = kernel.exit_status_of(self.pidfd)
+            if kept is None:
+                kept = tree.exit_status(self.pid, self.start_ticks)
             if kept is None:
                 return ProcessStatus(at=now)
             status = kept

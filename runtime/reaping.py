@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from .hub import Hub
     from .start_request import StartRequest
 
-_AGAIN = 0.01  # seconds until a dead process is asked for again that is not our child yet
+_AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
+_LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
 _RETRY = 0.1  # seconds until a descriptor may have become free
 _PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
 
@@ -39,6 +40,8 @@ class Reaping:
         self._until = 0.0
         self._lock = threading.Lock()
         self._closed = False
+        self._is_traced = False
+        self._wait = _AGAIN
         subreaper.claim(pid)
         # Under the lock, for which the callback waits: it is called at once for one that is dead.
         with self._lock:
@@ -60,22 +63,25 @@ class Reaping:
             if self._closed or not tree.is_gone(self._pidfd):
                 return
             if not self._collect():
-                # Not our child yet: the process between it and us still lives.
+                # Not our child yet: the process between it and us still lives. Or a debugger is
+                # to collect it first, and that has no limit.
                 self._watch.modify(0)
                 now = time.monotonic()
                 self._until = self._until or now + _PATIENCE
-                if now < self._until:
-                    self._hub.call_at(now + _AGAIN, lambda: self._on_readable(0))
+                if self._is_traced or now < self._until:
+                    wait, self._wait = self._wait, min(2 * self._wait, _LONGEST)
+                    self._hub.call_at(now + wait, lambda: self._on_readable(0))
                     return
         self.close()
 
     def _collect(self) -> bool:
         """Collect it; return whether there is nothing left of it, whoever has done that."""
         try:
-            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
             return self._has_been_collected()
-        return True
+        self._is_traced = found is None
+        return found is not None
 
     def _has_been_collected(self) -> bool:
         """Whether somebody else has: init, or the hunt that ended it."""

@@ -166,9 +166,13 @@ class RendezvousStore:
         with self._lock:
             if self._watch is None or self._listener is None:
                 return
+            try:
+                link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            except OSError:
+                self._forget_listener()  # ranks are refused instead of waiting
+                raise
             self._watch.cancel()
             self._watch = None
-            link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._link = ledger.own(link)
             # The socket pair keeps the listener until the process is there to take it, so the
             # driver's own copy can go: when the process dies, ranks are refused instead of waiting.

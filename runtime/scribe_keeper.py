@@ -101,6 +101,7 @@ class ScribeKeeper:
         self._fds = dict(fds)
         self._emit = emit
         self._changed = threading.Condition()
+        self._given_up = False
         self._readings: dict[int, Reading] = {}
         self._link: socket.socket | None = None
         self._process: ScribeProcess | None = None
@@ -192,7 +193,8 @@ class ScribeKeeper:
             replacer = self._replacer
         deadline = time.monotonic() + _PATIENCE if deadline is None else deadline
         if replacer is not None:
-            replacer.join()  # at most one attempt to start a process, which has a deadline
+            replacer.join(max(0.0, deadline - time.monotonic()))  # it may be starting one
+            self._given_up = True  # which is not used then
         seconds = max(0.0, min(1.0, (deadline - time.monotonic()) / 2))
         with self._changed:
             self._tell({"do": "close", "seconds": seconds})
@@ -229,6 +231,10 @@ class ScribeKeeper:
         finally:
             ledger.close(its)
         with self._changed:
+            if self._given_up:
+                process.send_signal(signal.SIGKILL)
+                ledger.close(mine)
+                return
             self._process, self._link = process, mine
             for reading in self._readings.values():
                 self._tell_open(reading)

@@ -76,9 +76,9 @@ def adopted() -> list[tree.Task]:
         task = None if pid in _ours else tree.read(pid)
         if task is None:
             continue
-        is_foreign = task.session not in (pid, session)
-        is_older = task.ticks < _opened_at and pid not in _children_before
-        if is_foreign or is_older:
+        if pid in _children_before:
+            continue  # which was here before, perhaps from before this process led a new session
+        if task.session not in (pid, session) or task.ticks < _opened_at:
             found.append(task)
     return found
 

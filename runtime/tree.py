@@ -130,6 +130,16 @@ def read(pid: int) -> Task | None:
     )
 
 
+def exit_status(pid: int, ticks: int) -> int | None:
+    """Return the wait status of a process that has ended and is not collected; None for none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return int(fields[49]) if fields[0] == b"Z" and int(fields[19]) == ticks else None
+
+
 def numbers_in(folder: str) -> list[int]:
     """Return the entries of *folder* that are numbers: processes, threads or descriptors.
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -105,6 +106,34 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> Non
     starter.line.close()
 
 
+SETSID = """
+import os, subprocess, time
+from phalanx.runtime.hub import Hub
+from phalanx.runtime.launcher import Launcher, LaunchSpec
+
+mine = subprocess.Popen(["sh", "-c", "read x; exit 5"], stdin=subprocess.PIPE)
+os.setsid()
+hub = Hub()
+launcher = Launcher(hub, preload=())
+for _ in range(2):
+    spec = LaunchSpec(entry="tests.runtime.entries:leave", payload=b"0", label="one")
+    process = launcher.launch(spec, on_exit=lambda _: None, deadline=time.monotonic() + 30)
+    assert process.wait(time.monotonic() + 30)
+    mine.stdin.close()
+    os.waitid(os.P_PID, mine.pid, os.WEXITED | os.WNOWAIT)
+launcher.close(time.monotonic() + 30)
+print(mine.wait())
+"""
+
+
+def test_a_driver_that_leads_a_new_session_keeps_the_children_it_had() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SETSID], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("5\n", "")
+
+
 def test_what_a_close_could_not_end_in_time_the_next_one_ends(hub: Hub) -> None:
     launcher = Launcher(hub, preload=())
     starter = Starter(launcher)
@@ -112,10 +141,10 @@ def test_what_a_close_could_not_end_in_time_the_next_one_ends(hub: Hub) -> None:
     daemon = starter.line.hear()["pids"]["daemon"]
     helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
 
+    starter.line.close()
     with contextlib.suppress(RuntimeFault):  # unless all of them are that quick
         launcher.close(time.monotonic() - 1)
     launcher.close(soon())
 
     assert not is_alive(daemon)
     assert [tree.read(pid) for pid in (process.pid, *helpers)] == [None, None, None]
-    starter.line.close()

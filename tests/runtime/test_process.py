@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -147,3 +149,44 @@ def test_closing_a_handle_lets_go_of_it_and_can_be_done_twice(starter: Starter) 
     assert not process.send_signal(signal.SIGTERM)
     assert process.status is not None
     assert process not in starter.launcher._processes
+
+
+# Holds a process as a debugger does, and neither continues nor collects it.
+TRACER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+PTRACE_SEIZE = 0x4206
+if libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    print(f"not permitted: errno {ctypes.get_errno()}", flush=True)
+print("traced", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("fatal", [signal.SIGKILL, None])
+def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
+    starter: Starter, fatal: int | None
+) -> None:
+    process = starter.start("stay")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", TRACER, str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tracer:
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        if (said := tracer.stdout.readline()) != "traced\n":
+            pytest.skip(said)
+
+        if fatal is None:
+            process.kill_tree(soon())
+        else:
+            process.send_signal(fatal)
+        assert process.wait(soon())
+        assert process.status is not None
+        assert process.status.signal == signal.SIGKILL
+        assert tracer.poll() is None
+        process.close()
+    eventually(lambda: tree.read(process.pid) is None, "its collection")
