@@ -4,8 +4,9 @@ Guarantees: loading it costs no import beyond `phalanx` itself, and changes noth
 that do not ask for it; a mistake in a marker or an option is a usage error, by name, before any
 test runs.
 
-pytest loads it by its entry point. It brings the fixtures `chaos`, `leak_check` and `leak_scope`,
-the marker ``@pytest.mark.chaos(...)`` and the option ``--chaos-seed``; see docs/chaos.md.
+pytest loads it by its entry point. It brings the fixtures `chaos`, `leak_check`, `leak_scope` and
+`phalanx_runtime`, the marker ``@pytest.mark.chaos(...)`` and the option ``--chaos-seed``; see
+docs/chaos.md.
 """
 
 from __future__ import annotations
@@ -26,9 +27,8 @@ from .hooks import (
     pytest_report_header,
     pytest_runtest_makereport,
     pytest_runtest_setup,
-    pytest_unconfigure,
 )
-from .leaks import LeakScope, leak_check, leak_scope
+from .leaks import LeakScope, leak_check, leak_scope, phalanx_mark, phalanx_runtime
 
 __all__ = [
     "ChaosRuns",
@@ -36,11 +36,12 @@ __all__ = [
     "chaos",
     "leak_check",
     "leak_scope",
+    "phalanx_mark",
+    "phalanx_runtime",
     "pytest_addoption",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_report_header",
     "pytest_runtest_makereport",
     "pytest_runtest_setup",
-    "pytest_unconfigure",
 ]

@@ -1,26 +1,19 @@
 """What the plugin does in a session of pytest, apart from its fixtures.
 
-Guarantees: every tree that is made in the session, or in a process it starts, lies within a mark of
-its own, and the environment is as it was when the session is over.
+Guarantees: a session that uses no fixture of the plugin keeps its environment as it is.
 """
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime import MARK
-
 from .chaos_runs import RUNS, SEED_OPTION
-from .leaks import SESSION
 from .marker import ABOUT, WRONG, check_markers
 
 if TYPE_CHECKING:
     from collections.abc import Generator
-
-_OUTER: pytest.StashKey[str | None] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,21 +27,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known, and mark what is started from here."""
+    """Make the marker known."""
     config.addinivalue_line("markers", ABOUT)
-    outer = os.environ.get(MARK)
-    config.stash[_OUTER] = outer
-    around = "" if not outer else outer.rstrip(";") + ";"
-    os.environ[MARK] = f"{around}{SESSION}/pytest;"
-
-
-def pytest_unconfigure(config: pytest.Config) -> None:
-    """Leave the environment as it was."""
-    outer = config.stash.get(_OUTER, None)
-    if outer is None:
-        os.environ.pop(MARK, None)
-    else:
-        os.environ[MARK] = outer
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

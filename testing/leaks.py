@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime import Quarry, find_tree, kill_tree, read_task, read_tasks
+from phalanx.actors import Executor, WorkerActor
+from phalanx.runtime import MARK, Quarry, Runtime, find_tree, kill_tree, read_task, read_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,6 +42,10 @@ _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 _OURS = "phalanx-"
 _PYTESTS = "pytest-"  # folders that pytest keeps and prunes itself
 _KILL = 5.0
+_LATER = (
+    "\n(if a fixture of this test has started it: ask for leak_check before that fixture, as by "
+    '@pytest.mark.usefixtures("leak_check"), so that it looks after the fixture has ended)'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +103,38 @@ def leak_scope() -> LeakScope:
     return LeakScope()
 
 
+@pytest.fixture(scope="session")
+def phalanx_mark() -> Iterator[None]:
+    """Mark every tree that is made from now on, here or in a process that is started from here."""
+    with pytest.MonkeyPatch.context() as patch:
+        outer = os.environ.get(MARK, "").rstrip(";")
+        patch.setenv(MARK, f"{outer};{SESSION}/pytest;".lstrip(";"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def phalanx_runtime() -> Iterator[Runtime]:
+    """One runtime for all tests: ``Executor(..., runtime=phalanx_runtime)``.
+
+    Its zygote has imported torch, so that an executor takes tenths of a second to start.
+    """
+
+    class Idle(WorkerActor):
+        """Local, so that it travels by value: its process does not import pytest."""
+
+    with Runtime(stream=False) as runtime:
+        Executor(Idle, 1, runtime=runtime).close()  # what stays is here before any test
+        yield runtime
+
+
 @pytest.fixture
-def leak_check(leak_scope: LeakScope) -> Iterator[None]:
+def leak_check(request: pytest.FixtureRequest, leak_scope: LeakScope) -> Iterator[None]:
     """Fail where a test leaves processes, threads, shared memory, files or descriptors.
 
-    What fixtures that were asked for before this one have is not counted.
+    What fixtures that were asked for before this one have is not counted; what they start during
+    the test is, such as ranks of an executor that are restarted.
     """
+    request.getfixturevalue("phalanx_mark")
     gc.collect()
     before = Footprint.now(leak_scope)
     yield
@@ -112,7 +143,7 @@ def leak_check(leak_scope: LeakScope) -> Iterator[None]:
         keys = Footprint.now(leak_scope).processes - before.processes
         if keys:
             kill_tree(Quarry(_NEEDLE, roots=keys, spare=_pids(before)), time.monotonic() + _KILL)
-        pytest.fail(f"left behind: {left}", pytrace=False)
+        pytest.fail(f"left behind: {left}{_LATER}", pytrace=False)
 
 
 def _settle(before: Footprint, scope: LeakScope) -> dict[str, object]:

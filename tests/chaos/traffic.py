@@ -25,6 +25,7 @@ from phalanx.supervision import CallTimeout, RemoteError, SpecError, WorkerDied
 
 WAIT = 120.0  # seconds for a call; one that needs them has been lost
 PATIENT = 100_000  # retries
+LONGEST_START = 5.0  # seconds, on a busy machine
 LEAST = 2  # ranks that a group always has
 SIGNALS = {
     "kill": signal.SIGKILL,
@@ -396,17 +397,26 @@ class Hand:
         while self.struck.total() < times and not shared.gone.is_set():
             time.sleep(self._chance.uniform(0.0, 0.02))
             if self._chance.random() < 0.8:  # else it strikes in the middle of a restart
-                with shared.changed:
-                    shared.changed.wait_for(lambda: str(shared.view.phase) == "serving", WAIT)
+                self._wait_until_serving(WAIT)
                 self._books.wait_for_more(self._chance.choice([0, 1, 2, 5, 10, 30]), 1.0)
             for _ in range(self._chance.choice([1, 1, 1, 1, 2, self._ex.world_size])):
                 rank = self._chance.randrange(self._ex.world_size)
                 self._strike(rank, self._chance.choice(self._faults))
 
     def strike_after(self, least: float, most: float) -> None:
-        """Strike a rank, after so many seconds."""
+        """Strike a rank after so many seconds, mostly of a group that serves.
+
+        Else a busy machine, on which a start takes longer than that, would never serve.
+        """
         time.sleep(self._chance.uniform(least, most))
+        if self._chance.random() < 0.8:
+            self._wait_until_serving(2 * LONGEST_START)
         self._strike(self._chance.randrange(self._ex.world_size), self._chance.choice(self._faults))
+
+    def _wait_until_serving(self, seconds: float) -> None:
+        shared = self._ex._core.shared
+        with shared.changed:
+            shared.changed.wait_for(lambda: str(shared.view.phase) == "serving", seconds)
 
     def change(self, over: threading.Event, sizes: Sequence[int]) -> None:
         """Restart ranks, change their number and drain until *over*."""

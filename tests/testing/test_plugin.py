@@ -147,6 +147,43 @@ def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
     )
 
 
+def test_a_session_that_uses_no_fixture_keeps_its_environment(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    from phalanx.testing.leaks import SESSION
+
+    def test_nothing():
+        assert SESSION not in os.environ.get("PHALANX_TREE", "")
+
+    def test_leaks(leak_check):
+        assert SESSION in os.environ["PHALANX_TREE"]
+    """,
+    )
+
+    result.assert_outcomes(passed=2)
+
+
+def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
+    pytester: pytest.Pytester,
+) -> None:
+    result = run(
+        pytester,
+        """
+    @pytest.fixture
+    def group(phalanx_runtime):
+        with Executor(Liar, 1, runtime=phalanx_runtime) as executor:
+            yield executor
+
+    @pytest.mark.parametrize("time", [1, 2])
+    def test_group(leak_check, group, time):
+        assert group.call(0, "one", timeout=30) == 2
+    """,
+    )
+
+    result.assert_outcomes(passed=2)
+
+
 @pytest.mark.parametrize(
     ("mark", "told"),
     [
