@@ -266,3 +266,18 @@ def _wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
             return False
         time.sleep(0.05)  # memory given back is announced by nobody
     return True
+
+
+def shared(_worker: object, twice: list[Any], views: list[Any]) -> tuple[bool, bool]:
+    return twice[0] is twice[1], bool(np.shares_memory(*views))
+
+
+def test_one_object_that_stands_twice_arrives_as_one_and_views_with_memory_of_their_own(
+    make: Make,
+) -> None:
+    whole = np.zeros(MIB, dtype=np.uint8)
+    group = make(Keeper, 1)
+
+    found = group.call(0, shared, WAIT, ([whole, whole], [whole[: MIB // 2], whole[: MIB // 2]]))
+
+    assert found == (True, False)

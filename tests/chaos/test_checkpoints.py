@@ -330,6 +330,20 @@ def test_a_new_executor_goes_on_from_a_folder_where_it_is_told_to(
     resumed.close()
 
 
+def test_close_takes_no_last_snapshot(make: Make, tmp_path: Path) -> None:
+    policy = CheckpointPolicy(every_calls=3, where=tmp_path / "states", resume=True)
+    first = make(checkpoint=policy)
+    for _ in range(5):
+        first.collective_rpc("add", LONG)
+    wait_until(lambda: first.status().checkpoint is not None)
+    first.close()
+
+    resumed = make(checkpoint=policy)
+
+    assert resumed.collective_rpc("get", LONG) == [3, 3]
+    resumed.close()
+
+
 def test_the_last_good_one_is_used_where_the_newest_is_torn_altered_or_missing(
     make: Make, tmp_path: Path
 ) -> None:
