@@ -76,7 +76,9 @@ class Executor(Dispatch[W]):
             gets the exception first. A rule's *child* is the rank, as text. None restarts a rank
             after CUDA errors that leave its process unusable, and resumes after all others, running
             out of memory included.
-        preload: Modules that the zygote imports once for all workers.
+        preload: Modules that the zygote imports once for all workers. What is missing each rank
+            imports again at each start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
+            (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
         launch: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
         env: Environment variables of every worker, over the driver's at the moment of the start.
