@@ -316,8 +316,7 @@ class ExecutorActor(SteadfastActor):
             self.shared.probe.planned(plan.ranks, plan.size)
         if plan.layout is not None:
             self._forming.layout = plan.layout
-            self._show()  # before calls to the ranks that go are settled: their callers may look
-            self._seating.expect(plan.layout.world_size)
+            self._seating.expect(plan.layout.world_size, self._show)
         self._state, actions = decide_ranks(self._state, event)
         stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
         for member in self._members.current():

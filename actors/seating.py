@@ -56,13 +56,16 @@ class Seating:
         self._cuts = cuts
         self._spinning = spinning
 
-    def expect(self, size: int) -> None:
+    def expect(self, size: int, show: Callable[[], None]) -> None:
         """Take only calls that *size* ranks can answer, and fail those that wait and need others.
 
-        The seats follow in `resize`, once the ranks beyond are gone.
+        The seats follow in `resize`, once the ranks beyond are gone. *show* publishes the new size,
+        under the lock: before any call ends for it, and not before one can be made for it.
         """
         with self._lock.asked():
-            for call in self._turns.expect(size):
+            misfits = self._turns.expect(size)
+            show()
+            for call in misfits:
                 self._settling.settle(call, error=call.misfit(size))
             self._turns.admit(self._reading.wake)
 
