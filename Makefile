@@ -79,6 +79,7 @@ lint: setup
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python  # else it asks whichever python is on the path
+	$(BIN)/python tests/count_lines.py
 
 bench: setup
 	@set -e; for what in supervision startup recovery rpc; do $(BIN)/python -m benchmarks $$what; done

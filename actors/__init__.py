@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from phalanx.runtime import AsyncOutput, CrashReport
-
-from .calls import Call
-from .checkpoint import (
+from phalanx.actors.api.children import executor_child, worker_child
+from phalanx.actors.api.executor import Executor
+from phalanx.actors.calls.call import Call
+from phalanx.actors.calls.futures import CallFuture
+from phalanx.actors.calls.streams import ReplyStream
+from phalanx.actors.group.actor import ExecutorActor
+from phalanx.actors.group.handle import Shared
+from phalanx.actors.group.messages import Emitted
+from phalanx.actors.observe.hooks import POINTS, installed
+from phalanx.actors.spec.checkpoint_policy import (
     Checkpoint,
     CheckpointFailed,
     CheckpointPolicy,
@@ -13,20 +19,12 @@ from .checkpoint import (
     CheckpointRestored,
     CheckpointTaken,
 )
-from .child import executor_child, worker_child
-from .context import WorkerContext
-from .executor import Executor
-from .executor_actor import ExecutorActor
-from .futures import CallFuture
-from .layout import Layout
-from .notices import Emitted
-from .outcomes import Outcome, OutcomeKind
-from .probe import POINTS, installed
-from .shared import Shared
-from .spec import ExecutorSpec, StopPolicy
-from .status import RankInfo, Status
-from .streams import ReplyStream
-from .worker import WorkerActor, idempotent, limits, step
+from phalanx.actors.spec.context import WorkerContext
+from phalanx.actors.spec.layout import Layout
+from phalanx.actors.spec.options import ExecutorSpec, StopPolicy
+from phalanx.actors.spec.results import Outcome, OutcomeKind, RankInfo, Status
+from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, step
+from phalanx.runtime import AsyncOutput, CrashReport
 
 __all__ = [
     "POINTS",

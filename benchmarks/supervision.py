@@ -24,9 +24,17 @@ from phalanx.supervision import (
     Supervisor,
     SupervisorSpec,
 )
-from phalanx.supervision.actions import KillChild, StartChild, TerminateChild
-from phalanx.supervision.events import Booted, Event, Exited, StartChildRequested, Started
-from phalanx.supervision.machine import SupervisorMachine
+from phalanx.supervision.core.machine import SupervisorMachine
+from phalanx.supervision.core.messages import (
+    Booted,
+    Event,
+    Exited,
+    KillChild,
+    StartChild,
+    StartChildRequested,
+    Started,
+    TerminateChild,
+)
 
 from .harness.arguments import add_json, check_writable, count, give
 from .harness.machine import describe, sentence

@@ -295,7 +295,9 @@ class Striker:
         report: Callable[..., None] | None = getattr(inventory, "report_xid", None)
         heal: Callable[[str], None] | None = getattr(inventory, "heal", None)
         if not isinstance(pool, DevicePool) or report is None or heal is None:
-            self.miss(strike, "its devices are no fakes (phalanx.runtime.testing.FakeGpus)")
+            self.miss(
+                strike, "its devices are no fakes (phalanx.runtime.devices.fake_gpus.FakeGpus)"
+            )
             return
         devices = [status.device for status in pool.status()]
         device = devices[int(strike.draw * len(devices))]

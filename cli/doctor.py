@@ -26,7 +26,7 @@ from phalanx.runtime import (
     DevicePool,
     LaunchSpec,
     Runtime,
-    descriptors,
+    descriptor_limit,
     find_gpus,
     oom_sources,
     writable_bytes,
@@ -260,7 +260,7 @@ def _shared_memory(name: str) -> Finding:
 
 def _open_files(name: str) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ranks = descriptors.ranks_that_fit(descriptors.hard_limit())
+    ranks = descriptor_limit.ranks_that_fit(descriptor_limit.hard_limit())
     found = f"at most {_limit(soft)}, raised up to {_limit(hard)} as needed: some {ranks} ranks"
     if hard != resource.RLIM_INFINITY and hard < _LEAST_FILES:
         remedy = f"ulimit -n {_LEAST_FILES}, by root or in the service"

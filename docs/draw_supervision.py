@@ -26,24 +26,22 @@ from phalanx.supervision import (
     Strategy,
     SupervisorSpec,
 )
-from phalanx.supervision.actions import (
+from phalanx.supervision.core.machine import SupervisorMachine, verdict
+from phalanx.supervision.core.messages import (
+    Booted,
+    Event,
     Exit,
+    Exited,
     KillChild,
+    NotStarted,
+    RetryDue,
     RetryLater,
     SetAlarm,
     StartChild,
-    TerminateChild,
-)
-from phalanx.supervision.events import (
-    Booted,
-    Event,
-    Exited,
-    NotStarted,
-    RetryDue,
     StartChildRequested,
     Started,
+    TerminateChild,
 )
-from phalanx.supervision.machine import SupervisorMachine, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -2,49 +2,85 @@
 
 from __future__ import annotations
 
-from . import descriptors, ledger
-from .arena import ARENA_IDLE, ARENA_LONGEST, Arena
-from .arena_exchange import DriverExchange, WorkerExchange
-from .assignment import Assignment, await_assignment
-from .board import Board, withdraw
-from .channel import Arrival, Channel, SocketChannel
-from .circumstances import CallFate, CallInProgress, ExitEvidence, Fate
-from .codec import Encoded, decode, encode, encode_by_value
-from .console import render, safe_text
-from .device_events import DeviceAwaited, DeviceQuarantined, DeviceRestored
-from .devices import DevicePool
-from .doom import is_in_process_group
-from .events import (
+from phalanx.runtime.checkpoint.snapshot import (
+    SnapshotName,
+    Stamp,
+    join_snapshots,
+    load_snapshot,
+    store_snapshot,
+)
+from phalanx.runtime.checkpoint.store import SnapshotFolder, check_folder
+from phalanx.runtime.devices.device import DeviceStatus
+from phalanx.runtime.devices.events import DeviceAwaited, DeviceQuarantined, DeviceRestored
+from phalanx.runtime.devices.gpu import Fault, Gpu, GpuInventory
+from phalanx.runtime.devices.inventory import find_gpus
+from phalanx.runtime.devices.lease import Lease, Request, Visibility, check_share
+from phalanx.runtime.devices.pool import DevicePool
+from phalanx.runtime.distributed.gloo import end_gloo_connections
+from phalanx.runtime.distributed.rendezvous import (
+    Rendezvous,
+    RendezvousStore,
+    init_process_group,
+    rendezvous_environment,
+)
+from phalanx.runtime.linux import descriptor_limit, descriptors
+from phalanx.runtime.linux.cgroup import usable_processors
+from phalanx.runtime.linux.oom import oom_sources
+from phalanx.runtime.linux.process_tree import VARIABLE as MARK
+from phalanx.runtime.linux.process_tree import Quarry, Task, TreeReport
+from phalanx.runtime.linux.process_tree import find as find_tree
+from phalanx.runtime.linux.process_tree import kill as kill_tree
+from phalanx.runtime.linux.process_tree import read as read_task
+from phalanx.runtime.linux.process_tree import read_all as read_tasks
+from phalanx.runtime.memory.arena import ARENA_IDLE, ARENA_LONGEST, Arena
+from phalanx.runtime.memory.budget import writable_bytes
+from phalanx.runtime.memory.exchange import DriverExchange, WorkerExchange
+from phalanx.runtime.memory.shared_lock import LockHolder, LockTable, SharedLock
+from phalanx.runtime.observe.crash_report import (
+    CallFate,
+    CallInProgress,
+    CrashReport,
+    ExitEvidence,
+    Fate,
+)
+from phalanx.runtime.observe.diagnostics import (
+    STACKS,
+    Vitals,
+    describe_threads,
+    install_last_words,
+    read_stacks,
+    size_of,
+)
+from phalanx.runtime.observe.events import (
     GroupDown,
     GroupEnded,
     GroupUp,
-    LoggedEvent,
     ReportNotWritten,
     WorkerCrashed,
     WorkerExited,
     WorkerReady,
     WorkerStarted,
-    fields,
 )
-from .evidence import oom_sources
-from .frames import FarFrame, Frame, bundle, call_id_of, receive, send
-from .gateway import Gateway, GatewayExited, MessageMalformed, StrangerRefused
-from .glances import ChildGlance, GroupGlance, RankGlance, TreeGlance
-from .gloo import end_gloo_connections
-from .gpus import Fault, Gpu, GpuInventory
-from .hub import Hub, Timer, Watch
-from .inventory import find_gpus
-from .labels import WorkerLabels
-from .last_words import install_last_words
-from .launcher import Launcher, LaunchSpec
-from .lease import Lease, Request, Visibility, check_share
-from .link import Boot, Link
-from .locks import LockHolder, LockTable, SharedLock
-from .logs import LEVELS, LogChannel, LoggingBridge, worker_logger
-from .marks import VARIABLE as MARK
-from .memory import writable_bytes
-from .outpost import Outpost
-from .owned_lock import (
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, LoggingBridge, worker_logger
+from phalanx.runtime.observe.render import render, safe_text
+from phalanx.runtime.observe.report_store import ReportFile, ReportFolder, read_report
+from phalanx.runtime.observe.status import ChildGlance, GroupGlance, RankGlance, TreeGlance
+from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
+from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.output.worker_output import WorkerOutput
+from phalanx.runtime.process.launcher import Launcher, LaunchSpec
+from phalanx.runtime.process.process import Process, ProcessStatus, exit_of_process
+from phalanx.runtime.remote.driver_relay import (
+    Gateway,
+    GatewayExited,
+    MessageMalformed,
+    StrangerRefused,
+)
+from phalanx.runtime.remote.options import Transport, Zmq, check_transport
+from phalanx.runtime.remote.worker_relay import Outpost
+from phalanx.runtime.threads.event_loop import Hub, Timer, Watch
+from phalanx.runtime.threads.reentrant_lock import (
     AskableLock,
     OwnedLock,
     ReentrantLock,
@@ -52,34 +88,23 @@ from .owned_lock import (
     is_holding,
     occupied,
 )
-from .payload import Payload, call_packet
-from .process import Process, ProcessStatus
-from .processors import usable_processors
-from .pulse import Pulse
-from .remote_failure import RemoteFailure
-from .rendezvous import Rendezvous, RendezvousStore, init_process_group, rendezvous_environment
-from .replies import AsyncOutput
-from .report import CrashReport
-from .report_folder import ReportFile, ReportFolder, read_report
+from phalanx.runtime.wire.channel import Arrival, Channel, SocketChannel
+from phalanx.runtime.wire.codec import Encoded, decode, encode, encode_by_value
+from phalanx.runtime.wire.frame import FarFrame, Frame, bundle, call_id_of, receive, send
+from phalanx.runtime.wire.message import Payload, call_packet
+from phalanx.runtime.wire.progress_page import Board, withdraw
+from phalanx.runtime.wire.protocol import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.runtime.wire.spinner import Spinner
+from phalanx.runtime.wire.tensors import land_on
+from phalanx.runtime.worker.control import Boot, Link, Pulse
+from phalanx.runtime.worker.replies import AsyncOutput
+from phalanx.runtime.worker.standby import Assignment, await_assignment
+from phalanx.runtime.worker.termination import is_in_process_group
+from phalanx.runtime.worker.tracing import ServerSpan, Telemetry, carried, outside, within
+
+from .event import LoggedEvent, fields
 from .runtime import Runtime, acquire_shared, check_machine, release_shared
-from .scribe import Scribe
-from .slot import DeviceStatus
-from .snapshot_folder import SnapshotFolder, check_folder
-from .snapshots import SnapshotName, Stamp, join_snapshots, load_snapshot, store_snapshot
-from .spinning import Spinner
-from .stacks import STACKS, Vitals, describe_threads, read_stacks, size_of
-from .status import exit_of_process
-from .stream import DriverStream, Observer, find_drivers
-from .telemetry import ServerSpan, Telemetry, carried, outside, within
-from .tensors import land_on
-from .transport import Transport, Zmq, check_transport
-from .tree import Quarry, Task, TreeReport
-from .tree import find as find_tree
-from .tree import kill as kill_tree
-from .tree import read as read_task
-from .tree import read_all as read_tasks
-from .wire import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind
-from .worker_output import WorkerOutput
 
 __all__ = [
     "ARENA_IDLE",
@@ -192,6 +217,7 @@ __all__ = [
     "check_transport",
     "decode",
     "describe_threads",
+    "descriptor_limit",
     "descriptors",
     "encode",
     "encode_by_value",
@@ -208,7 +234,6 @@ __all__ = [
     "join_snapshots",
     "kill_tree",
     "land_on",
-    "ledger",
     "load_snapshot",
     "occupied",
     "oom_sources",

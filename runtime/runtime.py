@@ -17,20 +17,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
+from phalanx.runtime.devices.pool import DevicePool
+from phalanx.runtime.observe.report_store import ReportFolder
+from phalanx.runtime.observe.status import Glances
+from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.process.launcher import Launcher, LaunchSpec, close_all
+from phalanx.runtime.threads.event_loop import Hub
 from phalanx.supervision import RuntimeFault
-
-from .devices import DevicePool
-from .glances import Glances
-from .hub import Hub
-from .launcher import Launcher, LaunchSpec, close_all
-from .report_folder import ReportFolder
-from .scribe import Scribe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .events import LoggedEvent
-    from .process import Process
+    from phalanx.runtime.process.process import Process
+
+    from .event import LoggedEvent
 
 _START = 60.0
 _IMPORT = 300.0  # seconds for the preload; a cold disk under load takes its time for torch

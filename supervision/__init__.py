@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from .answers import (
-    ChildRow,
-    Counts,
-    Refusal,
-    Shown,
-)
-from .backoff import (
-    BackOff,
-)
-from .child import (
-    IGNORE,
-    ChildHandle,
-    Ignore,
-    StartContext,
-    StartFunction,
-)
-from .decider import (
+from phalanx.supervision.core.child import IGNORE, ChildHandle, Ignore, StartContext, StartFunction
+from phalanx.supervision.core.decider import (
     GPU_WORKER,
     RESUME_UNLESS_BROKEN,
     Cause,
@@ -28,9 +13,77 @@ from .decider import (
     is_broken_process_group,
     is_sticky_device_error,
 )
-from .declared import (
-    tree_from_toml,
+from phalanx.supervision.core.messages import ChildRow, Counts, Refusal, Shown
+from phalanx.supervision.core.notices import (
+    CallbackFailed,
+    ChildExited,
+    ChildLost,
+    ChildStarted,
+    ChildStartFailed,
+    HandleFailed,
+    Notice,
+    SupervisorBegan,
+    SupervisorExited,
+    SupervisorGaveUp,
+    SupervisorReady,
+    SupervisorStartFailed,
+    notice_fields,
 )
+from phalanx.supervision.core.policy import (
+    KILLED,
+    NORMAL,
+    SHUTDOWN,
+    AutoShutdown,
+    BackOff,
+    ChildType,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Restart,
+    RestartWindow,
+    Strategy,
+)
+from phalanx.supervision.core.snapshot import ChildSnapshot, SupervisorSnapshot, render
+from phalanx.supervision.core.spec import (
+    BRUTAL_KILL,
+    BrutalKill,
+    ChildSpec,
+    Shutdown,
+    SupervisorSpec,
+)
+from phalanx.supervision.ranks.decide import decide_ranks
+from phalanx.supervision.ranks.group import (
+    Begin,
+    CloseAsked,
+    Decided,
+    End,
+    GroupState,
+    Hold,
+    Phase,
+    Rank,
+    RankAction,
+    RankEvent,
+    RankExited,
+    RankReady,
+    RankReformed,
+    RankState,
+    ReformRanks,
+    ResizeAsked,
+    RestartAsked,
+    Serve,
+    StartRanks,
+    StopRanks,
+    WaitOver,
+    WaitUntil,
+    new_group,
+)
+from phalanx.supervision.tree.adapters import pykka_child, thread_child
+from phalanx.supervision.tree.mailbox import SteadfastActor
+from phalanx.supervision.tree.monitors import Down, Lifeline, link
+from phalanx.supervision.tree.services import Subscriber, ThreadTimers, Timers
+from phalanx.supervision.tree.supervisor import Supervisor, SupervisorView
+from phalanx.supervision.tree.toml import tree_from_toml
+
 from .errors import (
     BadArguments,
     CallerError,
@@ -54,95 +107,6 @@ from .errors import (
     WorkerDied,
     WorkerError,
     WouldDeadlock,
-)
-from .exits import (
-    KILLED,
-    NORMAL,
-    SHUTDOWN,
-    ExitKind,
-    ExitReason,
-)
-from .inprocess import (
-    pykka_child,
-    thread_child,
-)
-from .lifeline import (
-    Down,
-    Lifeline,
-    link,
-)
-from .notices import (
-    CallbackFailed,
-    ChildExited,
-    ChildLost,
-    ChildStarted,
-    ChildStartFailed,
-    HandleFailed,
-    Notice,
-    SupervisorBegan,
-    SupervisorExited,
-    SupervisorGaveUp,
-    SupervisorReady,
-    SupervisorStartFailed,
-    notice_fields,
-)
-from .rank_actions import (
-    Decided,
-    End,
-    Hold,
-    RankAction,
-    ReformRanks,
-    Serve,
-    StartRanks,
-    StopRanks,
-    WaitUntil,
-)
-from .rank_events import (
-    Begin,
-    CloseAsked,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankReformed,
-    ResizeAsked,
-    RestartAsked,
-    WaitOver,
-)
-from .rank_group import GroupState, Phase, Rank, RankState, new_group
-from .ranks import decide_ranks
-from .snapshot import (
-    ChildSnapshot,
-    SupervisorSnapshot,
-    render,
-)
-from .spec import (
-    BRUTAL_KILL,
-    BrutalKill,
-    ChildSpec,
-    Shutdown,
-    SupervisorSpec,
-)
-from .steadfast import SteadfastActor
-from .strategy import (
-    AutoShutdown,
-    ChildType,
-    Restart,
-    Strategy,
-)
-from .supervisor import (
-    Supervisor,
-    SupervisorView,
-)
-from .timers import (
-    ThreadTimers,
-    Timers,
-)
-from .tree import (
-    Subscriber,
-)
-from .window import (
-    Intensity,
-    RestartWindow,
 )
 
 __all__ = [

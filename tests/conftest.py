@@ -17,8 +17,8 @@ from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor
 from phalanx.runtime import Runtime
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import Hub
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

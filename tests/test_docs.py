@@ -68,3 +68,18 @@ def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
     packages = {path.name for path in Path(phalanx.__file__).parent.iterdir()}
     assert names - packages <= set(phalanx.__all__)
     assert {name for name in methods if not hasattr(phalanx.Executor, name)} == set()
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    files = set(re.findall(r"`((?:supervision|runtime|actors)/[\w/]+\.py)`", text))
+    rooms = set(re.findall(r"^\| `((?:supervision|runtime|actors)/\w+)` \|", text, re.MULTILINE))
+
+    assert len(files) >= 20
+    assert {name for name in files if not (ROOT / name).is_file()} == set()
+    on_disk = {
+        f"{layer}/{init.parent.name}"
+        for layer in ("supervision", "runtime", "actors")
+        for init in (ROOT / layer).glob("*/__init__.py")
+    }
+    assert rooms == on_disk

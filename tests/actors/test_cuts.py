@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from phalanx.actors.calls import Call
-from phalanx.actors.checkpoint import CheckpointPolicy
-from phalanx.actors.cuts import Cuts
-from phalanx.actors.notices import CutDue, CutsChanged
-from phalanx.actors.terms import Shape, terms_of
+from phalanx.actors.calls.call import Call, Shape, terms_of
+from phalanx.actors.checkpoint.coordinator import Cuts
+from phalanx.actors.group.messages import CutDue, CutsChanged
+from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import FarFrame, Flag, Frame, Kind, Stamp, encode, store_snapshot
 
 BOTH = (0, 1)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.actors.callbacks import Callbacks
-from phalanx.actors.futures import CallFuture
+from phalanx.actors.calls.callbacks import Callbacks
+from phalanx.actors.calls.futures import CallFuture
 from phalanx.runtime import Arena, OwnedLock
 from phalanx.supervision import ExecutorClosed, SteadfastActor, WouldDeadlock
 
@@ -620,7 +620,7 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
 SIGTERM = """
 import os, signal, time
 from phalanx import Executor, WorkerActor
-from phalanx.actors.termination import living
+from phalanx.actors.signals.process_exit import living
 
 class Raises:
     def end(self, *, drains):

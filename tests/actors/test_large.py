@@ -15,7 +15,7 @@ from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, WorkerActor
 from phalanx.runtime import ARENA_IDLE
-from phalanx.runtime.arena import SLOTS
+from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.actors.leaving import Leaving, judge_leaving
+from phalanx.actors.health.survivors import Leaving, judge_leaving
 from phalanx.runtime import Pulse
 
 REDUCE = "all_reduce (/x/torch/distributed/distributed_c10d.py:3252)"

@@ -9,9 +9,9 @@ import pytest
 from tests.actors.workers import Echo
 
 from phalanx.actors import Executor, Layout
-from phalanx.actors.spec import ExecutorSpec, layout_for, spec_of
+from phalanx.actors.spec.options import ExecutorSpec, layout_for, spec_of
 from phalanx.runtime import DevicePool
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.supervision import SpecError
 
 

@@ -18,7 +18,7 @@ from tests.actors.workers import Echo, wait_for
 from tests.chaos.deeds import LONG, kill, wait_until
 
 from phalanx.actors import Executor
-from phalanx.actors.spinning import LONGEST, USUAL, Looks, Spinning
+from phalanx.actors.spec.adaptive_spin import LONGEST, USUAL, Looks, Spinning
 from phalanx.runtime import Zmq, usable_processors
 from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, Strategy, WorkerDied
 

@@ -18,7 +18,7 @@ import pytest
 from tests.actors.workers import wait_for
 
 from phalanx.actors import ReplyStream, WorkerActor
-from phalanx.actors.aio import LateStream
+from phalanx.actors.api.aio import LateStream
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,

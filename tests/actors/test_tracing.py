@@ -24,8 +24,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 from tests.actors.workers import Echo, Late
 
 from phalanx.actors import Executor, WorkerContext
-from phalanx.actors.terms import Shape
-from phalanx.actors.tracing import GroupTrace
+from phalanx.actors.calls.call import Shape
+from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.runtime import CrashReport, GroupUp, WorkerCrashed, WorkerLabels
 from phalanx.supervision import ExitKind, ExitReason, Intensity, Strategy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, cast
 
-from phalanx.actors.trimming import Trimming
+from phalanx.actors.calls.plane import Trimming
 from phalanx.runtime import ARENA_IDLE, Arena, Hub, OwnedLock
 
 if TYPE_CHECKING:

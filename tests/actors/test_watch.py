@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from phalanx.actors.notices import Look
-from phalanx.actors.seat import Running
-from phalanx.actors.watch import HangWatch
+from phalanx.actors.calls.rank import Running
+from phalanx.actors.group.messages import Look
+from phalanx.actors.health.monitor import HangWatch
 
 
 class Timers:

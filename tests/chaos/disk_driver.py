@@ -13,7 +13,7 @@ from tests.chaos.savers import Counter
 
 from phalanx.actors import CheckpointFailed, CheckpointPolicy, CheckpointTaken, Executor
 from phalanx.runtime import Runtime
-from phalanx.runtime.events import ReportNotWritten, ReportWritten
+from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
 from phalanx.supervision import Intensity
 
 LONG = 60.0

@@ -17,7 +17,7 @@ import pytest
 from tests.chaos.deeds import wait_until
 
 from phalanx import Executor, Zmq
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 QUICK = Zmq(heartbeat=0.2, lost_after=2.0)
 NEVER = "/nonexistent/gate"
@@ -34,7 +34,7 @@ def processes_named(group: str, what: str) -> list[int]:
     Tests run beside us have groups of the same names.
     """
     found: list[int] = []
-    tasks = tree.read_all()
+    tasks = process_tree.read_all()
     for pid, task in tasks.items():
         with contextlib.suppress(OSError):
             title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
@@ -44,7 +44,7 @@ def processes_named(group: str, what: str) -> list[int]:
     return sorted(found)
 
 
-def _is_ours(task: tree.Task, tasks: dict[int, tree.Task]) -> bool:
+def _is_ours(task: process_tree.Task, tasks: dict[int, process_tree.Task]) -> bool:
     while task.parent in tasks and task.pid != os.getpid():
         task = tasks[task.parent]
     return task.pid == os.getpid()

@@ -20,21 +20,27 @@ import pytest
 from tests.actors.workers import Echo
 from tests.shared_memory import FORGOTTEN
 
-from phalanx.actors import Executor, WorkerContext, losing, seating
-from phalanx.actors.arriving import Arriving
-from phalanx.actors.herald import Herald
-from phalanx.actors.hosting import WorkerHost
-from phalanx.actors.members import Members
-from phalanx.actors.outfit import Outfit
-from phalanx.actors.sending import Sending
-from phalanx.actors.settling import Settling
-from phalanx.actors.turns import Turns
+from phalanx.actors import Executor, WorkerContext
+from phalanx.actors.calls import recovery as losing
+from phalanx.actors.calls import recovery as seating
+from phalanx.actors.calls.queue import Turns
+from phalanx.actors.calls.receiving import Arriving, Settling
+from phalanx.actors.calls.sending import Sending
+from phalanx.actors.group.events import Herald
+from phalanx.actors.group.launcher import Outfit
+from phalanx.actors.group.members import Members
+from phalanx.actors.host.host import WorkerHost
 from phalanx.chaos import witness
-from phalanx.runtime import Frame, Kind, WorkerExited, doom, process, tree
-from phalanx.runtime.arena import Arena
-from phalanx.runtime.rendezvous import RendezvousStore
-from phalanx.runtime.streams import Inbox
-from phalanx.supervision import GroupState, Phase, ranks, window
+from phalanx.runtime import Frame, Kind, WorkerExited
+from phalanx.runtime.distributed.rendezvous import RendezvousStore
+from phalanx.runtime.linux import process_tree as tree
+from phalanx.runtime.memory.arena import Arena
+from phalanx.runtime.process import process
+from phalanx.runtime.worker import termination
+from phalanx.runtime.worker.inbox import Inbox
+from phalanx.supervision import GroupState, Phase
+from phalanx.supervision.core import policy
+from phalanx.supervision.ranks import decide
 
 Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
 
@@ -193,14 +199,14 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
-    resume = ranks._resume
+    resume = decide._resume
     land = Members.land
     bury = Members.bury
     lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to bury
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
         if state.phase is Phase.MENDING and state.mending:
-            return ranks._start(state)
+            return decide._start(state)
         return resume(state, at, jitter)
 
     def noted(self: Any, launch: Any) -> Any:
@@ -211,7 +217,7 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         lost.pop(id(member), None)
         bury(self, member)
 
-    patch.setattr(ranks, "_resume", early)
+    patch.setattr(decide, "_resume", early)
     patch.setattr(Members, "land", noted)
     patch.setattr(Members, "bury", buried)
 
@@ -225,11 +231,11 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def restart_forgotten(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ranks, "_resume", lambda state, at, jitter: (state, ()))
+    patch.setattr(decide, "_resume", lambda state, at, jitter: (state, ()))
 
 
 def intensity_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(window.RestartWindow, "admit", lambda self, now: self)
+    patch.setattr(policy.RestartWindow, "admit", lambda self, now: self)
 
 
 def only_the_dead_restarted(patch: pytest.MonkeyPatch) -> None:
@@ -328,7 +334,7 @@ def run_twice() -> None:
 
 def hold_nothing() -> None:
     """A rank that raised goes on at once, in what it takes for a process group."""
-    for module in (doom, witness):
+    for module in (termination, witness):
         vars(module)["is_in_process_group"] = lambda: True
     Inbox.await_leave = lambda *_: None  # type: ignore[method-assign]
 

@@ -15,16 +15,16 @@ from tests.chaos.deeds import OFTEN, kill
 from tests.transport import TRANSPORT
 
 from phalanx.actors import Executor, executor_child
-from phalanx.actors.notices import LookAtDevices
+from phalanx.actors.group.messages import LookAtDevices
 from phalanx.runtime import (
     DeviceAwaited,
     DevicePool,
     DeviceQuarantined,
     DeviceRestored,
     WorkerCrashed,
-    tree,
 )
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.linux import process_tree as tree
 from phalanx.supervision import (
     ChildRefused,
     ExecutorClosed,

@@ -20,7 +20,8 @@ from typing import Any
 import pytest
 from tests import shared_memory
 
-from phalanx.runtime import find_drivers, tree
+from phalanx.runtime import find_drivers
+from phalanx.runtime.linux import process_tree as tree
 
 DRIVER = Path(__file__).with_name("driver.py")
 LONG = 60.0

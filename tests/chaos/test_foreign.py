@@ -17,7 +17,7 @@ from tests.actors.workers import Echo
 
 from phalanx.actors import Executor
 from phalanx.runtime import Link
-from phalanx.runtime.wire import HEADER, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.runtime.wire.protocol import HEADER, MAGIC, PACKET_LIMIT, Flag, Kind
 from phalanx.supervision import Intensity, Strategy
 
 Make = Callable[..., Executor[Any]]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.actors.keeper import Keeper
-from phalanx.actors.notices import CutFailed
+from phalanx.actors.checkpoint.restore import Keeper
+from phalanx.actors.group.messages import CutFailed
 from phalanx.runtime import RemoteFailure
 
 ROOT = Path(__file__).parents[2]

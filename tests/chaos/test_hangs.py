@@ -19,8 +19,10 @@ from tests.chaos.deeds import OFTEN, kill, wait_healed, wait_stopped, wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import StopsInStart, Stuck, StuckTogether
 
-from phalanx.actors import Executor, StopPolicy, limits, stopping
-from phalanx.runtime import Runtime, tree
+from phalanx.actors import Executor, StopPolicy, limits
+from phalanx.actors.group import shutdown
+from phalanx.runtime import Runtime
+from phalanx.runtime.linux import process_tree
 from phalanx.supervision import (
     ExitKind,
     SpecError,
@@ -396,7 +398,7 @@ def freezer() -> Iterator[Freezer]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a process that withstands SIGKILL given up after half a second, not after ten."""
-    monkeypatch.setattr(stopping, "_UNDEAD", 0.5)
+    monkeypatch.setattr(shutdown, "_UNDEAD", 0.5)
 
 
 @pytest.mark.usefixtures("soon")
@@ -420,9 +422,11 @@ def test_a_rank_that_not_even_sigkill_ends_is_given_up_and_replaced(
     assert "uninterruptible sleep" in str(report.reason)
     assert f"left behind as {pid}" in str(report.reason)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert tree.read(pid) is not None
+    assert process_tree.read(pid) is not None
     freezer.thaw()
-    wait_until(lambda: tree.read(pid) is None)  # its death is waiting for it, and is collected
+    wait_until(
+        lambda: process_tree.read(pid) is None
+    )  # its death is waiting for it, and is collected
 
 
 @pytest.mark.usefixtures("soon")
@@ -441,7 +445,7 @@ def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     assert not closer.is_alive()
     assert ex.status().state == "ended"
     freezer.thaw()
-    wait_until(lambda: tree.read(pid) is None)
+    wait_until(lambda: process_tree.read(pid) is None)
 
 
 @pytest.mark.usefixtures("soon")

@@ -17,9 +17,9 @@ from tests.chaos.deeds import LONG, OFTEN, kill, wait_for_view, wait_until
 from tests.chaos.test_standby import spares
 
 from phalanx.actors import Executor, WorkerContext
-from phalanx.actors.launching import THREAD
-from phalanx.actors.notices import Look
-from phalanx.actors.standby import StandbyLost
+from phalanx.actors.group.launcher import THREAD
+from phalanx.actors.group.messages import Look
+from phalanx.actors.group.standby import StandbyLost
 from phalanx.runtime import Runtime
 from phalanx.supervision import ExecutorClosed, Strategy, WorkerDied
 

@@ -25,7 +25,7 @@ from phalanx import (
     WorkerContext,
     Zmq,
 )
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -115,6 +115,6 @@ def test_one_process_listens_for_ranks_and_where_it_was_told(
 
 def listeners() -> set[tuple[int, str]]:
     """Who listens where, of this process and what it has started."""
-    tasks = tree.read_all()
-    ours = [pid for pid in tasks if os.getpid() in tree._lineage(pid)]
+    tasks = process_tree.read_all()
+    ours = [pid for pid in tasks if os.getpid() in process_tree._lineage(pid)]
     return {(pid, place) for pid in ours for place in listening(pid)}

@@ -31,7 +31,7 @@ from phalanx import (
     WorkerDied,
     Zmq,
 )
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -91,7 +91,7 @@ def test_every_rank_behind_a_stopped_gateway_is_replaced(make: Make) -> None:
 
     assert "the rank's side heard nothing" in str(ex.status().reports[0].reason)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert not tree.read(first)
+    assert not process_tree.read(first)
 
 
 def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
@@ -101,7 +101,7 @@ def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
     os.kill(outpost, signal.SIGSTOP)
 
     assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0]
-    assert not tree.read(outpost)
+    assert not process_tree.read(outpost)
     assert "nothing was heard of it" in str(ex.status().reports[0].reason)
 
 
@@ -269,7 +269,7 @@ def test_a_killed_driver_leaves_no_process_and_no_socket(
     driver = Driver("calls", NEVER)
     try:
         driver.expect("calling")
-        (gateway,) = [pid for pid in driver.left() if "gateway" in tree._command(pid)]
+        (gateway,) = [pid for pid in driver.left() if "gateway" in process_tree._command(pid)]
         name = f"@phalanx-link-{gateway}-"
         assert name in Path("/proc/net/unix").read_text()
 

@@ -17,7 +17,7 @@ from tests.chaos.deeds import OFTEN, kill, telling, wait_until
 from tests.chaos.links import wait_running
 
 from phalanx.actors import Executor, StopPolicy, WorkerContext
-from phalanx.actors.notices import Look
+from phalanx.actors.group.messages import Look
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,

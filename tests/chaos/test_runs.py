@@ -37,7 +37,7 @@ from phalanx.chaos.referee_records import LifeEnded, Missed, Struck
 from phalanx.chaos.worker_records import Ended
 from phalanx.cli import main
 from phalanx.runtime import DevicePool, Runtime, find_gpus
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.supervision import (
     ExecutorClosed,
     Intensity,

@@ -18,8 +18,9 @@ from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_stop
 from tests.chaos.spares import Warm
 
 from phalanx.actors import Executor
-from phalanx.actors.standby import StandbyLost
-from phalanx.runtime import Runtime, tree, usable_processors
+from phalanx.actors.group.standby import StandbyLost
+from phalanx.runtime import Runtime, usable_processors
+from phalanx.runtime.linux import process_tree
 from phalanx.supervision import Intensity, SpecError, Strategy
 
 Make = Callable[..., Executor[Any]]
@@ -43,7 +44,7 @@ def spares(ex: Executor[Any]) -> list[int]:
     """The pids of the spares, by what ``ps`` shows."""
     title = f"phalanx: {ex.name} standby".encode()
     found: list[int] = []
-    for pid, task in tree.read_all().items():
+    for pid, task in process_tree.read_all().items():
         if task.parent == os.getpid() and task.state != "Z":
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):

@@ -20,7 +20,7 @@ from tests.chaos.booked import Answer, Ordered
 from tests.chaos.books import Books, Entry
 
 from phalanx.actors import CallFuture, Executor, OutcomeKind
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 from phalanx.supervision import CallTimeout, RemoteError, SpecError, WorkerDied
 
 WAIT = 120.0  # seconds for a call; one that needs them has been lost
@@ -470,7 +470,7 @@ def _send(pid: int, number: int) -> bool:
     except ProcessLookupError:
         return False
     try:
-        task = tree.read(pid)
+        task = process_tree.read(pid)
         if task is None or task.parent != os.getpid() or task.state == "Z":
             return False
         signal.pidfd_send_signal(pidfd, number)

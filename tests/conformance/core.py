@@ -12,39 +12,37 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SpecError, SupervisorSpec
-from phalanx.supervision.actions import (
+from phalanx.supervision.core.machine import SupervisorMachine
+from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
+    AlarmRang,
     Announce,
     BecomeReady,
-    Exit,
-    FailStart,
-    KillChild,
-    Reply,
-    RetryLater,
-    SetAlarm,
-    StartChild,
-    TerminateChild,
-)
-from phalanx.supervision.events import (
-    AlarmRang,
     Booted,
     ChildrenRequested,
     ChildSpecRequested,
     CountRequested,
     DeleteChildRequested,
     Event,
+    Exit,
     Exited,
+    FailStart,
+    KillChild,
     NotStarted,
+    Reply,
     RestartChildRequested,
     RetryDue,
+    RetryLater,
+    SetAlarm,
+    StartChild,
     StartChildRequested,
     Started,
     StartIgnored,
     StopRequested,
+    TerminateChild,
     TerminateChildRequested,
 )
-from phalanx.supervision.machine import SupervisorMachine
 
 from .scenario import (
     REASONS,

@@ -36,9 +36,8 @@ from phalanx.supervision import (
     SupervisorStartFailed,
     SupervisorView,
 )
-from phalanx.supervision.actor import SupervisorActor
-from phalanx.supervision.answers import Children
-from phalanx.supervision.events import (
+from phalanx.supervision.core.messages import (
+    Children,
     ChildrenRequested,
     ChildSpecRequested,
     CountRequested,
@@ -49,6 +48,7 @@ from phalanx.supervision.events import (
     StopRequested,
     TerminateChildRequested,
 )
+from phalanx.supervision.tree.actor import SupervisorActor
 
 from .nursery import DEADLINE, ENDINGS, Nursery, Process
 from .scenario import (

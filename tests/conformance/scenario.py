@@ -21,7 +21,7 @@ from phalanx.supervision import (
     Shown,
     SupervisorSpec,
 )
-from phalanx.supervision.answers import Children, Counts, Done, Found, Refused
+from phalanx.supervision.core.messages import Children, Counts, Done, Found, Refused
 
 Json = Any
 Starter = Callable[[Json], Callable[..., Any]]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from phalanx.runtime import DevicePool, find_gpus
-from phalanx.runtime.gpus import visible
+from phalanx.runtime.devices.gpu import visible
 from phalanx.supervision import Intensity, Strategy
 
 if TYPE_CHECKING:

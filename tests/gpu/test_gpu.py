@@ -16,7 +16,8 @@ from tests.gpu.conftest import mask
 from tests.gpu.workers import InGroup, OnGpu, Ready
 
 from phalanx.actors import Executor
-from phalanx.runtime import DevicePool, tree
+from phalanx.runtime import DevicePool
+from phalanx.runtime.linux import process_tree
 from phalanx.supervision import ExitKind, Strategy, WorkerDied
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("leak_check")]
@@ -45,7 +46,7 @@ def test_a_rank_sees_the_device_leased_to_it_and_the_driver_starts_no_cuda(
     assert count == 1
     assert given == ex.ranks[0].device == pool.status()[0].device
     assert given.startswith("MIG-") or given == f"GPU-{uuid}"
-    opened = (Path(f"/proc/self/fd/{fd}") for fd in tree.numbers_in("/proc/self/fd"))
+    opened = (Path(f"/proc/self/fd/{fd}") for fd in process_tree.numbers_in("/proc/self/fd"))
     assert not [at for at in opened if at.is_symlink() and "nvidia-uvm" in str(at.readlink())]
 
 

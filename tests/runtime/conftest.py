@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from tests.runtime.processes import Starter
 
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.scribe import Scribe
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.output.collector import Scribe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from phalanx.runtime.launcher import Launcher
-    from phalanx.runtime.scribe_keeper import ScribeProcess
-    from phalanx.runtime.worker_output import WorkerOutput
+    from phalanx.runtime.output.collector import ScribeProcess
+    from phalanx.runtime.output.worker_output import WorkerOutput
+    from phalanx.runtime.process.launcher import Launcher
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
@@ -38,8 +38,8 @@ sys.exit(getattr(importlib.import_module(module), name)(payload.encode(), fds))
 """
 _WORKER = """
 import os, sys
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.logs import worker_logger
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import worker_logger
 labels = WorkerLabels(**{labels!r})
 log, faults = {fds!r}
 {code}

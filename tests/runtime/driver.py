@@ -16,9 +16,10 @@ from typing import Any
 from tests.runtime.entries import wait_for_ever
 from tests.runtime.processes import LONG, Starter, is_alive, soon
 
-from phalanx.runtime import ledger, tree
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime import descriptors
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import Hub
 from phalanx.supervision import RuntimeFault
 
 
@@ -185,7 +186,7 @@ def forks(_argument: str) -> None:
     driver = Driver()
     worker = driver.starter.start("stay")
     driver.starter.line.hear()
-    owned: set[Any] = set(ledger._owned)
+    owned: set[Any] = set(descriptors._owned)
     fds = _targets([entry if isinstance(entry, int) else entry.fileno() for entry in owned])
     assert len(fds) >= 7, fds  # the hub's two, two for each helper, the worker's one
     context = multiprocessing.get_context("fork")
@@ -237,7 +238,9 @@ def first_process(_argument: str) -> None:
         assert fell.status.signal == signal.SIGTERM
         assert worker.kill_tree(soon()).left == ()
     driver.close()
-    left = [task for task in tree.read_all().values() if task.pid != 1 and task.parent in (0, 1)]
+    left = [
+        task for task in process_tree.read_all().values() if task.pid != 1 and task.parent in (0, 1)
+    ]
     assert left == [], left
     say(ok=True)
 

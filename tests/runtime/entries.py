@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.runtime.processes import Starter
 
-from phalanx.runtime import tree
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import Hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ def tell(payload: bytes, fds: Mapping[str, int]) -> None:
         payload=payload.decode(),
         ignored=[n for n in (1, 2, 15, 17) if signal.getsignal(n) == signal.SIG_IGN],
         blocked=[int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        descriptors=sorted(str(fd) for fd in tree.numbers_in("/proc/self/fd")),
+        descriptors=sorted(str(fd) for fd in process_tree.numbers_in("/proc/self/fd")),
         names=dict(fds),
         modules=sorted(sys.modules),
         random=random.random(),

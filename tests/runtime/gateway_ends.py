@@ -15,13 +15,13 @@ import zmq
 from zmq.utils import z85
 
 from phalanx.runtime import Arena, Frame, Kind, Payload, Runtime
-from phalanx.runtime.channel import Arrival, SocketChannel
-from phalanx.runtime.frames import receive
-from phalanx.runtime.gateway import Gateway
-from phalanx.runtime.line import Delivery, Lane, Line, Say
-from phalanx.runtime.outpost import Posting
-from phalanx.runtime.transport import Zmq
-from phalanx.runtime.wire import Flag
+from phalanx.runtime.remote.driver_relay import Gateway
+from phalanx.runtime.remote.link import Delivery, Lane, Line, Say
+from phalanx.runtime.remote.options import Zmq
+from phalanx.runtime.remote.worker_relay import Posting
+from phalanx.runtime.wire.channel import Arrival, SocketChannel
+from phalanx.runtime.wire.frame import receive
+from phalanx.runtime.wire.protocol import Flag
 
 LONG = 10.0
 

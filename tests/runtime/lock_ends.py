@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from phalanx.runtime import LockTable, SharedLock, ledger
+from phalanx.runtime import LockTable, SharedLock, descriptors
 from phalanx.supervision import LockTimeout
 
 if TYPE_CHECKING:
@@ -184,5 +184,5 @@ def _next(lock: SharedLock, pid: int) -> str:
 if __name__ == "__main__":
     fd = LockTable.create()
     the_table = LockTable(fd)
-    ledger.close(fd)
+    descriptors.close(fd)
     main(the_table)

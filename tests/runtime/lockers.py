@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 
-from phalanx.runtime.locks import LockTable, SharedLock
+from phalanx.runtime.memory.shared_lock import LockTable, SharedLock
 
 
 def work(table: LockTable, shared: memoryview, rank: int) -> None:

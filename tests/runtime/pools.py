@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from phalanx.runtime.devices import DevicePool
+    from phalanx.runtime.devices.pool import DevicePool
 
 GIB = 1 << 30
 

@@ -9,14 +9,14 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from phalanx.runtime import tree
-from phalanx.runtime.launch_spec import LaunchSpec
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.launcher import Launcher
-    from phalanx.runtime.process import Process
+    from phalanx.runtime.process.launcher import Launcher
+    from phalanx.runtime.process.process import Process
 
 LONG = 30.0  # seconds; nothing takes them unless it is broken
 
@@ -103,5 +103,5 @@ def eventually(condition: Callable[[], object], what: str = "the condition") -> 
 
 
 def is_alive(pid: int) -> bool:
-    task = tree.read(pid)
+    task = process_tree.read(pid)
     return task is not None and task.state not in "ZX"

@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime import tree
-from phalanx.runtime.arena import PAGE, SLOTS, Arena, Borrower
-from phalanx.runtime.arena_exchange import DriverExchange
-from phalanx.runtime.arena_reader import ArenaReader
-from phalanx.runtime.channel import SocketChannel
-from phalanx.runtime.payload import Payload
-from phalanx.runtime.views import COPY_LIMIT
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.memory.arena import PAGE, SLOTS, Arena, Borrower
+from phalanx.runtime.memory.exchange import DriverExchange
+from phalanx.runtime.memory.mapping import COPY_LIMIT, ArenaReader
+from phalanx.runtime.wire.channel import SocketChannel
+from phalanx.runtime.wire.message import Payload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from phalanx.runtime.arena import Extent
+    from phalanx.runtime.memory.arena import Extent
 
 LARGE = COPY_LIMIT + 5 * PAGE
 
@@ -224,7 +223,7 @@ def test_what_had_been_had_of_a_place_goes_back_where_the_rest_cannot_be_had(
 ) -> None:
     arena = Arena.create()
     rooms = [1 << 30, 0, 1 << 30, 0]  # somebody else takes it meanwhile, and again
-    monkeypatch.setattr("phalanx.runtime.memory.writable_bytes", lambda _: rooms.pop(0))
+    monkeypatch.setattr("phalanx.runtime.memory.budget.writable_bytes", lambda _: rooms.pop(0))
 
     place = arena.place(20 << 20)
 
@@ -246,7 +245,7 @@ def test_room_is_looked_for_only_for_what_has_no_memory_yet(
         looked.append(wanted)
         return 1 << 30
 
-    monkeypatch.setattr("phalanx.runtime.memory.writable_bytes", look)
+    monkeypatch.setattr("phalanx.runtime.memory.budget.writable_bytes", look)
 
     second = arena.place(16 << 20)
 
@@ -300,7 +299,7 @@ def test_without_descriptors_a_message_is_copied(arena: Arena) -> None:
 
 def test_a_channel_for_which_descriptors_are_short_leaves_none(arena: Arena) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(tree.numbers_in("/proc/self/fd"))
+    highest = max(process_tree.numbers_in("/proc/self/fd"))
     fillers: list[int] = []
     while not fillers or fillers[-1] < highest:
         fillers.append(os.dup(arena.fd))

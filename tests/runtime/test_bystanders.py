@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
-from phalanx.runtime import subreaper, tree
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process import reaper
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Hub
+    from phalanx.runtime.threads.event_loop import Hub
 
 
 def zygote_pid(launcher: Launcher) -> int:
@@ -32,7 +33,7 @@ def test_nobody_is_adopted_while_nothing_is_being_started(starter: Starter) -> N
     shell = "setsid sleep 1000 >/dev/null 2>&1 & echo $!"
     out = subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout
 
-    task = tree.read(int(out))
+    task = process_tree.read(int(out))
     os.kill(int(out), signal.SIGKILL)
 
     assert task is not None
@@ -58,26 +59,28 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
     assert user.stdout is not None
     daemon = int(user.stdout.readline()) if shell == BORN_BEFORE else 0
     if daemon:  # the kernel dates processes by the hundredth of a second
-        born = tree.read(daemon)
+        born = process_tree.read(daemon)
         assert born is not None
         eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
     os.kill(zygote, signal.SIGSTOP)
     thread = threading.Thread(target=starter.start, args=("stay",))
     thread.start()
-    eventually(lambda: subreaper._open)
+    eventually(lambda: reaper._open)
     user.stdin.write("\n")
     user.stdin.close()
     daemon = daemon or int(user.stdout.readline())
     user.stdout.close()
     assert user.wait(LONG) == 0
-    eventually(lambda: (task := tree.read(daemon)) and task.parent == os.getpid(), "adoption")
+    eventually(
+        lambda: (task := process_tree.read(daemon)) and task.parent == os.getpid(), "adoption"
+    )
 
     os.kill(zygote, signal.SIGCONT)
     thread.join(LONG)
     assert not thread.is_alive()
     os.kill(daemon, signal.SIGKILL)
 
-    eventually(lambda: tree.read(daemon) is None, "the reaping")
+    eventually(lambda: process_tree.read(daemon) is None, "the reaping")
 
 
 def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
@@ -100,7 +103,7 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> Non
 
     assert process.status is not None
     assert not is_alive(daemon)
-    assert [tree.read(pid) for pid in helpers] == [None, None]
+    assert [process_tree.read(pid) for pid in helpers] == [None, None]
     with pytest.raises(RuntimeFault, match="closed"):
         starter.start("stay")
     starter.line.close()
@@ -108,8 +111,8 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(hub: Hub) -> Non
 
 SETSID = """
 import os, subprocess, time
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.launcher import Launcher, LaunchSpec
+from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.process.launcher import Launcher, LaunchSpec
 
 mine = subprocess.Popen(["sh", "-c", "read x; exit 5"], stdin=subprocess.PIPE)
 os.setsid()
@@ -147,4 +150,4 @@ def test_what_a_close_could_not_end_in_time_the_next_one_ends(hub: Hub) -> None:
     launcher.close(soon())
 
     assert not is_alive(daemon)
-    assert [tree.read(pid) for pid in (process.pid, *helpers)] == [None, None, None]
+    assert [process_tree.read(pid) for pid in (process.pid, *helpers)] == [None, None, None]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.codec import BUFFER_THRESHOLD, decode, encode
+from phalanx.runtime.wire.codec import BUFFER_THRESHOLD, decode, encode
 from phalanx.supervision import NotPicklable
 
 LARGE = 1 << 20
@@ -71,7 +71,7 @@ def test_a_class_of_the_program_travels_by_value_however_much_there_is_of_it() -
     count = 50_000
     code = f"""
 import sys
-from phalanx.runtime.codec import encode
+from phalanx.runtime.wire.codec import encode
 class Mine:
     def __init__(self, number): self.number = number
 encoded = encode([Mine(number) for number in range({count})], "a value")

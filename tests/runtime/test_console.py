@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.console import render, render_lines, render_record, text_of
-from phalanx.runtime.lines import LineSplitter
+from phalanx.runtime.observe.render import render, render_lines, render_record, text_of
+from phalanx.runtime.output.reader import LineSplitter
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 from tests.runtime.pools import past
 from tests.runtime.processes import soon
 
-from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests import shared_memory
 from tests.runtime.processes import LONG, eventually, is_alive
 
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +58,8 @@ class Program:
         self.popen.kill()
         self.end()
 
-    def alive(self) -> dict[int, tree.Task]:
-        return tree.find(tree.Quarry(f"{self.name}/".encode()))[0]
+    def alive(self) -> dict[int, process_tree.Task]:
+        return process_tree.find(process_tree.Quarry(f"{self.name}/".encode()))[0]
 
 
 def _name(pid: int) -> str:
@@ -213,7 +213,7 @@ def test_a_death_during_a_pause_of_the_driver_is_told_after_it(run: Any) -> None
     worker = program.hear()["worker"]
 
     program.popen.send_signal(signal.SIGSTOP)
-    eventually(lambda: (task := tree.read(program.popen.pid)) and task.state == "T")
+    eventually(lambda: (task := process_tree.read(program.popen.pid)) and task.state == "T")
     os.kill(worker, signal.SIGTERM)
     eventually(lambda: not is_alive(worker))
     program.popen.send_signal(signal.SIGCONT)

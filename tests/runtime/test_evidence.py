@@ -16,8 +16,10 @@ from tests.actors.workers import Echo
 from tests.runtime.limited_group import limited_group
 
 from phalanx.actors import Executor
-from phalanx.runtime import control_group, evidence, kernel_log
-from phalanx.runtime.evidence import OomEvidence, OomSample
+from phalanx.runtime.linux import cgroup
+from phalanx.runtime.linux import oom as evidence
+from phalanx.runtime.linux import oom as kernel_log
+from phalanx.runtime.linux.oom import OomEvidence, OomSample
 from phalanx.supervision import WorkerDied
 
 Make = Callable[..., Executor[Any]]
@@ -96,9 +98,9 @@ def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
     count_in(mount / "memory.oom_control", 7)
     own = tmp_path / "own"
     own.write_text("4:memory:/docker/1234\n")
-    folders = list(control_group.group_folders("memory", tmp_path, own))
+    folders = list(cgroup.group_folders("memory", tmp_path, own))
     monkeypatch.setattr(evidence, "group_folders", lambda _: iter(folders))
-    monkeypatch.setattr(evidence, "nearest", lambda each: control_group.nearest(each, tmp_path))
+    monkeypatch.setattr(evidence, "nearest", lambda each: cgroup.nearest(each, tmp_path))
 
     assert OomEvidence().sample().counter == mount / "memory.oom_control"
 

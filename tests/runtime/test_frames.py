@@ -15,13 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from phalanx.runtime.arena import SLOTS, Arena, Borrower
-from phalanx.runtime.arena_reader import ArenaReader
-from phalanx.runtime.codec import encode
-from phalanx.runtime.frames import Frame, bundle, receive, send, unbundle, unpack
-from phalanx.runtime.payload import Payload
-from phalanx.runtime.views import COPY_LIMIT, MOST_MAPPED
-from phalanx.runtime.wire import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.runtime.memory.arena import SLOTS, Arena, Borrower
+from phalanx.runtime.memory.mapping import COPY_LIMIT, MOST_MAPPED, ArenaReader
+from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, unpack
+from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -323,7 +322,7 @@ def test_a_table_that_chance_made_up_is_an_error_at_worst(
 
 
 def test_a_worker_drops_what_is_no_frame_and_serves_on() -> None:
-    from phalanx.runtime.streams import Inbox
+    from phalanx.runtime.worker.inbox import Inbox
 
     wire = Wire()
     told: list[bool] = []

@@ -14,12 +14,12 @@ import zmq
 from tests.runtime.gateway_ends import LONG, Driver, Rank, listening
 from zmq.utils import z85
 
-from phalanx.runtime import Frame, Kind, Runtime, ledger
-from phalanx.runtime.channel import Arrival
-from phalanx.runtime.gateway import GatewayExited, MessageMalformed, StrangerRefused
-from phalanx.runtime.line import LARGEST, Lane, Say
-from phalanx.runtime.outpost import Posting
-from phalanx.runtime.transport import Zmq
+from phalanx.runtime import Frame, Kind, Runtime, descriptors
+from phalanx.runtime.remote.driver_relay import GatewayExited, MessageMalformed, StrangerRefused
+from phalanx.runtime.remote.link import LARGEST, Lane, Say
+from phalanx.runtime.remote.options import Zmq
+from phalanx.runtime.remote.worker_relay import Posting
+from phalanx.runtime.wire.channel import Arrival
 from phalanx.supervision import RuntimeFault
 
 QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
@@ -350,7 +350,7 @@ def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> N
 def test_a_stopped_one_is_replaced_when_next_needed(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.runtime.gateway._ANSWER", 0.3)
+    monkeypatch.setattr("phalanx.runtime.remote.driver_relay._ANSWER", 0.3)
     driver.gateway.open()
     first = driver.gateway.pid
     assert first is not None
@@ -377,7 +377,7 @@ def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> No
 
 
 def test_the_drivers_descriptors_are_known_to_the_ledger(driver: Driver) -> None:
-    before = set(ledger._owned)
+    before = set(descriptors._owned)
     driver.gateway.open()
 
-    assert any(isinstance(entry, socket.socket) for entry in ledger._owned - before)
+    assert any(isinstance(entry, socket.socket) for entry in descriptors._owned - before)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.glances import ChildGlance, GlanceEnded, Glances, TreeGlance
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.scribe import Scribe
-from phalanx.runtime.stream import Observer
+from phalanx.runtime.observe.status import ChildGlance, GlanceEnded, Glances, TreeGlance
+from phalanx.runtime.observe.stream import Observer
+from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.threads.event_loop import Hub
 
 from .conftest import Console, launch
 from .test_stream import attached, mine, until

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.hub import Hub
+from phalanx.runtime.threads.event_loop import Hub
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Timer, Watch
+    from phalanx.runtime.threads.event_loop import Timer, Watch
 
 LONG = 20.0
 

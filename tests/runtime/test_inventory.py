@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.gpus import Gpu, visible
-from phalanx.runtime.inventory import ProcInventory, find_gpus
-from phalanx.runtime.nvml import NvmlInventory
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.devices.gpu import Gpu, visible
+from phalanx.runtime.devices.inventory import ProcInventory, find_gpus
+from phalanx.runtime.devices.nvml import NvmlInventory
+from phalanx.runtime.devices.pool import DevicePool
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +84,7 @@ def test_nvml_without_a_driver_means_no_gpu() -> None:
 
 def test_looking_for_devices_loads_no_torch_and_opens_no_cuda() -> None:
     code = (
-        "import sys; from phalanx.runtime.inventory import find_gpus; g = find_gpus(); g.gpus();"
+        "import sys; from phalanx.runtime import find_gpus; g = find_gpus(); g.gpus();"
         "maps = open('/proc/self/maps').read();"
         "print('torch' in sys.modules, 'libcuda.so' in maps)"
     )

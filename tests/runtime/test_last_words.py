@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.last_words import create_last_words, read_last_words
+from phalanx.runtime.observe.diagnostics import create_last_words, read_last_words
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,7 +26,7 @@ def faults() -> Iterator[int]:
 def die(faults: int, code: str) -> tuple[int, str]:
     """Return how a process ended that ran *code*, and its stderr."""
     head = f"""
-from phalanx.runtime.last_words import install_last_words
+from phalanx.runtime.observe.diagnostics import install_last_words
 words = install_last_words({faults})
 """
     done = subprocess.run(

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
-from phalanx.runtime import tree
-from phalanx.runtime.launch_spec import LaunchSpec
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime.linux import process_tree
+from phalanx.runtime.process.launch_spec import LaunchSpec
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 if TYPE_CHECKING:
-    from phalanx.runtime.hub import Hub
-    from phalanx.runtime.process import Process
+    from phalanx.runtime.process.process import Process
+    from phalanx.runtime.threads.event_loop import Hub
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
@@ -227,7 +227,7 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
         starter.launcher.launch_many([*good, bad], on_exit=starter.on_exit, deadline=soon())
 
     def nothing_runs() -> bool:
-        found, _ = tree.find(tree.Quarry(starter.launcher._mark.needle))
+        found, _ = process_tree.find(process_tree.Quarry(starter.launcher._mark.needle))
         return set(found) <= {zygote_pid(starter.launcher)}
 
     eventually(nothing_runs)
@@ -412,13 +412,13 @@ def test_a_guardian_that_cannot_be_started_is_tried_again(
 def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter: Starter) -> None:
     assert starter.start("leave", 0).wait(soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = {task.pid for task in tree.read_all().values() if task.parent == os.getpid()}
+    before = {task.pid for task in process_tree.read_all().values() if task.parent == os.getpid()}
     started: list[Process] = []
     for method in ("zygote", "exec"):
         for free in range(20):
             taken: list[int] = []
             resource.setrlimit(
-                resource.RLIMIT_NOFILE, (len(tree.numbers_in("/proc/self/fd")) + 40, hard)
+                resource.RLIMIT_NOFILE, (len(process_tree.numbers_in("/proc/self/fd")) + 40, hard)
             )
             try:
                 with contextlib.suppress(OSError):
@@ -440,7 +440,7 @@ def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter:
         process.close()
 
     def children() -> set[int]:
-        return {task.pid for task in tree.read_all().values() if task.parent == os.getpid()}
+        return {task.pid for task in process_tree.read_all().values() if task.parent == os.getpid()}
 
     eventually(lambda: children() == before, "the end of what failed")
     assert starter.start("leave", 0).wait(soon())

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.runtime.arena import Arena
-from phalanx.runtime.far import seal_message_file
-from phalanx.runtime.frames import FarFrame, Frame
-from phalanx.runtime.line import PIECE, WINDOW, Delivery, Lane, Line, Say
-from phalanx.runtime.payload import Payload
-from phalanx.runtime.wire import EVERY_RANK, HEADER, Flag, Kind
+from phalanx.runtime.memory.arena import Arena
+from phalanx.runtime.remote.link import PIECE, WINDOW, Delivery, Lane, Line, Say
+from phalanx.runtime.wire.frame import FarFrame, Frame
+from phalanx.runtime.wire.message import Payload, seal_message_file
+from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 
@@ -148,8 +147,8 @@ def test_a_body_that_there_is_no_memory_for_is_an_error_and_no_more(
     one, other = ends
     one.line.send(Lane.DATA, large(1, bytes(3 * PIECE)))
     one.line.send(Lane.DATA, frame(2, b"next"))
-    monkeypatch.setattr("phalanx.runtime.arena.Arena.place", lambda _self, _size: None)
-    monkeypatch.setattr("phalanx.runtime.far.writable_bytes", lambda _size: 10)
+    monkeypatch.setattr("phalanx.runtime.memory.arena.Arena.place", lambda _self, _size: None)
+    monkeypatch.setattr("phalanx.runtime.wire.message.writable_bytes", lambda _size: 10)
 
     carry(one, other)
 

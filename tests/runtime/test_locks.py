@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from tests.runtime.lock_ends import WAYS
 
-from phalanx.runtime import LockTable, SharedLock, ledger, mutex
-from phalanx.runtime.locks import MOST_LOCKS
+from phalanx.runtime import LockTable, SharedLock, descriptors
+from phalanx.runtime.memory import shared_lock
+from phalanx.runtime.memory.shared_lock import MOST_LOCKS
 from phalanx.supervision import (
     LockNotHeld,
     LockTimeout,
@@ -33,7 +34,7 @@ LONG = 20.0
 def table() -> LockTable:
     fd = LockTable.create()
     table = LockTable(fd)
-    ledger.close(fd)
+    descriptors.close(fd)
     return table
 
 
@@ -208,7 +209,7 @@ def test_a_timeout_names_the_lock_the_holder_and_the_seconds(table: LockTable) -
 def test_an_older_c_library_waits_by_the_monotonic_clock_too(
     table: LockTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mutex, "_on_monotonic", False)
+    monkeypatch.setattr(shared_lock, "_on_monotonic", False)
 
     test_a_timeout_names_the_lock_the_holder_and_the_seconds(table)
     test_a_waiter_gets_it_when_its_holder_is_killed(table)

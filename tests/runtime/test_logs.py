@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.logs import (
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import (
     MAX_RECORD,
     LogChannel,
     LoggingBridge,
@@ -194,8 +194,8 @@ said = []
 structlog.configure(processors=[lambda _, __, e: said.append(dict(e)) or repr(e)])
 logging.basicConfig(format="MINE %(message)s")
 before = (structlog.get_config(), list(logging.root.handlers), logging.root.level)
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.logs import LogChannel, driver_logger, worker_logger
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import LogChannel, driver_logger, worker_logger
 a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 driver_logger(LogChannel(os.dup(a.fileno()), where="driver")).warning("ours")
 worker_logger(os.dup(a.fileno()), WorkerLabels(child="c", group="g")).warning("ours too")

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.asker import Asker, Unanswered
+from phalanx.runtime.threads.bounded_call import Asker, Unanswered
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -45,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 SERVER = """
 import contextlib, io, json, os, sys, traceback
 from pathlib import Path
-from phalanx.runtime.inventory import find_gpus
+from phalanx.runtime.devices.inventory import find_gpus
 
 def say(*lines):
     new = Path(os.environ["FAKE_NVML"] + ".new")

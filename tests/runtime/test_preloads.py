@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.runtime.processes import LONG, Starter, eventually, soon
 
-from phalanx.runtime.launcher import Launcher
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from phalanx.runtime.hub import Hub
+    from phalanx.runtime.threads.event_loop import Hub
 
 
 @contextlib.contextmanager

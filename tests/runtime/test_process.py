@@ -10,8 +10,8 @@ import pytest
 from tests.runtime.entries import DESCENDANTS
 from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
-from phalanx.runtime import kernel, tree
-from phalanx.runtime.marks import TreeMark
+from phalanx.runtime.linux import process_tree, syscalls
+from phalanx.runtime.linux.process_tree import TreeMark
 
 
 @pytest.mark.parametrize("kind", sorted(DESCENDANTS))
@@ -32,7 +32,7 @@ def test_killing_a_tree_ends_every_kind_of_descendant(starter: Starter, kind: st
     assert process.status is not None
     assert process.status.signal == signal.SIGKILL
     assert bystander.status is None
-    assert tree.find(process._quarry)[0] == {}
+    assert process_tree.find(process._quarry)[0] == {}
 
 
 @pytest.mark.parametrize("kind", sorted(set(DESCENDANTS) - {"forker"}))
@@ -97,16 +97,16 @@ def test_a_kill_that_cannot_finish_names_what_is_left_at_its_deadline(starter: S
 def test_a_needle_that_anybody_could_carry_is_refused() -> None:
     for needle in (b"", b"\0", b"PATH=", b"PHALANX_TREE=0123456789012345678901"):
         with pytest.raises(ValueError, match="needle"):
-            tree.Quarry(needle)
+            process_tree.Quarry(needle)
 
 
 def test_a_hunt_never_touches_those_it_comes_from() -> None:
     mark = TreeMark.new({}).needle
     lineage = {os.getpid(), os.getppid(), 1}
-    tasks = tree.read_all()
+    tasks = process_tree.read_all()
     everybody = [task.key for pid, task in tasks.items() if pid in lineage]
 
-    found, _ = tree.find(tree.Quarry(mark, roots=everybody, sessions=everybody))
+    found, _ = process_tree.find(process_tree.Quarry(mark, roots=everybody, sessions=everybody))
 
     assert not lineage & set(found)
 
@@ -132,7 +132,7 @@ def test_a_status_that_was_collected_is_asked_of_the_kernel(starter: Starter) ->
         os._exit(0)
     pidfd = os.pidfd_open(probe)
     os.waitpid(probe, 0)
-    kept = kernel.exit_status_of(pidfd) is not None
+    kept = syscalls.exit_status_of(pidfd) is not None
     os.close(pidfd)
     assert process.status.code is None
     assert process.status.signal == (signal.SIGTERM if kept else None)
@@ -189,4 +189,4 @@ def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
         assert process.status.signal == signal.SIGKILL
         assert tracer.poll() is None
         process.close()
-    eventually(lambda: tree.read(process.pid) is None, "its collection")
+    eventually(lambda: process_tree.read(process.pid) is None, "its collection")

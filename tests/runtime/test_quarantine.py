@@ -9,9 +9,9 @@ import pytest
 from tests.runtime.pools import quarantined
 from tests.runtime.processes import soon
 
-from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.gpus import Fault
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.devices.gpu import Fault
+from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 
 

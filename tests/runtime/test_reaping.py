@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from phalanx.runtime import reaping
-from phalanx.runtime.hub import Hub
-from phalanx.runtime.reaping import Reapings
+from phalanx.runtime.process import reaper
+from phalanx.runtime.process.reaper import Reapings
+from phalanx.runtime.threads.event_loop import Hub
 
 LONG = 30.0
 
@@ -53,7 +53,7 @@ def test_a_dead_child_is_collected_and_let_go(hub: Hub) -> None:
 def test_one_that_somebody_else_has_collected_is_let_go_at_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaping, "_PATIENCE", 10 * LONG)
+    monkeypatch.setattr(reaper, "_PATIENCE", 10 * LONG)
     pid, pidfd = start()
     os.waitpid(pid, 0)
     reapings = Reapings(hub)

@@ -8,9 +8,9 @@ import pytest
 from tests.runtime.pools import GIB, past, quarantined
 from tests.runtime.processes import soon
 
-from phalanx.runtime.device_events import DeviceQuarantined, DeviceRestored
-from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.events import DeviceQuarantined, DeviceRestored
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice
 
 

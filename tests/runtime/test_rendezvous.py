@@ -18,22 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime.launcher import Launcher, LaunchSpec
-from phalanx.runtime.rendezvous import (
+from phalanx.runtime.distributed.rendezvous import (
     Rendezvous,
     RendezvousStore,
     StoreExited,
     init_process_group,
     rendezvous_environment,
 )
+from phalanx.runtime.process.launcher import Launcher, LaunchSpec
 from phalanx.supervision import ExitKind, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
 
-    from phalanx.runtime.hub import Hub
-    from phalanx.runtime.process import Process
+    from phalanx.runtime.process.process import Process
     from phalanx.runtime.runtime import Runtime
+    from phalanx.runtime.threads.event_loop import Hub
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
@@ -433,7 +433,7 @@ def test_a_rank_without_a_loopback_interface_says_so_at_once() -> None:
     if subprocess.run(["unshare", "--net", "true"], check=False).returncode:
         pytest.skip("making a network namespace is not permitted here")
     code = """
-from phalanx.runtime.rendezvous import Rendezvous, init_process_group
+from phalanx.runtime.distributed.rendezvous import Rendezvous, init_process_group
 from phalanx.supervision import RuntimeFault
 try:
     init_process_group("gloo", Rendezvous("127.0.0.1", 9, "g/1/", 1, "g"), 0, 2)

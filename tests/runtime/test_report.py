@@ -11,12 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.circumstances import CallFate, CallInProgress, ExitEvidence, Fate
-from phalanx.runtime.console import render_record
-from phalanx.runtime.events import WorkerCrashed, fields
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.logs import encode_record
-from phalanx.runtime.report import CrashReport
+from phalanx.runtime.event import fields
+from phalanx.runtime.observe.crash_report import (
+    CallFate,
+    CallInProgress,
+    CrashReport,
+    ExitEvidence,
+    Fate,
+)
+from phalanx.runtime.observe.events import WorkerCrashed
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import encode_record
+from phalanx.runtime.observe.render import render_record
 from phalanx.supervision import ExitKind, ExitReason
 
 LABELS = WorkerLabels(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.runtime.events import ReportNotWritten, ReportWritten
-from phalanx.runtime.labels import WorkerLabels
-from phalanx.runtime.report import CrashReport
-from phalanx.runtime.report_folder import ReportFolder, read_report
+from phalanx.runtime.observe.crash_report import CrashReport
+from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.report_store import ReportFolder, read_report
 from phalanx.supervision import ExitKind, ExitReason, SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +156,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
 FULL = """
 import sys
 from pathlib import Path
-from phalanx.runtime.report_folder import ReportFolder
+from phalanx.runtime.observe.report_store import ReportFolder
 from tests.runtime.test_report_folder import report
 folder = ReportFolder(Path(sys.argv[1]))
 filler = folder.path / "filler"

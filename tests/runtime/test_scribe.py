@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime import scribe_keeper
-from phalanx.runtime.events import GroupDown, GroupUp, WorkerStarted
-from phalanx.runtime.scribe import Scribe
+from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
+from phalanx.runtime.output import collector
+from phalanx.runtime.output.collector import Scribe
 from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
 
 from .conftest import LONG, Console, Worker, labels_of, launch
@@ -27,7 +27,7 @@ from .conftest import LONG, Console, Worker, labels_of, launch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.worker_output import WorkerOutput
+    from phalanx.runtime.output.worker_output import WorkerOutput
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]
 
@@ -274,7 +274,7 @@ def test_a_hung_scribe_makes_drain_return_at_its_deadline(worker: Start, scribe:
 def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
     worker: Start, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scribe_keeper, "_PATIENCE", 0.2)
+    monkeypatch.setattr(collector, "_PATIENCE", 0.2)
     _, output = worker("input()")
     stopped = scribe.pid
     assert stopped is not None
@@ -402,7 +402,7 @@ def test_when_the_driver_is_killed_the_scribe_ends_and_the_stream_with_it() -> N
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest, time
-from phalanx.runtime.scribe import Scribe
+from phalanx.runtime.output.collector import Scribe
 scribe = Scribe(conftest.launch, console=None)
 print(scribe.pid, scribe.address, flush=True)
 input()

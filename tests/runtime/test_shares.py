@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.devices import DevicePool
-from phalanx.runtime.lease import Request
-from phalanx.runtime.testing import FakeGpus
+from phalanx.runtime.devices.fake_gpus import FakeGpus
+from phalanx.runtime.devices.lease import Request
+from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 
 

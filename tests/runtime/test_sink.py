@@ -8,7 +8,7 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.sink import Sink
+from phalanx.runtime.output.writer import Sink
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,10 +16,10 @@ import pytest
 from tests.runtime.gateway_ends import Berth, Driver, Rank
 
 from phalanx.runtime import Frame, Runtime
-from phalanx.runtime.channel import Arrival
-from phalanx.runtime.gateway import StrangerRefused
-from phalanx.runtime.outpost import Posting
-from phalanx.runtime.transport import Zmq
+from phalanx.runtime.remote.driver_relay import StrangerRefused
+from phalanx.runtime.remote.options import Zmq
+from phalanx.runtime.remote.worker_relay import Posting
+from phalanx.runtime.wire.channel import Arrival
 
 LONG = 10.0
 MANY = 300

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import zmq
 
-from phalanx.runtime.events import GroupUp
-from phalanx.runtime.scribe import Scribe
-from phalanx.runtime.stream import DriverStream, Observer, find_drivers
+from phalanx.runtime.observe.events import GroupUp
+from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
+from phalanx.runtime.output.collector import Scribe
 from phalanx.supervision import RuntimeFault
 
 from .conftest import LONG, Console, Worker, labels_of, launch
@@ -25,7 +25,7 @@ from .conftest import LONG, Console, Worker, labels_of, launch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from phalanx.runtime.worker_output import WorkerOutput
+    from phalanx.runtime.output.worker_output import WorkerOutput
 
 
 @pytest.fixture
@@ -160,7 +160,7 @@ def test_iteration_ends_when_the_driver_is_killed() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest
-from phalanx.runtime.scribe import Scribe
+from phalanx.runtime.output.collector import Scribe
 scribe = Scribe(conftest.launch, console=None)
 print(flush=True); input()
 """
@@ -246,7 +246,9 @@ def test_without_a_stream_there_is_no_socket(console: Console) -> None:
 def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("phalanx.runtime.stream._LONGEST", 110)  # one the kernel does not take
+    monkeypatch.setattr(
+        "phalanx.runtime.observe.stream._LONGEST", 110
+    )  # one the kernel does not take
 
     with Scribe(launch, console="json", out=console.fd, err=console.fd, name="x" * 200) as scribe:
         record = console.record(lambda r: r["event"] == "phalanx.stream_unavailable")
@@ -260,7 +262,7 @@ def test_the_driver_never_imports_zmq() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest
-from phalanx.runtime.scribe import Scribe
+from phalanx.runtime.output.collector import Scribe
 with Scribe(conftest.launch, console=None): pass
 assert "zmq" not in sys.modules
 """

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.tails import LANES, Tail
+from phalanx.runtime.output.tail_buffer import LANES, Tail
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def test_a_second_mapping_reads_what_the_first_wrote(tail: Tail) -> None:
 def test_a_reader_never_sees_a_torn_line_while_another_process_writes_or_is_killed() -> None:
     tail = Tail.create(4096)
     code = f"""
-from phalanx.runtime.tails import Tail
+from phalanx.runtime.output.tail_buffer import Tail
 tail = Tail({tail.fd})
 print(flush=True)
 number = 0

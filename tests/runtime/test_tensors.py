@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.codec import decode, encode, encode_by_value
-from phalanx.runtime.tensors import land_on, reduce_tensor
+from phalanx.runtime.wire.codec import decode, encode, encode_by_value
+from phalanx.runtime.wire.tensors import land_on, reduce_tensor
 
 torch: Any = pytest.importorskip("torch")
 
@@ -169,7 +169,7 @@ def test_what_is_sent_once_and_kept_travels_in_the_same_way() -> None:
 
 def test_a_process_without_torch_reads_and_writes_without_it() -> None:
     code = (
-        "import sys; from phalanx.runtime.codec import decode, encode\n"
+        "import sys; from phalanx.runtime.wire.codec import decode, encode\n"
         "print(decode(encode({'a': 1}, 'x').body), 'torch' in sys.modules)"
     )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.runtime.processes import soon
 
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,13 +59,13 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
             assert first.stdout is not None
             assert first.stdout.read(1) == b"x"
             assert first.wait(60) == 0
-            quarry = tree.Quarry(mark.encode())
+            quarry = process_tree.Quarry(mark.encode())
 
-            report = tree.kill(quarry, soon())
+            report = process_tree.kill(quarry, soon())
 
             assert report.killed
             assert report.left == ()
-            assert tree.find(quarry)[0] == {}
+            assert process_tree.find(quarry)[0] == {}
             # Nobody holds the pipe any more: a surer sign than not to find him.
             assert select.select([first.stdout], [], [], 10)[0]
 
@@ -89,8 +89,9 @@ for each in crowd:
 highest = max(map(int, os.listdir("/proc/self/fd")))  # the listing's own
 resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(sys.argv[1]),) * 2)
 pid = crowd[0].pid
-roots = [(pid, tree.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
-report = tree.kill(tree.Quarry(mark.encode(), roots), time.monotonic() + float(sys.argv[2]))
+roots = [(pid, process_tree.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
+quarry = process_tree.Quarry(mark.encode(), roots)
+report = process_tree.kill(quarry, time.monotonic() + float(sys.argv[2]))
 print(len(report.killed), [one.pid == pid for one in report.left])
 for each in crowd:
     each.stdin.close()

@@ -34,7 +34,7 @@ from phalanx.supervision import (
     link,
     thread_child,
 )
-from phalanx.supervision.inprocess import StopSignal
+from phalanx.supervision.tree.adapters import StopSignal
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 

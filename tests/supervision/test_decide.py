@@ -17,30 +17,28 @@ from phalanx.supervision import (
     Strategy,
     SupervisorSpec,
 )
-from phalanx.supervision.actions import (
+from phalanx.supervision.core.machine import Status, SupervisorMachine
+from phalanx.supervision.core.messages import (
     Action,
+    AlarmRang,
     Announce,
     BecomeReady,
+    Booted,
+    Event,
     Exit,
+    Exited,
     KillChild,
+    NotStarted,
+    RetryDue,
     RetryLater,
     SetAlarm,
     StartChild,
-    TerminateChild,
-)
-from phalanx.supervision.events import (
-    AlarmRang,
-    Booted,
-    Event,
-    Exited,
-    NotStarted,
-    RetryDue,
     StartChildRequested,
     Started,
     StopRequested,
+    TerminateChild,
     TerminateChildRequested,
 )
-from phalanx.supervision.machine import Status, SupervisorMachine
 
 CRASH = ExitReason(ExitKind.CRASH)
 

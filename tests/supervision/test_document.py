@@ -28,7 +28,7 @@ def test_every_clause_named_beside_otp_exists() -> None:
 
     assert len(names) >= 12
     for path in names:
-        module = "window" if path.startswith("RestartWindow") else "machine"
-        found: object = importlib.import_module(f"phalanx.supervision.{module}")
+        module = "policy" if path.startswith("RestartWindow") else "machine"
+        found: object = importlib.import_module(f"phalanx.supervision.core.{module}")
         for part in path.split("."):
             found = getattr(found, part)

@@ -25,7 +25,7 @@ from phalanx.supervision import (
     ThreadTimers,
     is_broken_process_group,
 )
-from phalanx.supervision.machine import Verdict, verdict
+from phalanx.supervision.core.machine import Verdict, verdict
 
 CRASH = ExitReason(ExitKind.CRASH)
 SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)

@@ -30,7 +30,7 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
-from phalanx.supervision.machine import SupervisorMachine
+from phalanx.supervision.core.machine import SupervisorMachine
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 

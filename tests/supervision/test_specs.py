@@ -24,8 +24,8 @@ from phalanx.supervision import (
     SupervisorSpec,
     tree_from_toml,
 )
-from phalanx.supervision.machine import Status, SupervisorMachine
-from phalanx.supervision.snapshot import render, snapshot_of
+from phalanx.supervision.core.machine import Status, SupervisorMachine
+from phalanx.supervision.core.snapshot import render, snapshot_of
 
 
 def start(ctx: Any) -> Any:

@@ -55,9 +55,9 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
-from phalanx.supervision.events import CountRequested, Event, Exited, Started
-from phalanx.supervision.incarnation import Incarnation
-from phalanx.supervision.tree import Tree
+from phalanx.supervision.core.messages import CountRequested, Event, Exited, Started
+from phalanx.supervision.tree.services import Tree
+from phalanx.supervision.tree.start import Incarnation
 
 pytestmark = pytest.mark.usefixtures("leak_check")
 

@@ -25,40 +25,38 @@ from phalanx.supervision import (
     Strategy,
     SupervisorSpec,
 )
-from phalanx.supervision.actions import (
+from phalanx.supervision.core.machine import SupervisorMachine
+from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
+    AlarmRang,
     Announce,
     BecomeReady,
-    Exit,
-    FailStart,
-    KillChild,
-    Reply,
-    RetryLater,
-    SetAlarm,
-    StartChild,
-    TerminateChild,
-)
-from phalanx.supervision.events import (
-    AlarmRang,
     Booted,
     ChildrenRequested,
     ChildSpecRequested,
     CountRequested,
     DeleteChildRequested,
     Event,
+    Exit,
     Exited,
+    FailStart,
+    KillChild,
     NotStarted,
     Outcome,
+    Reply,
     RestartChildRequested,
     RetryDue,
+    RetryLater,
+    SetAlarm,
+    StartChild,
     StartChildRequested,
     Started,
     StartIgnored,
     StopRequested,
+    TerminateChild,
     TerminateChildRequested,
 )
-from phalanx.supervision.machine import SupervisorMachine
 
 REASONS = [
     ExitReason(ExitKind.NORMAL),

@@ -1,0 +1,232 @@
+"""Makes the calls of one executor, in the threads of those who make them.
+
+Guarantees: a call is accepted or refused as a whole; a refused one leaves nothing behind, neither
+in the plane nor in memory. A blocking call runs in its caller's thread from the first byte to the
+last.
+
+Left to others: when it is sent, and what becomes of it (`plane`); what is asked (`Dispatch`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from phalanx.actors.calls.call import Call, check_timeout, terms_of
+from phalanx.actors.calls.futures import CallFuture
+from phalanx.actors.calls.streams import ReplyStream
+from phalanx.actors.checkpoint.coordinator import save_now, saving_call
+from phalanx.actors.group.messages import Overdue
+from phalanx.actors.signals.process_exit import living
+from phalanx.actors.spec.options import culprit
+from phalanx.runtime import Payload, encode
+from phalanx.supervision import ExecutorClosed, NotPicklable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from phalanx.actors.calls.call import CallTap, OnDeath, OnTimeout, Shape
+    from phalanx.actors.calls.streams import Incoming
+    from phalanx.actors.group.handle import Core
+    from phalanx.actors.observe.tracing import CallSpan
+    from phalanx.actors.spec.checkpoint_policy import Checkpoint
+    from phalanx.actors.spec.worker import Methods
+
+
+class Caller:
+    """Makes calls of the ranks of *core*, whose worker class has *methods*."""
+
+    def __init__(self, core: Core, methods: Methods) -> None:
+        shared = core.shared
+        self._core = core
+        self._methods = methods
+        self._plane = shared.plane
+        self._callbacks = shared.callbacks
+        self._trace = shared.trace
+        self._probe = shared.probe
+        self._hang_after = core.spec.hang_after
+        self._seq = itertools.count(1)
+        self._bare: dict[str, tuple[Payload]] = {}  # calls without arguments, by method
+
+    def call(
+        self,
+        shape: Shape,
+        method: str | Callable[..., Any],
+        each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        timeout: float | None = None,
+        on_death: OnDeath | None = None,
+        retries: int = 1,
+        on_timeout: OnTimeout = "leave",
+        want: int | None = None,
+        rank: int | None = None,
+        non_block: bool = False,
+        tell: bool = False,
+        stream: Incoming | None = None,
+        aggregate: Callable[[list[Any], int], Any] | None = None,
+        lead: int = 0,
+    ) -> Any:
+        """Make a call, and return its value, its future or its stream.
+
+        Args:
+            shape: Whom it goes to.
+            method: As in `Executor.collective_rpc`, like what is not named here.
+            each: Arguments: one pair for all ranks, or one for each.
+            want: The rank whose value is wanted; None for every rank's.
+            rank: The one it goes to, by its shape.
+            tell: Nobody waits for it.
+            stream: Where the items arrive, if it is a stream.
+            lead: What *aggregate* gets beside the values.
+        """
+        if timeout is not None:
+            check_timeout(timeout)  # first: arguments that took its place are missing elsewhere
+        name, declared = self._methods.declared_of(method, each)
+        terms = terms_of(
+            now=0.0 if timeout is None else time.monotonic(),
+            timeout=timeout,
+            on_death=on_death or ("retry" if declared.idempotent else "fail"),
+            retries=retries,
+            on_timeout=on_timeout,
+            tell=tell,
+        )
+        self._core.check_process()
+        self._plane.check_may_enter(name, waits=not non_block)
+        if not non_block:
+            self._callbacks.check_may_wait(name)
+        tap = self._tap(name, method, shape, rank, is_stream=stream is not None)
+        if tap is not None:
+            method = tap.method
+        span = self._trace.call(name, shape, rank, is_stream=stream is not None)
+        payloads = self._payloads(name, method, each, span)
+        call = Call(next(self._seq), name, shape, payloads, terms)
+        if span is not None:
+            span.sent_as(call.seq)
+            call.span = span
+        call.want = want
+        call.rank = rank
+        call.tap = tap
+        call.stream = stream
+        limit = declared.hang_after
+        if limit is None:
+            limit = self._hang_after
+        call.hang_after = None if limit == math.inf else limit
+        if aggregate is None:
+            decode: Callable[[Call], Any] = Call.result
+        else:
+            decode = functools.partial(Call.result, aggregate=aggregate, lead=lead)
+        return self._submit(call, decode) if non_block else self._wait_for(call, decode)
+
+    def save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
+        """Have every rank store its state, and return what is kept of it; see `save_now`."""
+        plane, cuts = self._plane, self._core.shared.cuts
+        assert cuts is not None
+        call = saving_call(plane, next(self._seq), timeout, time.monotonic())
+        return save_now(plane, cuts, call, under_hold=under_hold)
+
+    def _submit(self, call: Call, decode: Callable[[Call], Any]) -> CallFuture | ReplyStream:
+        """Send *call*, or have it wait for its turn, and return what becomes of it."""
+        plane = self._plane
+        try:
+            plane.submit(call, waits=False)
+        except BaseException as error:
+            plane.cancel(call, error)
+            if call.span is not None:
+                call.span.refused(error)
+            raise
+        if call.span is not None:  # not by who settles it: what exports spans may take its time
+            later = functools.partial(self._callbacks.run, call.span.end)
+            plane.when_settled(call, later)
+        if call.terms.deadline is not None:
+            self._expire_later(call, call.terms.deadline)
+        if call.stream is not None:
+            return ReplyStream(call, plane, self._callbacks)
+        return CallFuture(call, plane, self._callbacks, decode)
+
+    def _wait_for(self, call: Call, decode: Callable[[Call], Any]) -> Any:
+        """Send *call* and return its value, or raise its error."""
+        plane = self._plane
+        try:
+            plane.submit(call, waits=True)
+            if not plane.wait(call, call.terms.deadline):
+                _restart_late(self._core, call, plane.expire(call))
+        except BaseException as error:
+            if isinstance(error, ExecutorClosed):
+                living.stay_until_the_end()
+            plane.cancel(call, error)  # Ctrl-C: nobody waits for the answer any more
+            if call.span is not None:
+                call.span.refused(error)
+            raise
+        if call.span is not None:
+            call.span.end(call)
+        if isinstance(call.error, ExecutorClosed):
+            living.stay_until_the_end()
+        return decode(call)
+
+    def _tap(
+        self, name: str, method: Any, shape: Shape, rank: int | None, *, is_stream: bool
+    ) -> CallTap | None:
+        """Return what looks on at a call, where anything does."""
+        probe = self._probe
+        if probe is None:
+            return None
+        return probe.tap(name, method, shape=shape.name.lower(), rank=rank, is_stream=is_stream)
+
+    def _payloads(
+        self,
+        name: str,
+        method: object,
+        each: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        span: CallSpan | None,
+    ) -> Sequence[Payload]:
+        """Return what is to be sent, one for all ranks or one for each."""
+        if span is None and len(each) == 1 and isinstance(method, str):
+            args, kwargs = each[0]
+            if not args and not kwargs:  # the same bytes each time
+                bare = self._bare.get(method)
+                if bare is None:
+                    encoded = encode((method, (), _NO_KEYWORDS), name)
+                    bare = self._bare[method] = (Payload.of(encoded),)
+                return bare
+        payloads: list[Payload] = []
+        try:
+            for args, kwargs in each:
+                what = (method, args, kwargs)
+                try:
+                    encoded = encode(
+                        what if span is None else (*what, span.carrier), f"the arguments of {name}"
+                    )
+                except NotPicklable as error:
+                    raise culprit(name, args, kwargs, error) from error.__cause__
+                payloads.append(self._plane.pack(encoded))
+        except BaseException as error:
+            if span is not None:
+                span.refused(error)
+            for payload in payloads:  # what one rank was to get cannot travel
+                payload.close()
+            raise
+        return payloads
+
+    def _expire_later(self, call: Call, deadline: float) -> None:
+        core = self._core  # not the executor: a timer must not keep a forgotten one alive
+
+        def expire() -> None:
+            _restart_late(core, call, core.shared.plane.expire(call))
+
+        call.timer = core.runtime.hub.call_at(deadline, expire)
+        if call.done:
+            call.timer.cancel()
+
+
+_NO_KEYWORDS: Mapping[str, Any] = {}
+
+
+def _restart_late(core: Core, call: Call, late: Mapping[int, int]) -> None:
+    """Have those who owe *call* (rank: incarnation) restarted, where it asks for that."""
+    if call.terms.on_timeout != "restart":
+        return
+    detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
+    for rank, incarnation in late.items():
+        core.tell(Overdue(rank, incarnation, "call", detail))

@@ -1,0 +1,1 @@
+"""The call plane: queue, send, receive, settle and recover calls."""

@@ -1,0 +1,1 @@
+"""Coordinated snapshots of the state of ranks."""

@@ -1,0 +1,1 @@
+"""Membership of a rank group: starts, watches, replaces and stops workers."""

@@ -1,0 +1,440 @@
+"""A death: exit reason, crash report, what becomes of the calls, who learns of it.
+
+What the end of a rank means to its group: told, reported, and settled with its calls.
+
+Guarantees: whoever hears of a death from a call finds its report in the status already; each report
+says what became of every call the death cut short; no disk delays a restart.
+
+Left to others: why a rank died and what is known of it (`postmortem`), what follows for the group
+(`decide_ranks`), what becomes of calls (`seating`), files (`filing`).
+
+What is known of a rank that died: why it did, and its crash report.
+
+Guarantees: nothing here waits for the dead for more than a tenth of a second, or raises for what
+cannot be known.
+
+Left to others: what was decided (`decide_ranks`), and what became of calls (`plane`), which is
+added when that is known.
+
+What callers are told by a group that has ended.
+
+Guarantees: where it ended by itself they get the story: the reports on the deaths it ended for, and
+why there was no device where that was it.
+
+Crash reports on their way into a folder.
+
+Guarantees: each report is written once, in the order of the deaths, by a thread of its own: nobody
+waits for the disk. One that cannot be written, because the disk is full or not there, is told of
+once, and is kept and written with the next one that can be, or at the end; no more than the latest
+few hundred are kept so.
+
+Left to others: the files (`runtime.report_folder`), what is in a report.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import time
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from phalanx.actors.calls.callbacks import Callbacks
+from phalanx.actors.calls.rank import Progress
+from phalanx.runtime import (
+    CallInProgress,
+    CrashReport,
+    ExitEvidence,
+    GroupDown,
+    ReportFolder,
+    ReportNotWritten,
+    WorkerCrashed,
+    WorkerExited,
+    exit_of_process,
+)
+from phalanx.supervision import (
+    Decided,
+    Directive,
+    ExecutorClosed,
+    ExitKind,
+    ExitReason,
+    Phase,
+    StartFailed,
+    StopRanks,
+    WorkerDied,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from phalanx.actors.calls.call import Call
+    from phalanx.actors.checkpoint.restore import Keeper
+    from phalanx.actors.spec.options import ExecutorSpec
+    from phalanx.runtime import CallFate, RemoteFailure
+    from phalanx.supervision import GroupState, NoDevice, RankAction
+
+    from .events import Herald
+    from .handle import Shared
+    from .members import Members
+    from .worker import Member
+
+
+_KEPT = 256  # reports that wait for room on a disk
+_PATIENCE = 5.0  # seconds for the disk at the end
+
+
+class Filing:
+    """Writes the reports of one group.
+
+    Args:
+        folder: Where to; None for nowhere.
+        publish: Told of each report that was written, and of each that could not be.
+        complain: Told of what else went wrong.
+    """
+
+    def __init__(
+        self,
+        folder: ReportFolder | None,
+        publish: Callable[[Any], None],
+        complain: Callable[[BaseException], None],
+    ) -> None:
+        self._folder = folder
+        self._publish = publish
+        self._thread = Callbacks(complain)
+        self._unwritten: list[CrashReport] = []  # the thread's own
+
+    def file(self, report: CrashReport) -> None:
+        """Have *report* written soon."""
+        if self._folder is not None:
+            self._thread.run(self._write, report)
+
+    def close(self) -> None:
+        """Write what is left, as far as there is room; waits for a few seconds at most."""
+        if self._folder is not None:
+            self._thread.run(self._catch_up)
+        self._thread.close(_PATIENCE)
+
+    def _write(self, report: CrashReport) -> None:
+        assert self._folder is not None
+        self._catch_up()
+        told = self._folder.write(report)
+        if isinstance(told, ReportNotWritten):
+            self._unwritten = [*self._unwritten[1 - _KEPT :], report]
+        self._publish(told)
+
+    def _catch_up(self) -> None:
+        """Write the reports for which there was no room, while there is."""
+        assert self._folder is not None
+        while self._unwritten:
+            told = self._folder.write(self._unwritten[0])
+            if isinstance(told, ReportNotWritten):
+                return  # that was said when it was tried first
+            del self._unwritten[0]
+            self._publish(told)
+
+
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    """How a group has ended.
+
+    Attributes:
+        reason: Why by itself; None where it was closed.
+        deaths: The reports on those it ended for, oldest first.
+        no_device: What it gave up for; None where that was not it.
+    """
+
+    name: str
+    reason: ExitReason | None
+    deaths: tuple[CrashReport, ...]
+    no_device: NoDevice | None
+
+    @property
+    def _message(self) -> str:
+        what = "was closed" if self.reason is None else f"has ended: {self.reason}"
+        return f"executor {self.name} {what}"
+
+    def settle(self, call: Call) -> BaseException:
+        """Return what *call*, which was not answered, ends in."""
+        message = f"{call.name}: {self._message}"
+        own = call.reports
+        others = (each for each in self.deaths if all(each is not report for report in own))
+        story = (*own, *others)
+        if self.reason is None or not story:
+            error: BaseException = ExecutorClosed(f"{message} before it was answered")
+        else:
+            error = WorkerDied(message, story)
+        if self.reason is not None:
+            error.__cause__ = self.no_device
+        return error
+
+    def refuse(self) -> BaseException:
+        """Return what a call that comes too late is refused with."""
+        error = ExecutorClosed(f"{self._message}; build a new one")
+        if self.reason is not None:
+            died = WorkerDied(self._message, self.deaths) if self.deaths else None
+            error.__cause__ = self.no_device or died
+        return error
+
+
+def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[CrashReport, ...]:
+    """Return those of *reports* for which the group of *end* has ended, oldest first.
+
+    They are the deaths since it served last, and all that were counted where they were too many;
+    none where it has ended for something else.
+    """
+    known = tuple(reports)
+    if not known:
+        return ()
+    last, window = known[-1].at_monotonic, end.window
+    since = -math.inf if end.served_at is None else end.served_at
+    if last >= since and window.admit(last) is None:
+        since = min([since, *(at for at in window.spent if last - at <= window.period)])
+    return tuple(report for report in known if report.at_monotonic >= since)
+
+
+# What Linux counts of a process, of ``struct rusage``.
+_COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
+
+
+def report_on(
+    member: Member, reason: ExitReason, progress: Progress, decided: Decided
+) -> CrashReport:
+    """Return the report on *member*, whose process has ended, as far as it can be told by now."""
+    now = time.monotonic()
+    assert member.process is not None
+    status = member.process.status
+    last = member.last_lines()
+    call = None
+    if progress.method is not None and progress.call is not None:
+        call = CallInProgress(
+            method=progress.method,
+            call_id=progress.call,
+            running_for=progress.running,
+            abandoned=progress.abandoned,
+        )
+    evidence = ExitEvidence()
+    if status is not None:
+        evidence = ExitEvidence(
+            code=status.code,
+            signal=status.signal,
+            core_dumped=status.core_dumped,
+            oom=status.out_of_memory,
+            rusage=_used(status.usage),
+        )
+    return CrashReport.of(
+        member.labels,
+        reason,
+        at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
+        at_monotonic=now,
+        ran_for=now - member.started_at,
+        call=call,
+        logs=last.logs,
+        stdout=last.stdout,
+        stderr=last.stderr,
+        last_words=last.last_words or (member.failure.trace if member.failure is not None else ""),
+        stacks=member.stacks(),
+        evidence=evidence,
+        decision=decided.text,
+        why=decided.why,
+    )
+
+
+def reason_of(member: Member) -> ExitReason:
+    """Return why *member*, whose process has ended, did."""
+    assert member.process is not None
+    status = member.process.status
+    assert status is not None
+    detail = "restart(force=True)" if member.forced else ""
+    if member.failure is not None:
+        detail = member.failure.headline
+    if status.out_of_memory:
+        detail = "out of memory"
+    reason = exit_of_process(
+        status.code,
+        status.signal,
+        asked=member.asked and not member.hung,
+        unresponsive=bool(member.hung),
+        detail=member.hung or detail,
+    )
+    if member.broken:
+        return replace(reason, kind=ExitKind.CRASH, detail=member.broken)
+    if not member.ready and not member.asked and not reason.is_failure:
+        # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
+        return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
+    return reason
+
+
+def start_error(member: Member, reason: ExitReason, report: CrashReport) -> BaseException:
+    """Return what the constructor raises: the worker's own exception where there is one."""
+    where = f"raised in the start of rank {member.rank} (pid {report.pid})"
+    failure: RemoteFailure | None = member.failure
+    if failure is not None and failure.type_name != "SystemExit":
+        error = failure.revive()
+        if isinstance(error, Exception):
+            with suppress(Exception):  # an exception type may refuse further attributes
+                error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
+            return error
+    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
+    tail = (report.last_words or report.stderr).strip()
+    return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
+
+
+def _used(usage: Any) -> dict[str, float]:
+    return {} if usage is None else {name: getattr(usage, name) for name in _COUNTED}
+
+
+class Deaths:
+    """The deaths of one group. Used by its actor's thread alone.
+
+    Args:
+        folder: Where reports are written; None for nowhere.
+        show: Has the group's view made anew; called under the plane's lock as well.
+
+    Attributes:
+        restarts: Deaths that led to a restart, in all.
+        at: When the latest of those was heard of, on the monotonic clock; 0.0 for never.
+        last: The report on the latest death; None before there is one.
+        is_down: The group has been said to be down, and not yet to be up again.
+    """
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        shared: Shared,
+        members: Members,
+        keeper: Keeper,
+        herald: Herald,
+        *,
+        folder: ReportFolder | None,
+        show: Callable[[], None],
+    ) -> None:
+        self._name = spec.name
+        self._decider = spec.decider
+        self._shared = shared
+        self._seating = shared.plane.seating
+        self._members = members
+        self._keeper = keeper
+        self._herald = herald
+        self._show = show
+        self._filing = Filing(folder, herald.publish, herald.complain)
+        self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
+        self.restarts = 0
+        self.at = 0.0
+        self.last: CrashReport | None = None
+        self.is_down = False
+
+    @property
+    def reports(self) -> tuple[CrashReport, ...]:
+        """The latest reports, oldest first."""
+        return tuple(self._reports)
+
+    def directive(self, member: Member, reason: ExitReason) -> Directive | None:
+        """Return what the user's decider says of an unasked exit, or said in the worker."""
+        failure, decider = member.failure, self._decider
+        if failure is not None and failure.directive:
+            return Directive(failure.directive)
+        if decider is None or member.asked:
+            return None
+        return decider.directive(reason, str(member.rank), failed=self._herald.complain)
+
+    def settle(
+        self,
+        member: Member,
+        reason: ExitReason,
+        progress: Progress,
+        state: GroupState,
+        actions: tuple[RankAction, ...],
+        *,
+        epoch: int,
+        at: float,
+    ) -> None:
+        """Tell of the end of *member*, and settle or re-send what it cut short.
+
+        Args:
+            member: Whose process has ended, or is given up.
+            reason: Why.
+            progress: What it was doing.
+            state: What the group is after it.
+            actions: What was decided to do.
+            epoch: The group's when it ended.
+            at: When the end was heard of.
+        """
+        ran_for = at - member.started_at
+        self._herald.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
+        decided = next((each for each in actions if isinstance(each, Decided)), None)
+        if decided is None and member.forced and (progress.method or progress.queued):
+            decided = Decided("restart it", "restart(force=True) was called")
+        if decided is None:
+            self._seating.lose({member.rank: member.incarnation}, None, self._stopped)
+        else:
+            self._report(member, reason, progress, state, actions, decided=decided, epoch=epoch)
+        self._seating.leave(member.rank, member.incarnation)
+
+    def report_spare(self, spare: Member) -> CrashReport:
+        """Return the report on *spare*, whose end is no failure of the group; `file` it."""
+        decided = Decided("replace the spare", "its death is no failure of the group")
+        return report_on(spare, reason_of(spare), Progress(), decided)
+
+    def file(self, report: CrashReport) -> None:
+        """Tell of a death, and keep its report where there is a folder for that."""
+        self._herald.publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        self._filing.file(report)
+
+    def close(self) -> None:
+        """Write the reports that are not written yet, as far as there is room."""
+        self._filing.close()
+
+    def _report(
+        self,
+        member: Member,
+        reason: ExitReason,
+        progress: Progress,
+        state: GroupState,
+        actions: tuple[RankAction, ...],
+        *,
+        decided: Decided,
+        epoch: int,
+    ) -> None:
+        now = time.monotonic()
+        ends = state.phase in (Phase.CLOSING, Phase.ENDED)
+        if not ends and not member.forced:
+            self.restarts += 1
+            self.at = now
+        known = report_on(member, reason, progress, decided)
+        message = f"rank {member.rank} (pid {known.pid}) died: {reason}; {decided}"
+        lost = {member.rank: member.incarnation}
+        for action in actions:
+            # Without hurry the others may finish what they have.
+            if isinstance(action, StopRanks) and action.hurry:
+                others = (m for m in self._members.current() if m.rank in action.ranks)
+                lost |= {other.rank: other.incarnation for other in others}
+
+        def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
+            settled = known.settled(fates, waiting)
+            prospect = "" if ends else self._keeper.prospect(member.rank)
+            self.last = report = replace(settled, checkpoint=prospect)
+            self._reports.append(report)
+            self._show()  # whoever hears of the death from a call finds its report in the status
+            return report
+
+        def died(call: Call) -> BaseException:
+            return WorkerDied(f"{call.name}: {message}", call.reports or (self.last,))
+
+        self._seating.lose(lost, story, died, ends=ends)
+        report = self.last
+        assert report is not None
+        if state.served_at is None and self._shared.start_error is None:
+            self._shared.start_error = start_error(member, reason, report)
+        self.file(report)
+        if not member.forced:
+            self.is_down = True
+            self._herald.publish(GroupDown(group=self._name, epoch=epoch, cause=message, at=now))
+
+    def _stopped(self, call: Call) -> BaseException:
+        """Return the error of a call that a rank had begun and, told to stop, did not end."""
+        message = f"{call.name}: a rank was stopped before it had answered"
+        if self._shared.closing or self.last is None:
+            return ExecutorClosed(message)
+        return WorkerDied(message, call.reports or (self.last,))

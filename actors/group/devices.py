@@ -1,0 +1,174 @@
+"""The devices of one group: asked for together, awaited, looked after, and taken again.
+
+Guarantees: the ranks of one start get their devices together or not at all; a rank gets the one it
+had before where that is well; memory that is just being released is waited for without holding up
+the group's actor. While there is no device for a restart the group waits, up to its
+*device_timeout*, then `ask` raises. The first start waits only for what is being released. Nobody
+waits for that for longer than the group's *start_timeout*: where several groups share a pool, each
+release may be another's again before it is noticed.
+
+Left to others: who has what (`DevicePool`), and what the group does when it has waited in vain.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import DeviceAwaited, DeviceQuarantined, Request
+from phalanx.supervision import NoDevice, StartRanks
+
+from .messages import DevicesDue, LookAtDevices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from phalanx.actors.spec.options import ExecutorSpec
+    from phalanx.runtime import DevicePool, DeviceRestored, DeviceStatus, Lease, Runtime, Timer
+
+    from .messages import Notice
+
+_SOON = 0.02  # seconds until a release is looked at again: NVML has no event for it
+_LATER = 0.25  # the same for a device that others hold, or that is in quarantine
+_CHECK = 5.0  # seconds between two looks at the health of devices that are leased; arbitrary
+
+
+@dataclass(slots=True)
+class _Wait:
+    """A start that waits for its devices.
+
+    Attributes:
+        since: When it asked first.
+        without: Since when there has been none for it, nor one being released; None for not yet.
+    """
+
+    since: float
+    without: float | None = None
+
+
+class Leases:
+    """The leases of one group. Used by its actor's thread alone."""
+
+    def __init__(
+        self,
+        spec: ExecutorSpec,
+        runtime: Runtime,
+        tell: Callable[[Notice], None],
+        publish: Callable[[Any], None],
+        deliver: Callable[[Any], None],
+    ) -> None:
+        self._spec = spec
+        self._hub = runtime.hub
+        self._tell = tell
+        self._publish = publish
+        self._pool: DevicePool = runtime.devices(
+            spec.devices, spec.world_size, spec.devices_per_rank
+        )
+        self._last: dict[int, tuple[str, ...]] = {}
+        self._waiting: dict[StartRanks, _Wait] = {}
+        self._given_back: list[Lease] = []
+        self._timer: Timer | None = None
+        self._deliver = deliver
+        self._forget = self._pool.subscribe(self._hear, runtime.scribe.emit)
+
+    def ask(self, start: StartRanks, *, first: bool) -> dict[int, Lease] | None:
+        """Return a lease for each rank of *start*; None where `DevicesDue` will be told.
+
+        Raises:
+            NoDevice: there is none, and no more waiting.
+        """
+        spec = self._spec
+        requests = [
+            Request(rank, f"{spec.name}/{rank}", self._last.get(rank, ()))
+            for rank, _ in start.ranks
+        ]
+        try:
+            leases = self._pool.acquire_all(requests, spec.devices_per_rank, spec.visibility)
+        except NoDevice as none:
+            self._wait(start, none, first=first)
+            return None
+        self._waiting.pop(start, None)
+        self._last.update({r.rank: lease.names for r, lease in zip(requests, leases, strict=True)})
+        self._look_later()
+        return {r.rank: lease for r, lease in zip(requests, leases, strict=True)}
+
+    def _wait(self, start: StartRanks, none: NoDevice, *, first: bool) -> None:
+        """Have *start* ask again, as long as it may wait; raises where it may not."""
+        spec, now = self._spec, time.monotonic()
+        wait = self._waiting.setdefault(start, _Wait(now))
+        timeout = 0.0 if first else spec.device_timeout
+        fresh = not none.soon and wait.without is None
+        if fresh:
+            wait.without = now
+        name, limit, since = "device_timeout", timeout, wait.without or now
+        if none.soon:
+            since = wait.since
+            if limit is not None and limit <= spec.start_timeout:
+                name, limit = "start_timeout", spec.start_timeout
+        if limit is not None and now - since >= limit:
+            del self._waiting[start]
+            raise none.after(f"{name}={limit:g} s" if limit else "") from None
+        if fresh:
+            ranks = tuple(rank for rank, _ in start.ranks)
+            self._publish(
+                DeviceAwaited(
+                    group=spec.name, ranks=ranks, reason=str(none), timeout=timeout, at=now
+                )
+            )
+        later = _SOON if none.soon else _LATER
+        self._hub.call_at(now + later, partial(self._tell, DevicesDue(start)))
+
+    def is_waiting(self, start: StartRanks) -> bool:
+        """Whether *start* still waits for its devices."""
+        return start in self._waiting
+
+    def withdraw(self, ranks: frozenset[int]) -> list[StartRanks]:
+        """Return the starts that any of *ranks* waits in; they wait no more."""
+        gone = [s for s in self._waiting if any(rank in ranks for rank, _ in s.ranks)]
+        for start in gone:
+            del self._waiting[start]
+        return gone
+
+    def give_back(self, lease: Lease, pid: int | None) -> None:
+        """Let go of *lease*, whose process *pid* is gone; its memory is waited for later."""
+        self._pool.give_back(lease, pid)
+        self._given_back = [*self._given_back[-2 * self._spec.world_size :], lease]
+
+    def give_all_back(self, leases: Mapping[int, Lease]) -> None:
+        """Let go of leases that no process was started for."""
+        for lease in leases.values():
+            self.give_back(lease, None)
+
+    def look(self) -> dict[Lease, str]:
+        """Look how the devices are; return the leases that cannot go on, and why."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._look_later()
+        return self._pool.look()
+
+    def status(self) -> tuple[DeviceStatus, ...]:
+        """Return the pool's devices as they were when anybody last looked."""
+        return self._pool.status()
+
+    def close(self) -> None:
+        """Wait until the memory of what was given back is released, or put aside; let go."""
+        if self._timer is not None:
+            self._timer.cancel()
+        # No deadline of ours: each lease has the pool's.
+        self._pool.settle(self._given_back, float("inf"))
+        self._forget()
+        self._pool.close()
+
+    def _hear(self, event: DeviceQuarantined | DeviceRestored) -> None:
+        """Hand on what is told of a device; called in whichever thread has looked at it."""
+        self._deliver(event)
+        if isinstance(event, DeviceQuarantined) and event.fatal:
+            self._tell(LookAtDevices())
+
+    def _look_later(self) -> None:
+        if self._timer is None and self._pool.has_gpus:
+            at = time.monotonic() + _CHECK
+            self._timer = self._hub.call_at(at, partial(self._tell, LookAtDevices()))

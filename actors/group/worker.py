@@ -1,0 +1,175 @@
+"""One worker incarnation as the driver holds it: process, sockets, lease, state.
+
+One incarnation of one rank, as the driver holds it.
+
+Guarantees: everything that belongs to it is here, and nowhere else.
+
+Left to others: making it (`Outfit`), its place in the group and its burial (`Members`).
+
+The control socket of one rank, on which everything is said that is no call and no answer.
+
+Guarantees: nobody else can connect to it; the driver's end is closed in its forks; what had arrived
+before it ended is read.
+
+Left to others: what is said (`hearing`, and `hosting` at the worker's end).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime import Frame, descriptors, read_stacks, receive
+
+if TYPE_CHECKING:
+    from phalanx.actors.checkpoint.store import Gift
+    from phalanx.actors.remote.links import Remote
+    from phalanx.runtime import (
+        Lease,
+        Process,
+        RemoteFailure,
+        SocketChannel,
+        Timer,
+        Watch,
+        WorkerLabels,
+        WorkerOutput,
+    )
+
+
+def control_pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+    """Return the driver's end and the worker's, which are closed with *made*."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    descriptors.own(ours)
+    made.callback(shut_control, ours)
+    made.callback(theirs.close)
+    return ours, theirs
+
+
+def shut_control(sock: socket.socket) -> None:
+    """Close the driver's end."""
+    descriptors.close(sock)
+
+
+def read_control(control: socket.socket) -> tuple[list[Frame], int, bool]:
+    """Return what has arrived on *control*, how many packets were none, and whether it ended."""
+    frames: list[Frame] = []
+    foreign = 0
+    while True:
+        try:
+            frame = receive(control)
+        except BlockingIOError:
+            return frames, foreign, False
+        except ConnectionResetError:
+            continue
+        except OSError:
+            return frames, foreign, True
+        if isinstance(frame, Frame):
+            frames.append(frame)
+        elif frame is None:
+            foreign += 1
+        else:
+            return frames, foreign, True
+
+
+_LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
+
+
+@dataclass(slots=True)
+class Member:
+    """One incarnation of one rank, as the driver holds it.
+
+    Attributes:
+        spare: Its number among the spares, below 0, where it is or was one; then that is also its
+            rank until it takes one.
+        asked: A stop was asked for, so its exit is no failure.
+        forced: Whether that was by force: what it runs is ended, which is reported.
+        hung: Why it is being killed for hanging; empty otherwise.
+        broken: What happened to its device, or its process group, or how it failed to be re-formed,
+            for which it is being killed; empty otherwise.
+        out_of_step: It is being ended so that the group can be formed anew.
+        killed_at: When it was first sent SIGKILL by us; 0.0 for never.
+        abandoned: It withstood that, and is not waited for any more.
+        left: The last epoch for which it has left the process group of the one before.
+        gift: The state it is given back; None where it begins anew.
+        restoring: Whether it has got as far as restoring that.
+        threads: Its threads as the kernel saw them when it was found hanging.
+        words_end: Where its stacks begin, behind its last words.
+        failure: The exception of its start, or the one that ended it, once it has told.
+        remote: Its link, where it is elsewhere.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    labels: WorkerLabels
+    channel: SocketChannel
+    control: socket.socket
+    control_end: socket.socket
+    output: WorkerOutput
+    lease: Lease | None
+    started_at: float
+    spare: int = 0
+    process: Process | None = None
+    watch: Watch | None = None
+    seated: bool = False
+    ready: bool = False
+    asked: bool = False
+    forced: bool = False
+    hung: str = ""
+    broken: str = ""
+    out_of_step: bool = False
+    killed_at: float = 0.0
+    abandoned: bool = False
+    left: int = 0
+    gift: Gift | None = None
+    restoring: bool = False
+    threads: str = ""
+    words_end: int | None = None
+    failure: RemoteFailure | None = None
+    remote: Remote | None = None
+    timers: list[Timer] = field(default_factory=list["Timer"])
+
+    def who(self) -> dict[str, Any]:
+        """Return who it is, as the fields that events of a worker share."""
+        return {
+            "child": self.labels.child,
+            "group": self.labels.group,
+            "rank": self.rank,
+            "incarnation": self.incarnation,
+            "epoch": self.epoch,
+            "pid": self.labels.pid or None,
+        }
+
+    def worker_fds(self) -> dict[str, int]:
+        """Return what the worker inherits of the way to it, by name."""
+        if self.remote is not None:
+            return self.remote.outpost.worker_fds()
+        return {"control": self.control_end.fileno(), **self.channel.child_fds()}
+
+    def close_child_ends(self) -> None:
+        """Let go of what only the process uses, which has been started or never will be."""
+        self.control_end.close()
+        self.channel.close_child_ends()
+        self.output.close_child_ends()
+        if self.remote is not None:
+            self.remote.outpost.close_ends()
+
+    def stacks(self) -> str:
+        """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""
+        if self.words_end is None:
+            return ""
+        stacks = read_stacks(self.output.faults, self.words_end)
+        return f"{self.threads}\n\n{stacks}".strip()
+
+    def last_lines(self) -> Any:
+        """Return what it wrote last, once that has been read."""
+        with contextlib.suppress(OSError):
+            self.output.drain(time.monotonic() + _LAST_LINES)
+        tail = self.output.tail()
+        if self.words_end is not None:
+            words = tail.last_words.encode()[: self.words_end].decode("utf-8", "replace")
+            tail = replace(tail, last_words=words)
+        return tail

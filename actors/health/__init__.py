@@ -1,0 +1,1 @@
+"""Finds ranks that hang and says what they are doing."""

@@ -1,0 +1,1 @@
+"""The worker side: runs the user's object."""

@@ -1,0 +1,403 @@
+"""What runs the user's object inside a worker process.
+
+Guarantees: the object is built and started once per incarnation; a process group it joined is
+left when it stops; its hooks' own exceptions are reported and do not hide the reason of the stop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
+from phalanx.actors.spec.context import WorkerContext
+from phalanx.actors.spec.worker import WorkerActor
+from phalanx.runtime import (
+    Board,
+    FarFrame,
+    Kind,
+    LockTable,
+    ServerSpan,
+    Stamp,
+    Telemetry,
+    WorkerLabels,
+    await_assignment,
+    encode,
+    end_gloo_connections,
+    land_on,
+    load_snapshot,
+    outside,
+    store_snapshot,
+    within,
+    worker_logger,
+)
+from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive, RuntimeFault, UnknownMethod
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from phalanx.actors.observe.hooks import Witness
+    from phalanx.actors.spec.layout import Layout
+    from phalanx.runtime import Link, Payload, Rendezvous
+    from phalanx.supervision import Decider, ExitReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed:
+    """What one incarnation grows from; pickled by name.
+
+    Attributes:
+        factory: The pickled (class, args, kwargs), by value where they have no importable name;
+            empty for a spare, which has had it.
+        keywords: The pickled keyword arguments of this rank alone.
+        witness: The pickled `Witness` that looks on; empty for none.
+        decider: The user's pickled decider; empty for the usual one.
+        trace: The span that this start belongs to; empty for none.
+    """
+
+    factory: bytes
+    keywords: bytes
+    labels: WorkerLabels
+    rank: int
+    local_rank: int
+    world_size: int
+    layout: Layout
+    coordinates: Mapping[str, int]
+    devices: tuple[str, ...]
+    rendezvous: Rendezvous | None
+    witness: bytes = b""
+    decider: bytes = b""
+    trace: Mapping[str, str] = field(default_factory=dict[str, str])
+    saving: Saving | None = None
+    restoring: Restoring | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """How a worker stores its state; pickled by name.
+
+    Attributes:
+        base: What the number of a snapshot exceeds the call's by.
+        folder: Where it is stored; None for memory, which is handed to the driver.
+    """
+
+    base: int
+    folder: Path | None
+
+
+@dataclass(frozen=True, slots=True)
+class Restoring:
+    """Where in the file that follows on the control socket a state lies; pickled by name.
+
+    Attributes:
+        spans: The (start, size) of its own, or those of all ranks there were.
+        spread: Whether it is all of them.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    spread: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reform:
+    """What a rank that is kept is told of the next epoch; pickled by name.
+
+    Attributes:
+        env: The variables that have changed.
+    """
+
+    epoch: int
+    rendezvous: Rendezvous | None
+    env: Mapping[str, str]
+
+
+class Recipe:
+    """How the user's object is built: unpickled once, which imports what it needs."""
+
+    def __init__(self, factory: bytes) -> None:
+        self._cls, self._args, self._kwargs = pickle.loads(factory)
+        self._made: WorkerActor | None = None
+
+    def prepare(self) -> None:
+        """Build it now and run `on_standby`, where its class has that."""
+        if self._cls.on_standby is not WorkerActor.on_standby:
+            made: WorkerActor = self._cls(*self._args, **self._kwargs)
+            made.on_standby()
+            self._made = made
+
+    def build(self, keywords: bytes) -> WorkerActor:
+        """Return it."""
+        if self._made is not None:
+            return self._made
+        own = pickle.loads(keywords)
+        made: WorkerActor = self._cls(*self._args, **{**self._kwargs, **own})
+        return made
+
+
+class WorkerHost:
+    """Builds, starts, calls and stops one `WorkerActor`."""
+
+    def __init__(
+        self,
+        seed: Seed,
+        context: WorkerContext,
+        recipe: Recipe | None = None,
+        link: Link | None = None,
+    ) -> None:
+        self._seed = seed
+        self._link = link
+        self._context = context
+        self._recipe = recipe
+        self._actor: WorkerActor | None = None
+        self._decider: Decider | None = None
+        self._witness: Witness | None = None
+        self._telemetry = Telemetry()
+        if seed.witness and link is not None:
+            self._witness = pickle.loads(seed.witness)
+            self._board = Board(link.fds["board"])
+
+    @property
+    def after_reply(self) -> Callable[[], None] | None:
+        """Called when a call has been answered; None where nobody looks on."""
+        return None if self._witness is None else self._witness.after_reply
+
+    def start(self) -> None:
+        """Build the user's object and run `on_start`."""
+        token = within(self._seed.trace)
+        try:
+            self._start()
+        finally:
+            self.end_copy()
+            outside(token)
+
+    def _start(self) -> None:
+        recipe = Recipe(self._seed.factory) if self._recipe is None else self._recipe
+        actor = recipe.build(self._seed.keywords)
+        actor.ctx = self._context
+        self._actor = actor
+        try:
+            if self._witness is not None:
+                self._witness.woke(self._context, kept=False)
+            actor.on_start(self._context)
+            if self._seed.restoring is not None:
+                self._restore(actor, self._seed.restoring)
+        except Exception as error:
+            self.end_copy()
+            self.fail(error)
+            raise
+
+    def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
+        assert self._link is not None
+        frame = self._link.receive()
+        if not isinstance(frame, FarFrame) or frame.kind != Kind.RESTORE or not frame.fds:
+            msg = "the control socket did not carry the state to restore"
+            raise RuntimeFault(msg)
+        self._link.tell(Kind.RESTORING)
+        try:
+            states = [load_snapshot(frame.fds[0], *span) for span in restoring.spans]
+        finally:
+            frame.drop()
+        if restoring.spread:
+            actor.reshard(states)
+        else:
+            actor.restore(states.pop())
+
+    def save(self, call_id: int) -> Payload:
+        """Store what `checkpoint` returns; return what the driver is told of it."""
+        seed = self._seed
+        assert seed.saving is not None
+        assert self._actor is not None
+        try:
+            state = encode(self._actor.checkpoint(), "what checkpoint() returned")
+        finally:
+            self.end_copy()
+        stamp = Stamp(
+            number=seed.saving.base + call_id,
+            rank=seed.rank,
+            world_size=seed.world_size,
+            incarnation=self._context.incarnation,
+            at=time.time(),
+        )
+        return store_snapshot(state, stamp, seed.saving.folder)
+
+    def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one call: a method by name, or a callable that gets the actor first."""
+        try:
+            if self._witness is not None:
+                return self._witness.invoke(self._run, method, args, kwargs, self._board.begun)
+            return self._run(method, args, kwargs)
+        finally:
+            self.end_copy()
+
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code.
+
+        Only the process that was started may answer, store its state or run further hooks. As
+        `multiprocessing` does in its children: without clean-up, which is the worker's to do.
+        """
+        link = self._link
+        if link is None or os.getpid() == link.pid:
+            return
+        error = sys.exception()
+        code = int(error is not None)
+        if isinstance(error, SystemExit):
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+        try:
+            self._context.log.warning("phalanx.forked_copy_ended", exit_code=code, exc_info=error)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(code & 0xFF)
+
+    def _run(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        if not isinstance(method, str):
+            return method(self._actor, *args, **kwargs)
+        function = getattr(self._actor, method, None)
+        if function is None:
+            msg = f"{type(self._actor).__qualname__} has no method {method!r}"
+            raise UnknownMethod(msg)
+        return function(*args, **kwargs)
+
+    def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
+        """Begin the span of a call of *method*, whose caller *carrier* names."""
+        context = self._context
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
+        service = type(self._actor).__name__
+        about = {
+            "rpc.system": "phalanx",
+            "rpc.service": service,
+            "rpc.method": name,
+            "phalanx.group": context.group,
+            "phalanx.rank": context.rank,
+            "phalanx.epoch": context.epoch,
+            "phalanx.incarnation": context.incarnation,
+            "phalanx.method": name,
+        }
+        return ServerSpan(self._telemetry, f"{service}/{name}", about, carrier)
+
+    def adopt(self, epoch: int) -> None:
+        """Note that the group around this worker has a new epoch."""
+        self._context.epoch = epoch
+
+    def reform(self, order: Reform) -> None:
+        """Leave the old process group, then run `on_reform`."""
+        context = self._context
+        context.epoch = order.epoch
+        context.rendezvous = order.rendezvous
+        context.log = context.log.bind(epoch=order.epoch)
+        os.environ.update(order.env)
+        _leave_process_group()
+        held = end_gloo_connections()
+        if held:
+            context.log.info("phalanx.old_group_held", connections=held)
+        assert self._actor is not None
+        if self._link is not None:
+            self._link.tell(Kind.LEFT)
+        if self._witness is not None:
+            self._witness.woke(context, kept=True)
+        try:
+            self._actor.on_reform(context)
+        finally:
+            self.end_copy()
+
+    def stop(self, reason: ExitReason) -> None:
+        """Run `on_stop`, then leave the process group."""
+        try:
+            if self._actor is not None:
+                self._actor.on_stop(reason)
+        except BaseException:  # SystemExit too: reported; it stops all the same
+            self._context.log.exception("phalanx.on_stop_failed")
+        self.end_copy()
+        _leave_process_group()
+
+    def judge(self, error: BaseException) -> Directive:
+        """Return what the decider says of an error of a method: to go on, where it says nothing."""
+        decider = self._decider
+        if decider is None:
+            own = self._seed.decider
+            decider = RESUME_UNLESS_BROKEN
+            if own:
+                decider = cast("Decider", pickle.loads(own))
+            self._decider = decider
+        directive = decider.directive(error, str(self._seed.rank), failed=self._undecided)
+        return Directive.RESUME if directive is None else directive
+
+    def _undecided(self, error: BaseException) -> None:
+        self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=error)
+
+    def note_foreign(self) -> None:
+        """Log that the call socket brought a packet that was no message; the worker goes on."""
+        self._context.log.warning("phalanx.foreign_packet", on="worker")
+
+    def fail(self, error: BaseException) -> None:
+        """Run `on_failure`."""
+        try:
+            if self._actor is not None:
+                self._actor.on_failure(error)
+        except BaseException:  # SystemExit too: reported; *error* is what counts
+            self._context.log.exception("phalanx.on_failure_failed")
+        self.end_copy()
+
+
+def host_spare(factory: bytes, link: Link) -> WorkerHost:
+    """Prepare what *factory* makes, wait until this process becomes a rank; return its host."""
+    recipe = Recipe(factory)
+    try:
+        recipe.prepare()
+    finally:
+        if os.getpid() != link.pid:
+            os._exit(1)  # a copy that on_standby has forked
+    return host_worker(await_assignment(link).blob, link, recipe)
+
+
+def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> WorkerHost:
+    """Return the host for the `Seed` in *blob*."""
+    seed: Seed = pickle.loads(blob)
+    if recipe is not None:
+        _check_unstarted(seed.devices)
+    land_on(seed.devices[0])
+    context = WorkerContext(
+        group=seed.labels.group,
+        rank=seed.rank,
+        local_rank=seed.local_rank,
+        world_size=seed.world_size,
+        layout=seed.layout,
+        coordinates=seed.coordinates,
+        devices=seed.devices,
+        epoch=link.epoch,
+        incarnation=link.incarnation,
+        rendezvous=seed.rendezvous,
+        log=worker_logger(link.fds["log"], seed.labels),
+        _locks=LockTable(link.fds["locks"]),
+        _link=link,
+    )
+    return WorkerHost(seed, context, recipe, link)
+
+
+def _check_unstarted(devices: tuple[str, ...]) -> None:
+    """Raise where CUDA was started before this process had its device: it would be another."""
+    cuda = sys.modules.get("torch.cuda")
+    if devices[0] != "cpu" and cuda is not None and cuda.is_initialized():
+        msg = (
+            "on_standby, or an import, has started CUDA; a device comes with the rank: use on_start"
+        )
+        raise RuntimeFault(msg)
+
+
+def _leave_process_group() -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
+        return
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):  # a broken group cannot be left in good order
+            dist.destroy_process_group()
+    # Torch counts the groups of a process, and the count is in the names of the keys under which
+    # ranks meet. A group that could not be formed stays counted: in the next epoch this rank would
+    # wait for the others under keys that none of them writes.
+    with contextlib.suppress(AttributeError):
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001  # there is no other way

@@ -1,0 +1,1 @@
+"""Tracing, the feed of observers, and the hooks of fault injection."""

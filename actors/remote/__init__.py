@@ -1,0 +1,1 @@
+"""ZeroMQ links of ranks elsewhere."""

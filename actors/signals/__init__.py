@@ -1,0 +1,1 @@
+"""SIGINT, SIGTERM and the end of the driver process."""

@@ -1,0 +1,1 @@
+"""Snapshots of a worker's state, in memory and on disk."""

@@ -1,0 +1,274 @@
+"""The state of one rank at one moment, as a file: in anonymous memory, or on a disk.
+
+Guarantees: a snapshot is whole or not there. One in memory is sealed: nobody can change it. One on
+a disk is written under another name, made durable, and renamed; it carries a checksum over all of
+it, so that one which is torn, altered or not ours is found out before a byte of it is unpickled.
+Large buffers (tensors, arrays) are written from where they lie, once, and read from memory without
+a copy; what is restored may be written in place.
+
+Left to others: which snapshots belong together and which is used (`actors.cuts`), folders
+(`snapshot_folder`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.wire.message import (
+    Payload,
+    decode_far,
+    lay_out,
+    new_message_file,
+    read_file,
+    seal_message_file,
+    write_all,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from phalanx.runtime.wire.codec import Encoded
+
+MAGIC = b"phxstate"
+VERSION = 2
+HEAD = 128
+"""Bytes before the state itself; a multiple of what its buffers are aligned to."""
+
+_STAMP = struct.Struct("<8sIIIIQQQ")
+"""magic, version, rank, world size, incarnation, number, when in ns since 1970, bytes of state"""
+_DIGEST = 32
+_CHUNK = 1 << 22  # bytes hashed at once, and copied at once
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SnapshotName:
+    """Which snapshot a file in a folder is, by its name."""
+
+    number: int
+    rank: int
+    world_size: int
+
+    def __str__(self) -> str:
+        return f"cut-{self.number:012d}.rank-{self.rank}-of-{self.world_size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a snapshot is of.
+
+    Attributes:
+        number: Snapshots of one cut have the same; later ones have higher ones.
+        at: When it was taken, in seconds since 1970.
+        size: Bytes of the state.
+    """
+
+    number: int
+    rank: int
+    world_size: int
+    incarnation: int
+    at: float
+    size: int = 0
+
+    def pack(self, size: int) -> bytes:
+        """Return it as bytes, for a state of *size* bytes."""
+        return _STAMP.pack(
+            MAGIC,
+            VERSION,
+            self.rank,
+            self.world_size,
+            self.incarnation,
+            self.number,
+            int(self.at * 1e9),
+            size,
+        )
+
+    @classmethod
+    def unpack(cls, head: bytes) -> Stamp:
+        """Return what `pack` was called on.
+
+        Raises:
+            ValueError: *head* is not the beginning of a snapshot.
+        """
+        if len(head) < HEAD or not head.startswith(MAGIC):
+            msg = "it is no snapshot"
+            raise ValueError(msg)
+        _, version, rank, world_size, incarnation, number, at, size = _STAMP.unpack_from(head)
+        if version != VERSION:
+            msg = f"it has format {version}, and this phalanx reads format {VERSION}"
+            raise ValueError(msg)
+        return cls(number, rank, world_size, incarnation, at / 1e9, size)
+
+
+def store_snapshot(encoded: Encoded, stamp: Stamp, folder: Path | None) -> Payload:
+    """Store a snapshot, in memory or in *folder*; return what tells the driver of it.
+
+    Raises:
+        MessageTooLarge, OSError: there is no room for it.
+    """
+    if folder is None:
+        file, size = _keep_in_memory(encoded, stamp)
+        return Payload.in_file(file, size)
+    name = SnapshotName(stamp.number, stamp.rank, stamp.world_size)
+    size = _keep_in_folder(encoded, stamp, folder / str(name))
+    return Payload.of(encode(size, "a size"))
+
+
+def _keep_in_memory(encoded: Encoded, stamp: Stamp) -> tuple[int, int]:
+    """Return a sealed memory file with the snapshot in it, and its size in bytes.
+
+    Raises:
+        MessageTooLarge: there is not memory enough for it.
+    """
+    parts, offsets, size = lay_out(encoded)
+    head = memoryview(stamp.pack(size).ljust(HEAD, b"\0"))
+    shifted = [HEAD + offset for offset in offsets]
+    file = write_file([head, *parts], [0, *shifted], HEAD + size, "phalanx-snapshot")
+    return file, HEAD + size
+
+
+def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
+    """Write the snapshot to *path*, so that it survives a loss of power; return its size in bytes.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
+    """
+    import hashlib  # noqa: PLC0415  # only those who keep snapshots on a disk need it
+
+    parts, offsets, size = lay_out(encoded)
+    stamped = stamp.pack(size)
+    digest = hashlib.sha256(stamped)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    file = os.open(temporary, flags, 0o600)
+    try:
+        try:
+            at = 0
+            for part, offset in zip(parts, offsets, strict=True):
+                digest.update(bytes(offset - at))  # the gaps that align the buffers are zeros
+                for done in range(0, part.nbytes, _CHUNK):
+                    piece = part[done : done + _CHUNK]
+                    digest.update(piece)
+                    write_all(file, piece, HEAD + offset + done)
+                at = offset + part.nbytes
+            os.ftruncate(file, HEAD + size)
+            head = stamped + digest.digest()
+            write_all(file, memoryview(head.ljust(HEAD, b"\0")), 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        temporary.rename(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    make_durable(path.parent)
+    return HEAD + size
+
+
+def make_durable(folder: Path) -> None:
+    """Have what was renamed or removed in *folder* survive a loss of power."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def verify(file: int) -> Stamp:
+    """Return the stamp of the snapshot on a disk in *file*, all of which has been read.
+
+    Raises:
+        ValueError: it is torn, altered, or no snapshot; the message says which.
+    """
+    import hashlib  # noqa: PLC0415  # as above
+
+    stamp = Stamp.unpack(os.pread(file, HEAD, 0))
+    there = os.fstat(file).st_size
+    if there != HEAD + stamp.size:
+        msg = f"it is torn: {there} bytes of {HEAD + stamp.size}"
+        raise ValueError(msg)
+    head = os.pread(file, HEAD, 0)
+    digest = hashlib.sha256(head[: _STAMP.size])
+    buffer = memoryview(bytearray(min(_CHUNK, stamp.size)))
+    at = HEAD
+    while got := os.preadv(file, [buffer], at):
+        digest.update(buffer[:got])
+        at += got
+    _compare(digest.digest(), head)
+    return stamp
+
+
+def _compare(digest: bytes, head: bytes) -> None:
+    if head[_STAMP.size :] != digest.ljust(HEAD - _STAMP.size, b"\0"):
+        msg = "it is torn or was altered: its checksum is wrong"
+        raise ValueError(msg)
+
+
+def load_snapshot(file: int, start: int, size: int) -> Any:
+    """Return the state in the snapshot that takes *size* bytes from *start* of *file*.
+
+    Raises:
+        ValueError: it is none of ours.
+        Exception: whatever unpickling raises.
+    """
+    sealed = _is_sealed(file)
+    if sealed:
+        # The kernel's pages themselves: what is written in place becomes this process's own.
+        whole = read_file(file, start + size)[start:]
+    else:
+        # A file on a disk may be cut short under a mapping, which would end its reader by SIGBUS.
+        whole = memoryview(bytearray(size))
+        done = 0
+        while done < size and (got := os.preadv(file, [whole[done:]], start + done)):
+            done += got
+    head = bytes(whole[:HEAD])
+    if Stamp.unpack(head).size + HEAD != size:
+        msg = f"it is torn: {size} bytes, which is not what it says"
+        raise ValueError(msg)
+    if not sealed:
+        import hashlib  # noqa: PLC0415  # as above
+
+        digest = hashlib.sha256(head[: _STAMP.size])
+        digest.update(whole[HEAD:])
+        _compare(digest.digest(), head)
+    return decode_far(whole[HEAD:])
+
+
+def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return a memory file with all of *files* (descriptor, size) in it, and where each lies.
+
+    Raises:
+        MessageTooLarge: there is not memory enough.
+    """
+    spans: list[tuple[int, int]] = []
+    end = 0
+    for _, size in files:
+        spans.append((end, size))
+        end = -(-(end + size) // mmap.PAGESIZE) * mmap.PAGESIZE
+    target = new_message_file(end, "phalanx-snapshots")
+    try:
+        for (file, _), (start, size) in zip(files, spans, strict=True):
+            os.lseek(target, start, os.SEEK_SET)
+            done = 0
+            while done < size:
+                done += os.sendfile(target, file, done, size - done)
+        seal_message_file(target)
+    except BaseException:
+        os.close(target)
+        raise
+    return target, tuple(spans)
+
+
+def _is_sealed(file: int) -> bool:
+    try:
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # only memory has seals
+        return False

@@ -1,0 +1,173 @@
+"""The folder in which one executor keeps the snapshots of its ranks.
+
+Guarantees: one executor at a time uses it, which the kernel sees to, so that nothing is left of a
+dead one's claim; it belongs to this user and nobody else can write to it, and neither can they to
+any file that is read, for what is unpickled is code; nothing is removed but snapshots.
+
+Left to others: what is in them (`snapshots`), which of them are kept (`actors.cuts`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from phalanx.runtime.linux import descriptors
+from phalanx.supervision import SpecError
+
+from .snapshot import SnapshotName, Stamp, verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_NAME = re.compile(r"cut-(\d{12,})\.rank-(\d+)-of-(\d+)")
+_TEMPORARY = re.compile(r"\.cut-\d{12,}\.rank-\d+-of-\d+\.\d+")
+_DAMAGED = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EIO, errno.EACCES)
+
+
+def check_folder(field: str, value: object) -> Path:
+    """Return the folder *value*, absolute; it is made where it is missing.
+
+    Raises:
+        SpecError: it is no place for what will be unpickled, or cannot be written to.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise SpecError(field, value, "give a folder")
+    folder = Path(os.path.abspath(cast("str", value)))  # noqa: PTH100  # links stay as they are
+    given = str(folder)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = folder.stat()
+    except OSError as error:
+        raise SpecError(field, given, f"cannot be used: {error}") from None
+    if not stat.S_ISDIR(seen.st_mode):
+        raise SpecError(field, given, "is no folder")
+    if seen.st_uid != os.geteuid():
+        raise SpecError(
+            field, given, f"belongs to user {seen.st_uid}; what is in it would be run as code"
+        )
+    if seen.st_mode & 0o077:
+        mode = stat.S_IMODE(seen.st_mode)
+        raise SpecError(
+            field,
+            given,
+            f"others may enter it (mode {mode:o}), and what is in it is run as code; chmod 700 it",
+        )
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(b"x")
+    except OSError as error:
+        raise SpecError(field, given, f"cannot be written to: {error}") from None
+    return folder
+
+
+class SnapshotFolder:
+    """The folder, claimed.
+
+    Raises:
+        SpecError: another executor is using it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise SpecError(
+                "checkpoint.where",
+                str(folder),
+                "another executor keeps its snapshots there; give each a folder of its own",
+            ) from None
+        descriptors.own(self._fd)
+
+    def names(self) -> list[SnapshotName]:
+        """Return what is there, by name, oldest first.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        found: list[SnapshotName] = []
+        for entry in os.listdir(self._fd):  # noqa: PTH208  # whatever its path leads to by now
+            whole = _NAME.fullmatch(entry)
+            if whole is not None:
+                found.append(SnapshotName(*map(int, whole.groups())))
+        return sorted(found)
+
+    def tidy(self) -> None:
+        """Remove what workers that are dead had begun to write; none is writing now."""
+        for entry in os.listdir(self._fd):  # noqa: PTH208  # as above
+            if _TEMPORARY.fullmatch(entry):
+                with contextlib.suppress(OSError):
+                    os.unlink(entry, dir_fd=self._fd)
+
+    def open(self, name: SnapshotName) -> int:
+        """Return a descriptor of that snapshot, whole and ours, which is the caller's to close.
+
+        Raises:
+            ValueError: it is missing, torn, altered, or not ours.
+            OSError: this process has no descriptor left, or the like.
+        """
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(str(name), flags, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno not in _DAMAGED:
+                raise
+            raise ValueError(error.strerror) from error
+        try:
+            _check_file(fd, name)
+        except OSError as error:
+            os.close(fd)
+            raise ValueError(str(error)) from error  # it cannot be read
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def look(self, name: SnapshotName) -> os.stat_result:
+        """Return what the system knows of that file."""
+        return os.stat(str(name), dir_fd=self._fd)
+
+    def remove(self, names: Iterable[SnapshotName]) -> int:
+        """Remove those; what is not there is none of ours to mind. Return how many were there."""
+        removed = 0
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(str(name), dir_fd=self._fd)
+                removed += 1
+        return removed
+
+    def sync(self) -> None:
+        """Have what was removed stay removed after a loss of power, as far as the disk can."""
+        with contextlib.suppress(OSError):
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        """Let another executor have it."""
+        if self._fd >= 0:
+            descriptors.close(self._fd)
+            self._fd = -1
+
+
+def _check_file(fd: int, name: SnapshotName) -> None:
+    seen = os.fstat(fd)
+    if not stat.S_ISREG(seen.st_mode):
+        msg = "it is no plain file"
+        raise ValueError(msg)
+    if seen.st_uid != os.geteuid() or seen.st_mode & 0o022:
+        msg = "others may have written it"
+        raise ValueError(msg)
+    stamp: Stamp = verify(fd)
+    found = SnapshotName(stamp.number, stamp.rank, stamp.world_size)
+    if found != name:
+        msg = f"it is another: {found}"
+        raise ValueError(msg)

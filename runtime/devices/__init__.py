@@ -1,0 +1,1 @@
+"""Which devices exist, which lease holds them, and whether they are well."""

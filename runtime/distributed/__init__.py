@@ -1,0 +1,1 @@
+"""Where the ranks of torch.distributed meet."""

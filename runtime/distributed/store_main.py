@@ -1,0 +1,54 @@
+"""The process that holds a group's torch.distributed store.
+
+Guarantees: one epoch at a time: with the next listening socket the store of the last, its keys and
+its connections are gone; ends when its driver lets go of the link or dies.
+
+Left to others: binding the sockets, and starting this (`rendezvous`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime.linux.descriptors import receive_with_fds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_CONNECT = timedelta(seconds=30)  # to itself, over loopback; arbitrary
+
+
+def main(_payload: bytes, fds: Mapping[str, int]) -> int:
+    """Serve the epochs that come over the link; return the exit code."""
+    # Warm where a zygote forked us; by name, for torch's types hide its stores.
+    dist: Any = import_module("torch.distributed")
+    link = socket.socket(fileno=fds["link"])
+    serving: list[Any] = []  # a store serves as long as it is held
+    while True:
+        message, listeners = receive_with_fds(link, 32, 1)
+        if not message:
+            return 0
+        # The old one first: nobody may find it alive beside the new one.
+        serving.clear()
+        listener = listeners[0]
+        address, port = _name(listener)
+        serving.append(
+            dist.TCPStore(
+                address,
+                port,
+                is_master=True,
+                wait_for_workers=False,
+                timeout=_CONNECT,
+                master_listen_fd=listener,  # the store's to close from here on
+            )
+        )
+
+
+def _name(listener: int) -> tuple[str, int]:
+    with socket.socket(fileno=os.dup(listener)) as copy:
+        address, port = copy.getsockname()
+        return address, port

@@ -1,0 +1,69 @@
+"""The base of all events: a frozen dataclass with a dotted name and a level."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from enum import Enum
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+
+from phalanx.supervision import ExitReason
+
+
+class LoggedEvent(Protocol):
+    """Anything that can be emitted: a dataclass with a dotted name.
+
+    Its ``level`` is an attribute of the class or of the value; ``info`` without one.
+    """
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    event: ClassVar[str]
+
+
+@runtime_checkable
+class Briefable(Protocol):
+    """A value that knows its own form in a log: a `CrashReport`."""
+
+    def brief(self) -> Briefable:
+        """Return it cut down to what a log has room for."""
+        ...
+
+    def to_json(self) -> str:
+        """Return it as one JSON object."""
+        ...
+
+
+def unheard(event: LoggedEvent) -> None:
+    """Do nothing with *event*: for parts that are used without a stream."""
+
+
+def fields(event: LoggedEvent) -> dict[str, Any]:
+    """Return *event* as a record that JSON can hold, its name and level included."""
+    record: dict[str, Any] = {"event": event.event, "level": getattr(event, "level", "info")}
+    for field in dataclasses.fields(event):
+        record[field.name] = _plain(getattr(event, field.name))
+    return record
+
+
+def _plain(value: object) -> Any:
+    match value:
+        case Enum():
+            return value.value
+        case None | bool() | int() | float() | str():
+            return value
+        case ExitReason():
+            return str(value)
+        case dict():
+            items = cast("dict[object, object]", value).items()
+            return {str(key): _plain(item) for key, item in items}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(item) for item in cast("list[object]", value)]
+        case Briefable():
+            return json.loads(value.brief().to_json())
+        case _ if dataclasses.is_dataclass(value):
+            return {
+                field.name: _plain(getattr(value, field.name))
+                for field in dataclasses.fields(value)
+            }
+        case _:
+            return repr(value)

@@ -1,0 +1,1 @@
+"""Linux primitives on the standard library alone; the guardian process runs on this room."""

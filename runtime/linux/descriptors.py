@@ -1,0 +1,98 @@
+"""Registry of open descriptors, and passing of descriptors over Unix sockets (SCM_RIGHTS).
+
+The driver's own descriptors, so that a forked child of the driver gives them up.
+
+Guarantees: after ``os.fork`` (and so after ``multiprocessing`` by fork) every descriptor entered
+here is closed in the child before any of the child's own code runs. Without that a child of the
+user's would hold our sockets open: the other end would never see end of file, and two processes
+would read from one socket.
+
+Left to others: whoever opens a descriptor enters it and strikes it out before closing it. A fork
+made by C code passes this by; what matters most is therefore never left to end of file alone.
+
+It is one per process because a table of descriptors is.
+
+Descriptors over a socket.
+
+Guarantees: what comes in is closed on exec, and the flags are heeded. (``socket.recv_fds`` and
+``socket.send_fds`` of CPython take flags and drop them.)
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def receive_with_fds(
+    sock: socket.socket, size: int, most: int, flags: int = 0
+) -> tuple[bytes, list[int]]:
+    """Return one packet of at most *size* bytes and the descriptors that came with it."""
+    room = socket.CMSG_LEN(most * array.array("i").itemsize)
+    data, ancillary, _, _ = sock.recvmsg(size, room, flags | socket.MSG_CMSG_CLOEXEC)
+    fds = array.array("i")
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+    return data, fds.tolist()
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int], flags: int = 0) -> None:
+    """Send one packet and *fds* with it."""
+    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+    sock.sendmsg([data], [rights] if fds else [], flags)
+
+
+class Closeable(Protocol):
+    """An object that closes its own descriptor, such as a socket."""
+
+    def close(self) -> None:
+        """Close it."""
+        ...
+
+
+Entry = TypeVar("Entry", bound="int | Closeable")
+
+_owned: set[int | Closeable] = set()
+
+
+def own(entry: Entry) -> Entry:
+    """Enter a descriptor, or the object that holds it; return it.
+
+    Enter the object where there is one: it would close its number a second time when it is
+    collected, and in the child that number may be somebody else's by then.
+    """
+    _owned.add(entry)
+    return entry
+
+
+def disown(entry: Entry) -> Entry:
+    """Strike *entry* out, before it is closed or given away; return it."""
+    _owned.discard(entry)
+    return entry
+
+
+def close(entry: int | Closeable) -> None:
+    """Strike *entry* out and close it."""
+    # In this order: the number may belong to somebody else as soon as it is closed.
+    _owned.discard(entry)
+    if isinstance(entry, int):
+        os.close(entry)
+    else:
+        entry.close()
+
+
+def _give_up() -> None:
+    for entry in list(_owned):
+        with contextlib.suppress(OSError):
+            close(entry)
+    _owned.clear()
+
+
+os.register_at_fork(after_in_child=_give_up)

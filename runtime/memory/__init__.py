@@ -1,0 +1,1 @@
+"""Memory that processes share: arena, mappings, budget and locks."""

@@ -1,0 +1,100 @@
+"""How much memory a message may take: what is left of the machine's, the group's, the limits'.
+
+Guarantees: an answer that errs on the side of the kernel's own accounting; memory that could be
+reclaimed (caches) counts as free. Control groups of both versions are looked at: one that is full
+has its processes killed rather than refused. What there is can be gone the next moment; what has
+been reserved is there.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+from phalanx.runtime.linux.cgroup import enclosing, group_folders
+from phalanx.supervision import MessageTooLarge
+
+_SMALL = 1 << 20  # bytes below which looking costs more than it tells
+_STRIDE = 8 << 20  # bytes that are taken between two looks
+_HEADROOM = 32 << 20  # bytes that are left to a group's processes; no more than an eighth of it
+
+
+def writable_bytes(wanted: int) -> int:
+    """Return how many bytes a memory file of this process may have now.
+
+    A small *wanted* is not worth looking for: the kernel refuses it if it must.
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = wanted if soft == resource.RLIM_INFINITY or soft > wanted else soft
+    if wanted < _SMALL:
+        return room
+    known = [*_machine(), *_control_group()]
+    if soft != resource.RLIM_INFINITY:
+        known.append(soft)
+    return min(known, default=room)
+
+
+def reserve(file: int, start: int, size: int, *, missing: int) -> None:
+    """Have the kernel put memory behind that part of *file*, of which some bytes are *missing*.
+
+    It is looked first whether there is some, and again on the way: in a control group the kernel
+    kills rather than refuses, and others may be taking what is left. What has been had remains.
+
+    Raises:
+        MessageTooLarge: there is not enough.
+        OSError: the kernel says so.
+    """
+    for done in range(0, size, _STRIDE):
+        wanted = min(missing, size - done)
+        room = writable_bytes(wanted)
+        if room < wanted:
+            raise MessageTooLarge(size, size - wanted + room)
+        os.posix_fallocate(file, start + done, min(_STRIDE, size - done))
+
+
+def no_room_to_read(size: int) -> MemoryError:
+    """Return the error of a process that has no address space for a message of *size* bytes."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    limit = "" if soft == resource.RLIM_INFINITY else f"; all it may have (`ulimit -v`) is {soft}"
+    return MemoryError(f"no room in this process to read a message of {size} bytes{limit}")
+
+
+def _machine() -> list[int]:
+    """Return what the machine has left, swap included."""
+    found = _numbers(Path("/proc/meminfo"), ("MemAvailable:", "SwapFree:"))
+    return [sum(found) * 1024] if found else []
+
+
+def _control_group() -> list[int]:
+    """Return what each control group around this process leaves us."""
+    rooms: list[int] = []
+    for folder in group_folders("memory"):
+        for group in enclosing(folder):
+            rooms += _room(group, "memory.max", "memory.current", "")
+            rooms += _room(group, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+    return rooms
+
+
+def _room(group: Path, most: str, now: str, prefix: str) -> list[int]:
+    """Return what is left in one *group*, whose files have these names; nothing without a limit."""
+    limits, uses = _lines(group / most), _lines(group / now)
+    if not (limits and uses and limits[0].isdigit()):
+        return []
+    limit, used = int(limits[0]), int(uses[0])
+    used -= sum(_numbers(group / "memory.stat", (f"{prefix}inactive_file", f"{prefix}active_file")))
+    # Forked workers come to own pages as they run and as they end: in a group that had been filled
+    # to within 10 MiB the kernel killed the driver while it closed.
+    return [max(0, limit - used - min(_HEADROOM, limit // 8))]
+
+
+def _numbers(path: Path, names: tuple[str, ...]) -> list[int]:
+    fields = (line.split() for line in _lines(path))
+    return [int(field[1]) for field in fields if len(field) > 1 and field[0] in names]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,137 @@
+"""Where one incarnation of a worker writes, and what it leaves behind there.
+
+Guarantees: the driver keeps a duplicate of every end that is read, so what was written outlives
+the scribe; the tail outlives the worker, and is read without asking anybody.
+
+Left to others: reading the ends (the scribe).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+from phalanx.runtime.linux import descriptors
+from phalanx.runtime.observe.diagnostics import create_last_words, read_last_words
+
+from .tail_buffer import Tail
+
+if TYPE_CHECKING:
+    from phalanx.runtime.observe.labels import WorkerLabels
+
+    from .collector import ScribeKeeper
+
+_PIPE_BYTES: Final = 1 << 18  # room for a burst while the scribe is busy, or being replaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastOutput:
+    """What one incarnation left behind, for its crash report."""
+
+    stdout: str
+    stderr: str
+    logs: tuple[str, ...]
+    last_words: str
+
+
+class WorkerOutput:
+    """Where one incarnation of a worker writes, and how the driver reads its last words.
+
+    Attributes:
+        stdout: The child's end, for its descriptor 1.
+        stderr: The same for 2.
+        log: The child's end of the log channel, for `LogChannel`.
+        faults: A memfd, for `install_last_words`.
+    """
+
+    def __init__(
+        self, keeper: ScribeKeeper, key: int, labels: WorkerLabels, tail_bytes: int
+    ) -> None:
+        """Open every end; `Scribe.open_worker` has the scribe read them."""
+        self.labels = labels
+        self.key = key
+        self._keeper = keeper
+        with contextlib.ExitStack() as made:  # none is left open where one cannot be made
+            out_r, self.stdout = _pipe(made)
+            err_r, self.stderr = _pipe(made)
+            log_r, self.log = log_pair(made)
+            self.faults = descriptors.own(create_last_words())
+            made.callback(descriptors.close, self.faults)
+            self._tail = descriptors.own(Tail.create(tail_bytes))
+            made.pop_all()
+        self.ends = (self._tail.fd, out_r, err_r, log_r)  # what the scribe is given
+        self._child_ends = [self.stdout, self.stderr, self.log]
+        self._closed = False
+
+    def child_fds(self) -> dict[str, int]:
+        """Return what a worker is started with beside its stdout and stderr, by name."""
+        return {"log": self.log, "faults": self.faults}
+
+    def close_child_ends(self) -> None:
+        """Close the writing ends here, once the child has them: else there is no end of file."""
+        while self._child_ends:
+            descriptors.close(self._child_ends.pop())
+
+    def label(
+        self,
+        labels: WorkerLabels | None = None,
+        *,
+        pid: int | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Have its lines carry these labels, or this pid and epoch, from now on."""
+        labels = self.labels if labels is None else labels
+        self.labels = replace(
+            labels,
+            pid=labels.pid if pid is None else pid,
+            epoch=labels.epoch if epoch is None else epoch,
+        )
+        self._keeper.relabel(self)
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until what it has written so far is in the tail; False at *deadline* (monotonic)."""
+        return self._keeper.drain(self, deadline)
+
+    def tail(self, log_lines: int = 50) -> LastOutput:
+        """Return its last words, as far as they have been read. Asks nobody, and never waits."""
+        return LastOutput(
+            stdout=self._tail.text("stdout"),
+            stderr=self._tail.text("stderr"),
+            logs=self._tail.log_lines(log_lines),
+            last_words=read_last_words(self.faults),
+        )
+
+    def close(self) -> None:
+        """Let go of it: the scribe reads what is there, and its tail is gone."""
+        if self._closed or self._keeper.is_inherited:
+            return
+        self._closed = True
+        self._keeper.remove(self)
+        self.close_child_ends()
+        _, *ends = self.ends
+        for fd in (*ends, self.faults):
+            descriptors.close(fd)
+        descriptors.close(self._tail)
+
+
+def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    for end in (reader, writer):
+        made.callback(descriptors.close, descriptors.own(end))
+    os.set_blocking(reader, False)  # the writer's end is another open file and stays as it is
+    with contextlib.suppress(OSError):  # past the user's limit for pipes; 64 KiB then
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reader, writer
+
+
+def log_pair(made: contextlib.ExitStack) -> tuple[int, int]:
+    """Return both ends of a log channel, ours first; *made* closes them."""
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ends = reader.detach(), writer.detach()
+    for end in ends:
+        made.callback(descriptors.close, descriptors.own(end))
+    return ends

@@ -1,0 +1,1 @@
+"""Start, watch, signal and collect processes."""

@@ -1,0 +1,106 @@
+"""What to start: everything a process needs to be told, checked before anything is started.
+
+Guarantees: a spec that makes no sense cannot be built; what it leaves open is taken from the
+driver at the moment of the start, not at the moment the spec or the zygote was made.
+
+Left to others: starting it (`launcher`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from phalanx.runtime.linux import descriptor_limit
+from phalanx.runtime.linux.process_tree import VARIABLE
+from phalanx.supervision import SpecError
+
+from .child_main import Birth
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from phalanx.runtime.linux.process_tree import WorkerMark
+
+_MOST_FDS = 200  # the kernel passes 253 in one message, and some are ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSpec:
+    """One process to start.
+
+    Attributes:
+        entry: ``module:function``; called in the new process with *payload* and its descriptors
+            by name; what it returns is the exit code, None is 0.
+        fds: The driver's descriptors by name; the process gets its own copies.
+        label: Its name in marks, events and reports.
+        title: What ``ps`` shows.
+        env: The complete environment; None is the driver's at the moment of the start.
+        cwd: None is the driver's at the moment of the start.
+        sys_path: None is the driver's at the moment of the start.
+        stdout: A descriptor, or None for the driver's.
+        stderr: The same.
+        method: Fork from the zygote, or start a new interpreter (slow, but nothing of a preload
+            is in it).
+        new_session: Whether it leads a session of its own; a forked one always does.
+    """
+
+    entry: str
+    payload: bytes = b""
+    fds: Mapping[str, int] = field(default_factory=dict[str, int])
+    label: str = ""
+    title: str = ""
+    env: Mapping[str, str] | None = None
+    cwd: str | None = None
+    sys_path: Sequence[str] | None = None
+    stdout: int | None = None
+    stderr: int | None = None
+    method: Literal["zygote", "exec"] = "zygote"
+    new_session: bool = True
+
+    def __post_init__(self) -> None:
+        module, colon, function = self.entry.partition(":")
+        if not (module and colon and function.isidentifier()):
+            raise SpecError("entry", self.entry, "write it as 'package.module:function'")
+        if self.method not in ("zygote", "exec"):
+            raise SpecError("method", self.method, "use 'zygote' or 'exec'")
+        if len(self.fds) > _MOST_FDS:
+            raise SpecError("fds", len(self.fds), f"pass at most {_MOST_FDS} descriptors")
+        for name, fd in self.fds.items():
+            if fd < 0:
+                raise SpecError(f"fds[{name!r}]", fd, "pass an open descriptor")
+        for name, value in (self.env or {}).items():
+            if not name or "=" in name or "\0" in name + value:
+                raise SpecError(f"env[{name!r}]", value, "no '=' in names, no NUL anywhere")
+
+    def birth(self, mark: WorkerMark) -> Birth:
+        """Return what the new process is told, as things are at this moment."""
+        cwd = _cwd(self.cwd)
+        env = dict(os.environ if self.env is None else self.env)
+        env.pop(VARIABLE, None)
+        return Birth(
+            driver=os.getpid(),
+            entry=self.entry,
+            payload=self.payload,
+            names=tuple(self.fds),
+            mark=mark.value,
+            title=self.title,
+            env=env,
+            cwd=cwd,
+            sys_path=tuple(sys.path if self.sys_path is None else self.sys_path),
+            files=descriptor_limit.own_limit(),
+        )
+
+
+def _cwd(wanted: str | None) -> str | None:
+    if wanted is None:
+        try:
+            return str(Path.cwd())
+        except FileNotFoundError:
+            return None  # the driver's own was removed; the process stays where it is made
+    if not Path(wanted).is_dir():
+        raise SpecError("cwd", wanted, "name a directory that exists")
+    return wanted

@@ -1,0 +1,267 @@
+"""A child process: its pidfd, exit status, exit reason, signals, and the kill of its tree.
+
+One process of ours: its death, its status, its signals, its tree.
+
+Guarantees: death is known by pidfd, once, on the hub's thread; the exit status is collected there
+and nowhere else, and where somebody else was quicker (the user's ``waitpid(-1)``, an ignored
+SIGCHLD) the kernel is asked for its copy, and if it keeps none the status is unknown, never a
+hang. A signal goes to this process or to none, also after its number was given to another.
+
+Left to others: starting it (`launcher`), and deciding what its end means.
+
+From a process's wait status to an exit reason.
+
+Guarantees: every way a process can end has exactly one reason, also where somebody else collected
+the status (``unknown``, never a guess).
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import signal as signals
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.linux import descriptors, process_tree, syscalls
+from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
+
+from . import reaper
+
+if TYPE_CHECKING:
+    import resource
+    from collections.abc import Callable
+
+    from phalanx.runtime.linux.oom import OomEvidence, OomSample
+    from phalanx.runtime.threads.event_loop import Hub
+
+
+def exit_of_process(
+    code: int | None,
+    signal: int | None,
+    *,
+    asked: bool,
+    unresponsive: bool = False,
+    detail: str = "",
+) -> ExitReason:
+    """Return the reason for a process that ended with exit *code* or by *signal*.
+
+    Args:
+        code: The exit code, or None where a signal ended it or the status is unknown.
+        signal: The signal number, or None where it exited or the status is unknown.
+        asked: Whether a stop had been asked for before it ended.
+        unresponsive: Whether we killed it because it hung.
+        detail: What the worker said of its own end, such as its last exception.
+
+    Both *code* and *signal* None means that somebody else collected the status.
+    """
+    if unresponsive:
+        return ExitReason(ExitKind.UNRESPONSIVE, detail or "hung", code, signal)
+    if asked:
+        return ExitReason(ExitKind.SHUTDOWN, detail, code, signal)
+    if signal is not None:
+        name = signals.Signals(signal).name if signal in _KNOWN else f"signal {signal}"
+        kind = ExitKind.KILLED if signal == signals.SIGKILL else ExitKind.CRASH
+        return ExitReason(kind, f"{name}; {detail}" if detail else name, code, signal)
+    if code is None:
+        text = detail or "its exit status was collected by somebody else"
+        return ExitReason(ExitKind.UNKNOWN, text)
+    if code == 0:
+        return ExitReason(ExitKind.NORMAL, detail, code)
+    text = f"exit code {code}"
+    return ExitReason(ExitKind.CRASH, f"{text}; {detail}" if detail else text, code)
+
+
+_KNOWN = frozenset(int(member) for member in signals.Signals)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessStatus:
+    """How a process ended.
+
+    Attributes:
+        code: Its exit code, or None.
+        signal: The signal that ended it, or None. Both None: nobody could tell.
+        core_dumped: Whether it left a core file.
+        out_of_memory: The evidence that the kernel's out-of-memory killer ended it, or empty.
+        at: When it was known, in seconds on the monotonic clock.
+        usage: What it had used, where it was ours to collect.
+    """
+
+    code: int | None = None
+    signal: int | None = None
+    core_dumped: bool = False
+    out_of_memory: str = ""
+    at: float = 0.0
+    usage: resource.struct_rusage | None = None
+
+
+class Process:
+    """A started process. Made by `Launcher` only.
+
+    Attributes:
+        pid: Its number.
+        pidfd: A descriptor for it, owned and closed by this object.
+        label: As in its spec.
+        started_at: When it was known to exist, in seconds on the monotonic clock.
+        start_ticks: The same as the kernel has it, in clock ticks since boot.
+        status: How it ended; None while it lives. Set before `on_exit` is called.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        pidfd: int,
+        task: process_tree.Task,
+        *,
+        label: str,
+        quarry: process_tree.Quarry,
+        memory: OomEvidence,
+        memory_before: OomSample,
+        on_exit: Callable[[Process], None],
+        on_close: Callable[[Process], None],
+        collect_later: Callable[[int, int], None],
+    ) -> None:
+        self._hub = hub
+        self._owner = os.getpid()
+        self._quarry = quarry
+        self._memory = memory
+        self._memory_before = memory_before
+        self._on_exit = on_exit
+        self._on_close = on_close
+        self._collect_later = collect_later
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._is_traced = False
+        self.pid = task.pid
+        self.pidfd = descriptors.own(pidfd)
+        self.label = label
+        self.started_at = time.monotonic()
+        self.start_ticks = task.ticks
+        self.status: ProcessStatus | None = None
+        # Under the lock, for which the callback waits: it may be called before `_watch` is there.
+        with self._lock:
+            self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+
+    def __repr__(self) -> str:
+        return f"<Process {self.label!r} pid={self.pid} {self.state()}>"
+
+    def send_signal(self, sig: int) -> bool:
+        """Send *sig*; return False where it is gone already."""
+        with self._lock:
+            if self._closed or self._owner != os.getpid():
+                return False
+            try:
+                signal.pidfd_send_signal(self.pidfd, sig)
+            except ProcessLookupError:
+                return False
+            return True
+
+    def wait(self, deadline: float) -> bool:
+        """Return True once it has ended and `status` is set, False at *deadline* (monotonic)."""
+        if self._hub.is_current() and not self._ended.is_set():
+            msg = "waiting for a process on the thread that learns of its death"
+            raise WouldDeadlock(msg)
+        return self._ended.wait(max(0.0, deadline - time.monotonic()))
+
+    def kill_tree(self, deadline: float) -> process_tree.TreeReport:
+        """Kill the process and everything that came from it, daemons included.
+
+        Works after its own death too: then for what it left behind. Returns once all of them are
+        gone, or at *deadline* (monotonic) with the names of those that are still there.
+        """
+        if self._owner != os.getpid():
+            return process_tree.TreeReport()
+        report = process_tree.kill(self._quarry, deadline)
+        if report.left:
+            self.send_signal(signal.SIGKILL)  # there may have been no descriptor to find it by
+        if self.status is None and not self._closed:
+            self.wait(deadline)
+        return report
+
+    def is_stopped(self) -> bool:
+        """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger."""
+        return self.state() == "T"
+
+    def state(self) -> str:
+        """Return the kernel's letter for its state; empty once it is gone, ``?`` if unknown."""
+        try:
+            task = process_tree.read(self.pid)
+        except OSError:  # no descriptor is free
+            return "?"
+        return task.state if task is not None and task.ticks == self.start_ticks else ""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Its identity on this machine, also after its number was given to another."""
+        return self.pid, self.start_ticks
+
+    def close(self) -> None:
+        """Let go of the handle. Its death is not noticed any more if it still lives."""
+        pidfd = self.give_up()
+        if pidfd >= 0:
+            os.close(pidfd)
+
+    def give_up(self) -> int:
+        """Let go of the handle, and return `pidfd`, the caller's from now on; -1 for none."""
+        with self._lock:
+            if self._closed or self._owner != os.getpid():
+                return -1
+            self._closed = True
+            self._watch.cancel()
+            descriptors.disown(self.pidfd)
+        self._on_close(self)
+        return self.pidfd
+
+    def look(self) -> None:
+        """Notice its end now, where there is no hub that does."""
+        self._on_readable(0)
+
+    def _on_readable(self, _events: int) -> None:
+        with self._lock:
+            if self._closed or self.status is not None or not process_tree.is_gone(self.pidfd):
+                return
+            self.status = self._collect()
+            self._watch.cancel()
+            if not self._is_traced:
+                reaper.release(self.pid)
+        self._ended.set()
+        self._on_exit(self)
+
+    def _collect(self) -> ProcessStatus:
+        now = time.monotonic()
+        usage = None
+        try:
+            if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                # A debugger is to collect it first, and may never do so. Its end is an end.
+                self._is_traced = True
+                with suppress(OSError):  # no descriptor is free: it stays until this process ends
+                    self._collect_later(os.dup(self.pidfd), self.pid)
+                raise ChildProcessError  # noqa: TRY301  # as when it has been collected
+            # It is there and ours, so the number cannot have been given to another.
+            _, status, usage = os.wait4(self.pid, os.WNOHANG)
+        except ChildProcessError:
+            kept = syscalls.exit_status_of(self.pidfd)
+            if kept is None:
+                kept = process_tree.exit_status(self.pid, self.start_ticks)
+            if kept is None:
+                return ProcessStatus(at=now)
+            status = kept
+        if os.WIFEXITED(status):
+            return ProcessStatus(code=os.WEXITSTATUS(status), at=now, usage=usage)
+        number = os.WTERMSIG(status)
+        return ProcessStatus(
+            signal=number,
+            core_dumped=os.WCOREDUMP(status),
+            out_of_memory=self._out_of_memory() if number == signal.SIGKILL else "",
+            at=now,
+            usage=usage,
+        )
+
+    def _out_of_memory(self) -> str:
+        return self._memory.take(self.pid, self.started_at, self._memory_before)

@@ -1,0 +1,251 @@
+"""The zygote: a process that has imported what workers need, and forks them.
+
+Guarantees: each worker is a child of the driver, not of this process (the process between them
+ends at once, and the driver is a subreaper while that happens), so that exit statuses and
+parent-death signals go where they belong; its pidfd is opened before it can be reaped; nothing is
+forked while there is a second thread or a device open here. It ends when the driver ends or lets
+go, while it imports too, and once it has imported it ends the whole tree if the driver dies.
+
+Left to others: `zygote`, the driver's side of the same socket.
+
+Why not ``multiprocessing``'s forkserver: its workers are the server's children. It outlives a
+killed driver, so no parent-death signal ever reaches them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.linux import descriptor_limit, process_title, process_tree
+from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
+
+from .child_main import LOST, Birth, await_go, close_all_but, live
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import NoReturn
+
+REQUEST = struct.Struct("=Q")
+DESCRIPTORS = 250  # the kernel passes 253 in one message
+_BATCH = 32  # workers forked from one process between
+_GRACE = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One worker to fork: file of its birth, pipe that says go, output, and its descriptors."""
+
+    number: int
+    fds: list[int]
+
+
+def main() -> None:
+    """Run; the arguments are the socket, the driver's pidfd, the tree's needle, the preload."""
+    control, driver = int(sys.argv[1]), int(sys.argv[2])
+    needle, preload = sys.argv[3].encode(), json.loads(sys.argv[4])
+    del sys.argv[1:]
+    sock = socket.socket(fileno=control)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)  # Ctrl-C is the driver's to judge
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    _die_with(sock, driver)
+    descriptor_limit.raise_limit()  # requests come with some fifteen each, many at a time
+    process_title.show_title("phalanx: zygote")
+    _import(sock, preload)
+    newborn = _serve(sock, driver, needle)
+    # Here in the worker itself, with the zygote's frames gone.
+    _run(*newborn)
+
+
+def _die_with(sock: socket.socket, driver: int) -> None:
+    """Have the kernel kill this process when the driver's end of *sock* closes.
+
+    An import may take minutes or hang in native code, so nothing of Python's can watch meanwhile.
+    A parent-death signal would do the same at the end of the thread that started this process,
+    which may end long before the driver. Whatever else the driver sends would kill as well: it
+    sends nothing before it has heard that the import is done.
+    """
+    fcntl.fcntl(sock, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(sock, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) | os.O_ASYNC)
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    if poller.poll(0):  # it was closed before, and no signal comes
+        os._exit(LOST)
+
+
+def _outlive(sock: socket.socket) -> None:
+    """Undo `_die_with`."""
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) & ~os.O_ASYNC)
+
+
+def _import(sock: socket.socket, preload: Sequence[str]) -> None:
+    for name in preload:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # noqa: BLE001  # a module may even exit; the driver shall know
+            text = traceback.format_exc()[-50_000:]
+            _tell(sock, {"kind": "import_failed", "module": name, "traceback": text})
+            sys.exit(1)
+    # Some libraries (OpenBLAS) start threads and end them in their own fork handlers.
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would copy every page it counts in
+    _outlive(sock)
+    _tell(sock, {"kind": "ready", "unfit": _unfit()})
+
+
+def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Order]:
+    """Fork workers until the driver lets go; return only in a worker."""
+    own = {sock.fileno(), driver}
+    inherited = _open_descriptors() - own
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    poller.register(driver, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poller.poll()]
+        orders = [] if driver in ready else _receive(sock)
+        if not orders:
+            # The driver's sockets close a moment before its pidfd tells of its death, and a clean
+            # close kills this process without a word. So this is no clean close either way.
+            process_tree.kill(process_tree.Quarry(needle), time.monotonic() + _GRACE)
+            sys.exit(0)
+        unfit = _unfit()
+        if unfit:
+            _tell(sock, {"kind": "unfit", "ids": [o.number for o in orders], "problem": unfit})
+        else:
+            newborn = _fork_all(sock, orders)
+            if newborn is not None:
+                sock.close()
+                close_all_but({*inherited, *newborn.fds})
+                return Birth.from_file(newborn.fds[0]), newborn
+        for order in orders:
+            for fd in order.fds:
+                os.close(fd)
+
+
+def _receive(sock: socket.socket) -> list[_Order]:
+    """Return the orders that are there; none where the driver has let go."""
+    orders: list[_Order] = []
+    flags = 0
+    while len(orders) < _BATCH:
+        try:
+            data, fds = receive_with_fds(sock, REQUEST.size, DESCRIPTORS, flags)
+        except BlockingIOError:
+            break
+        except ConnectionResetError:
+            return []
+        if not data:
+            return []
+        orders.append(_Order(REQUEST.unpack(data)[0], fds))
+        flags = socket.MSG_DONTWAIT
+    return orders
+
+
+def _fork_all(sock: socket.socket, orders: list[_Order]) -> _Order | None:
+    """Fork one worker for each order; return its order in a worker, None in the zygote."""
+    numbers = [order.number for order in orders]
+    try:
+        between = os.fork()
+    except OSError as error:
+        _tell(sock, {"kind": "refused", "ids": numbers, "problem": f"fork: {error.strerror}"})
+        return None
+    if between == 0:
+        return _fork_each(sock, orders)
+    os.waitpid(between, 0)
+    # Their parent is the driver from here on.
+    _tell(sock, {"kind": "parted", "ids": numbers})
+    return None
+
+
+def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
+    """In the process between: fork, tell, and end without a trace; return only in a worker."""
+    try:
+        for order in orders:
+            try:
+                pid = os.fork()
+            except OSError as error:
+                problem = f"fork: {error.strerror}"
+                _tell(sock, {"kind": "refused", "ids": [order.number], "problem": problem})
+                continue
+            if pid == 0:
+                return order
+            # Nobody can have collected it: this process is its parent and does not wait.
+            pidfd = os.pidfd_open(pid)
+            _tell(sock, {"kind": "born", "ids": [order.number], "pid": pid}, [pidfd])
+            os.close(pidfd)
+    except OSError:
+        os._exit(1)  # the driver is gone
+    os._exit(0)
+
+
+def _run(birth: Birth, order: _Order) -> NoReturn:
+    _, go, stdout, stderr, *own = order.fds
+    for fd, standard in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    # Armed before the process between has ended, the parent-death signal would be its death's.
+    await_go(go)
+    # Not before: a driver that has missed the word of our birth knows us by the zygote's session.
+    os.setsid()
+    _reseed()
+    sys.exit(live(birth, dict(zip(birth.names, own, strict=True))))
+
+
+def _reseed() -> None:
+    """Give this process its own random numbers where a fresh one would have them.
+
+    Python's ``random`` sees to itself; torch starts every process with the same seed.
+    """
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _open_descriptors() -> set[int]:
+    # Without the listing's own: its number is closed by now, and soon a worker's.
+    listed = process_tree.numbers_in("/proc/self/fd")
+    return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()}
+
+
+def _unfit() -> str:
+    """Return why nothing may be forked from this process; empty where it may."""
+    threads = len(process_tree.numbers_in("/proc/self/task"))
+    if threads > 1:
+        return f"the preload left {threads - 1} thread(s) running"
+    for fd in process_tree.numbers_in("/proc/self/fd"):
+        try:
+            target = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:
+            continue
+        if target.startswith("/dev/nvidia"):
+            return f"the preload opened {target}"
+    cuda = sys.modules.get("torch.cuda")
+    if cuda is not None and cuda.is_initialized():
+        return "the preload initialised CUDA"
+    return ""
+
+
+def _tell(sock: socket.socket, message: dict[str, object], fds: Sequence[int] = ()) -> None:
+    with contextlib.suppress(OSError):  # the driver is gone, and `_serve` is about to see it
+        send_with_fds(sock, json.dumps(message).encode(), fds)

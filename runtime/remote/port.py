@@ -1,0 +1,118 @@
+"""One end of a sequenced-packet socket in a process that must never block on it.
+
+Guarantees: packets leave in the order in which they were sent; those without room wait, and are
+counted when they have left: so whoever brings more can be made to wait.
+
+Left to others: waiting for the socket (`gateway_main`, `outpost_main`), and what packets mean.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.wire.frame import Frame, receive, send, unbundle
+from phalanx.runtime.wire.protocol import Kind
+
+if TYPE_CHECKING:
+    from phalanx.runtime.memory.mapping import ArenaReader
+
+
+class Port:
+    """The socket *fd*, which belongs to this object from now on.
+
+    Attributes:
+        fd: Its number; -1 once it is closed.
+        ended: The other side has closed its end, and everything it wrote has been read.
+        foreign: How many packets came that were none of ours.
+    """
+
+    def __init__(self, fd: int, reader: ArenaReader | None = None) -> None:
+        self._sock = socket.socket(fileno=fd)
+        self._sock.setblocking(False)
+        self._reader = reader
+        self._waiting: deque[tuple[bytes, int | None, int]] = deque()
+        self._ahead: deque[Frame] = deque()  # of a packet that held several
+        self.fd = fd
+        self.ended = False
+        self.foreign = 0
+
+    @property
+    def is_backed_up(self) -> bool:
+        """Whether packets wait for room."""
+        return bool(self._waiting)
+
+    def send(self, packet: bytes, file: int | None = None, *, counts: int = 0) -> int:
+        """Send *packet*, on which *file* rides; return *counts*, or 0 where it has to wait."""
+        if self._waiting or not self._sent(packet, file):
+            self._waiting.append((packet, None if file is None else os.dup(file), counts))
+            return 0
+        return counts
+
+    def flush(self) -> int:
+        """Send what waits, as far as there is room; return what that counts."""
+        left = 0
+        while self._waiting and self._sent(*self._waiting[0][:2]):
+            _, file, counts = self._waiting.popleft()
+            if file is not None:
+                os.close(file)
+            left += counts
+        return left
+
+    def receive(self) -> Frame | None:
+        """Return the next frame, or None where none is there now; see `ended`."""
+        if self._ahead:
+            return self._ahead.popleft()
+        while self.fd >= 0 and not self.ended:
+            try:
+                frame = receive(self._sock, self._reader)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                continue  # it died with unread input; what it wrote before follows
+            except OSError:
+                self.ended = True
+                return None
+            if frame is None:
+                self.foreign += 1
+            elif isinstance(frame, Frame):
+                if frame.kind != Kind.BUNDLE:
+                    return frame
+                frames = unbundle(frame, self._reader)
+                if frames is not None:
+                    self._ahead.extend(frames[1:])
+                    return frames[0]
+                self.foreign += 1
+            else:
+                self.ended = True
+        return None
+
+    def finish(self) -> None:
+        """Let the other side read to the end of file; it can still be seen to close its own."""
+        if self.fd >= 0:
+            try:
+                self._sock.shutdown(socket.SHUT_WR)
+            except OSError:
+                return  # it has closed already
+
+    def close(self) -> None:
+        """Give the socket back."""
+        self.fd = -1
+        self.ended = True
+        self._sock.close()
+        for _, file, _ in self._waiting:
+            if file is not None:
+                os.close(file)
+        self._waiting.clear()
+
+    def _sent(self, packet: bytes, file: int | None) -> bool:
+        """Whether *packet* needs to be kept no longer; to one that is gone it goes nowhere."""
+        try:
+            send(self._sock, packet, file)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return True

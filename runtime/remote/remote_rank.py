@@ -1,0 +1,274 @@
+"""One rank elsewhere, as the driver's side of the link keeps it: to the driver, it is the worker.
+
+Guarantees:
+- the rank has one call at a time. A call counts as begun, on the page that the driver reads, from
+  the moment it is handed to the network, and before that it can be withdrawn, as from a worker
+  next door: so what no rank had begun can be told here, also when the network is cut;
+- when the rank's process has ended its side says which call it had really begun, and the page
+  says so too before the driver hears of the end;
+- an answer that cannot land here becomes that call's error.
+
+Left to others: the link (`line`), what the other ranks of the group are asked then (`recall`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.memory.exchange import WorkerExchange
+from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.progress_page import Board
+from phalanx.runtime.wire.protocol import Flag, Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.supervision import RuntimeFault
+
+from .link import Delivery, Lane, Line
+from .port import Port
+from .trimming import Idling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from phalanx.runtime.wire.frame import Frame
+
+_ANSWERS = (Kind.REPLY, Kind.ERROR, Kind.SKIPPED)
+_BESIDE = (Kind.MORE, Kind.CLOSE, Kind.GO_ON)
+
+
+class Berth:
+    """One incarnation of one rank, or a spare.
+
+    Attributes:
+        number: Its own among all berths of this process, as the driver counts them.
+        route: The name under which ZeroMQ finds its connection; a secret of both sides.
+        connected: Its side has been heard of.
+        idling: Gives the memory of its answers back.
+        seated: It has greeted the driver, so it may be sent calls.
+        running: The call it has been handed and has not ended; 0 for none.
+        recallable: Whether that one can be withdrawn as long as it has not begun.
+        ended: No more comes from it.
+        why: Why its link was lost; empty where its process has ended.
+        released: The driver has been told so.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        route: bytes,
+        fds: Mapping[str, int],
+        post: Callable[[Sequence[bytes | memoryview]], None],
+        now: float,
+    ) -> None:
+        self.number = number
+        self.route = route
+        self.board = Board(fds["board"])
+        self._exchange = WorkerExchange.inherit(fds)
+        self.data = Port(fds["data"], self._exchange.reader)
+        self.control = Port(fds["control"])
+        self.line = Line(post, self._exchange.arena, now)
+        self.idling = Idling(self._exchange.arena)
+        self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
+        self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
+        self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made
+        self._incarnation = 0
+        self._holds = 0  # the call after which the rank waits for `Kind.GO_ON`; 0 for none
+        self.made_at = now
+        self.connected = False
+        self.seated = False
+        self.running = 0
+        self.recallable = False
+        self.ended = False
+        self.why = ""
+        self.released = False
+
+    # --- from the driver ----------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take what the driver has sent."""
+        while (frame := self.control.receive()) is not None:
+            if not self.ended:
+                self._send(Lane.CONTROL, frame)
+        while (frame := self.data.receive()) is not None:
+            if self.ended or frame.kind == Kind.HELLO:  # the rank's side has greeted it already
+                frame.drop()
+                continue
+            if frame.kind == Kind.MORE:
+                self._pace(frame.call_id, wanted=frame.extra)
+            elif frame.kind == Kind.GO_ON and frame.call_id == self._holds:
+                self._holds = 0
+            elif frame.kind == Kind.STOP and self._holds:
+                while self._held:  # it is to begin none of these
+                    self._held.popleft().drop()
+                self._send(Lane.DATA, frame)
+                continue
+            if frame.kind not in _BESIDE:
+                self._held.append(frame)
+            elif any(each.call_id == frame.call_id for each in self._held):
+                self._said.setdefault(frame.call_id, []).append(frame)
+            else:
+                self._send(Lane.DATA, frame)
+
+    @property
+    def is_let_go(self) -> bool:
+        """Whether the driver is done with it."""
+        return self.data.ended or self.control.ended
+
+    def hand_over(self, *, frozen: bool) -> None:
+        """Let it have the next call if it is free; not a collective one where that is *frozen*."""
+        held = self._held
+        while held and not self.ended and self.connected:
+            frame = held[0]
+            if frame.kind != Kind.CALL:  # one that runs may heed it: a stream that is to end
+                self._send(Lane.DATA, held.popleft())
+                continue
+            collective = bool(frame.flags & Flag.COLLECTIVE)
+            if self.running or self._holds or (frozen and collective):
+                return
+            held.popleft()
+            said = self._said.pop(frame.call_id, [])
+            now = self.board.begin(frame.call_id)
+            sent_in = frame.incarnation
+            if sent_in != now and self.board.is_void(
+                frame.call_id, sent_in, now, collective=collective
+            ):
+                self.board.finish(frame.call_id, served=False)
+                frame.drop()
+                self._answer(frame, Kind.SKIPPED)
+                continue
+            self.running = frame.call_id
+            self.recallable = collective
+            if self._send(Lane.DATA, frame):
+                for each in said:
+                    self._send(Lane.DATA, each)
+
+    # --- from the rank ------------------------------------------------------------------
+
+    def deliver(self, delivery: Delivery) -> None:
+        """Pass a packet of the rank's on to the driver."""
+        _, kind, flags, _, call_id, incarnation, extra = delivery.head
+        port = self.data if delivery.lane is Lane.DATA else self.control
+        if delivery.lane is Lane.DATA:
+            if kind == Kind.HELLO:
+                self._incarnation = incarnation
+                self.seated = True
+            elif kind == Kind.PASSED or kind in _ANSWERS:
+                self._ended_call(call_id, served=kind != Kind.SKIPPED)
+                if kind == Kind.ERROR and flags & Flag.HELD:
+                    self._holds = call_id
+            elif kind == Kind.NOT_SAVED and flags & Flag.HELD:
+                self._holds = call_id
+            elif kind == Kind.ITEM:
+                self._pace(call_id, made=extra)
+            elif kind == Kind.SAVING and call_id == self.running:
+                self.board.save(call_id)
+            if kind in (Kind.PASSED, Kind.SAVING):
+                self.line.taken(1)
+                return
+        if delivery.error is not None:
+            answer = Kind.NOT_SAVED if kind == Kind.SAVED else Kind.ERROR
+            packet = error_packet(delivery.error, delivery.head, incarnation, answer)
+            self.line.taken(port.send(packet, counts=1))
+            return
+        large = delivery.large
+        if large is not None:
+            large.lend(self._exchange.borrower)
+        file = None if large is None else large.file
+        left = port.send(delivery.packet(), file, counts=1)
+        self.line.taken(left)
+        if large is not None:
+            large.close()
+
+    def flush(self) -> None:
+        """Send the driver what waited for room."""
+        self.line.taken(self.data.flush() + self.control.flush())
+
+    # --- its end ------------------------------------------------------------------------
+
+    def end(self, begun: int | None, why: str = "") -> None:
+        """Note that nothing more comes from it; *begun* is the last call it began, if it said."""
+        self.ended = True
+        self.why = why
+        self.retract(begun)
+
+    def retract(self, begun: int | None) -> bool:
+        """Correct the page: *begun* is the last call begun; return whether it said too much."""
+        too_much = begun is not None and bool(self.running) and begun < self.running
+        if too_much:
+            assert begun is not None
+            self.board.retract(begun)
+        return too_much
+
+    def release(self) -> None:
+        """Tell the driver that this was all."""
+        if self.released:
+            return
+        self.released = True
+        text = Payload.of(encode(self.why, "the reason"))
+        self.control.send(text.packet(Kind.LINK_ENDED, epoch=0, call_id=0))
+        self.data.finish()
+        self.control.finish()
+
+    def close(self) -> None:
+        """Give everything back."""
+        while self._held:
+            self._held.popleft().drop()
+        self.line.close()
+        self.data.close()
+        self.control.close()
+        self.board.close()
+        self._exchange.arena.close()
+        self._exchange.reader.close()
+
+    # --- inside -------------------------------------------------------------------------
+
+    def _pace(self, call_id: int, *, wanted: int = 0, made: int = 0) -> None:
+        """Have the page say how long a stream takes for an item, as the rank's own would."""
+        before = self._items.get(call_id, (0, 0))
+        wanted, made = self._items[call_id] = max(wanted, before[0]), max(made, before[1])
+        if call_id != self.running:
+            return
+        if made >= wanted:
+            self.board.rest()
+        elif (wanted, made) != before:
+            self.board.go_on()
+
+    def _send(self, lane: Lane, frame: Frame) -> bool:
+        """Send *frame* to the rank; where that cannot be, its call ends in an error."""
+        error: Exception | None = None
+        if frame.flags & Flag.LOST:
+            error = RuntimeFault("a message was lost: no descriptor was free; raise `ulimit -n`")
+        else:
+            try:
+                self.line.send(lane, frame)
+            except (ValueError, OSError) as broken:
+                error = broken
+        if error is not None:
+            frame.drop()
+            if frame.kind == Kind.CALL:
+                self._ended_call(frame.call_id, served=False)
+                head = (0, 0, 0, frame.epoch, frame.call_id, 0, 0)
+                self.data.send(error_packet(error, head, self._incarnation))
+            return False
+        return True
+
+    def _ended_call(self, call_id: int, *, served: bool) -> None:
+        self._items.pop(call_id, None)
+        if call_id == self.running:
+            self.board.finish(call_id, served=served)
+            self.running = 0
+
+    def _answer(self, call: Frame, kind: int) -> None:
+        packet = Payload.of(None).packet(
+            kind, epoch=call.epoch, call_id=call.call_id, incarnation=self._incarnation
+        )
+        self.data.send(packet)
+
+
+def error_packet(
+    error: BaseException, head: Sequence[int], incarnation: int, kind: int = Kind.ERROR
+) -> bytes:
+    """Return the answer that the call in *head* ended in *error* on its way."""
+    payload = Payload.of(encode(RemoteFailure.of(error), "the error"))
+    return payload.packet(kind, epoch=head[3], call_id=head[4], incarnation=incarnation)

@@ -1,0 +1,322 @@
+"""Event loop on one thread: epoll, timers and callbacks posted by other threads.
+
+One thread that waits for everything: descriptors, timers, and messages from other threads.
+
+Guarantees: callbacks run on the hub's thread, one at a time, each as soon as the kernel says so;
+nothing is polled, so a hub at rest uses no processor time. A callback that raises is logged and
+ends nothing. `Watch` and `Timer` may be cancelled from any thread and inside callbacks; on the
+hub's own thread nothing is called after a cancel, elsewhere at most the call already under way
+ends. A forked child of the driver has no hub: there every method says so or does nothing.
+
+Left to others: callbacks must be quick and must never block, for all others wait behind them. A
+callback may come without cause (its number was closed and opened anew within one round), so it
+reads without blocking and takes "nothing there" for an answer. Cancel the watch before the
+descriptor is closed.
+
+Event of the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, ClassVar
+
+from phalanx.runtime.linux import descriptors
+from phalanx.supervision import RuntimeFault
+
+from .reentrant_lock import ReentrantLock, occupied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime.event import LoggedEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubCallbackFailed:
+    """Something that the hub called raised.
+
+    Attributes:
+        trace: The traceback.
+    """
+
+    event: ClassVar[str] = "phalanx.hub_callback_failed"
+    level: ClassVar[str] = "error"
+    callback: str
+    trace: str
+    at: float
+
+
+_LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
+
+
+class Watch:
+    """One descriptor under watch."""
+
+    __slots__ = ("_callback", "_fd", "_hub")
+
+    def __init__(self, hub: Hub, fd: int, callback: Callable[[int], None]) -> None:
+        self._hub = hub
+        self._fd = fd
+        self._callback = callback
+
+    def modify(self, events: int) -> None:
+        """Wait for *events* from now on; 0 pauses the watch. Nothing after a cancel."""
+        self._hub.change(self, self._fd, events)
+
+    def cancel(self) -> None:
+        """Watch no longer. Does nothing the second time."""
+        self._hub.unwatch(self, self._fd)
+
+    def __call__(self, events: int) -> None:
+        """Deliver *events*; the hub does."""
+        self._callback(events)
+
+
+class Timer:
+    """Something to be called at a time."""
+
+    __slots__ = ("_callback", "_hub", "at")
+
+    def __init__(self, hub: Hub, at: float, callback: Callable[[], None]) -> None:
+        self._hub = hub
+        self._callback: Callable[[], None] | None = callback
+        self.at = at
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it has neither been called nor cancelled."""
+        return self._callback is not None
+
+    def cancel(self) -> None:
+        """Do not call it any more."""
+        if self._callback is not None:
+            self._callback = None
+            self._hub.note_cancelled_timer()
+
+    def __call__(self) -> None:
+        """Call it now, unless it was cancelled; the hub does."""
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class Hub:
+    """The thread and its one epoll.
+
+    Attributes:
+        is_inside: Returns whether the caller has interrupted one of these methods on its thread.
+    """
+
+    def __init__(
+        self, name: str = "phalanx-hub", *, emit: Callable[[LoggedEvent], None] | None = None
+    ) -> None:
+        """Start the thread; *emit* is told of callbacks that raise, None prints their traces."""
+        self._pid = os.getpid()
+        self._emit = emit
+        # Reentrant: a finalizer, or a signal handler, may call the hub inside of one of these
+        # methods. Each is written so that it may: what it leaves half done no other looks at.
+        self._lock = ReentrantLock()
+        self.is_inside = self._lock.is_mine
+        self._watches: dict[int, Watch] = {}
+        self._timers: list[tuple[float, int, Timer]] = []
+        self._cancelled = 0
+        self._order = itertools.count()
+        self._posted: deque[Callable[[], None]] = deque()
+        self._closing = False
+        self._closed = False
+        self._ident = 0
+        self._epoll = descriptors.own(select.epoll())
+        self._wakeup = descriptors.own(os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC))
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
+        """Call *callback* with the epoll events whenever *fd* has any of *events*.
+
+        Raises:
+            FileExistsError: the descriptor is under watch already.
+        """
+        watch = Watch(self, fd, callback)
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._epoll.register(fd, events)
+            self._watches[fd] = watch
+        return watch
+
+    def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
+        """Call *callback* once, at *at* on the monotonic clock or soon after."""
+        timer = Timer(self, at, callback)
+        self._check_process()
+        with self._lock:
+            self._check()
+            heapq.heappush(self._timers, (at, next(self._order), timer))
+            # On the hub's own thread too: a finalizer may run there just before the wait begins.
+            if self._timers[0][2] is timer:
+                self._wake()
+        return timer
+
+    def post(self, callback: Callable[[], None]) -> None:
+        """Call *callback* on the hub's thread, after what was posted before it."""
+        self._check_process()
+        with self._lock:
+            self._check()
+            self._posted.append(callback)
+            self._wake()  # under the lock: the descriptor is closed under it
+
+    def is_current(self) -> bool:
+        """Whether the caller is on the hub's thread."""
+        return get_ident() == self._ident
+
+    def close(self) -> None:
+        """End the thread after what has been posted; then close what the hub holds.
+
+        From a callback it only says that the thread shall end. Timers that are not due and
+        descriptors under watch are let go.
+        """
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closing = True
+            self._wake()
+        if self.is_current():
+            return
+        self._thread.join()
+
+    def change(self, watch: Watch, fd: int, events: int) -> None:
+        """See `Watch.modify`."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if not self._closed and self._watches.get(fd) is watch:
+                self._epoll.modify(fd, events)
+
+    def unwatch(self, watch: Watch, fd: int) -> None:
+        """See `Watch.cancel`."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if self._closed or self._watches.get(fd) is not watch:
+                return
+            del self._watches[fd]
+            # The owner may have closed it too early; then the kernel has let go of it.
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def note_cancelled_timer(self) -> None:
+        """See `Timer.cancel`."""
+        if self._pid != os.getpid():
+            return
+        # A timer for each call, cancelled by its reply, would otherwise pile up until it is due.
+        with self._lock:
+            self._cancelled += 1
+            if self._cancelled > 64 and self._cancelled * 2 > len(self._timers):
+                self._cancelled = 0
+                timers, self._timers = self._timers, []  # what comes meanwhile is not lost
+                self._timers.extend([entry for entry in timers if entry[2].is_pending])
+                heapq.heapify(self._timers)
+
+    def _run(self) -> None:
+        with occupied:
+            self._serve()
+
+    def _serve(self) -> None:
+        self._ident = get_ident()
+        try:
+            self._loop()
+        except BaseException:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
+            self._closing = True  # from here on every method says so
+            self._complain("the hub itself, which is closed by this")
+        self._run_posted()
+        with self._lock:
+            self._closed = True
+            self._watches.clear()
+            self._timers.clear()
+            for descriptor in (self._epoll, self._wakeup):
+                with contextlib.suppress(OSError):
+                    descriptors.close(descriptor)
+        self._ident = 0  # the next thread may have it
+
+    def _loop(self) -> None:
+        while not self._closing:
+            for fd, events in self._poll():
+                if fd == self._wakeup:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(self._wakeup)
+                elif (watch := self._watches.get(fd)) is not None:
+                    self._guard(watch, events)
+            watch = None  # until the next event nothing else may hold what it belongs to
+            self._run_posted()
+            self._run_timers()
+
+    def _poll(self) -> list[tuple[int, int]]:
+        with self._lock:
+            due = self._timers[0][0] if self._timers else None
+        # A post that came before this line has written to the eventfd: the wait ends at once.
+        wait = -1.0 if due is None else min(max(0.0, due - time.monotonic()), _LARGEST_WAIT)
+        return self._epoll.poll(wait)
+
+    def _run_posted(self) -> None:
+        # Only as many as there are now: a callback that posts itself must not starve the rest.
+        for _ in range(len(self._posted)):
+            self._guard(self._posted.popleft())
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while True:
+            with self._lock:
+                if not self._timers or self._timers[0][0] > now:
+                    return
+                timer = heapq.heappop(self._timers)[2]
+                if not timer.is_pending:
+                    self._cancelled -= 1
+                    continue
+            self._guard(timer)
+
+    def _guard(self, callback: Callable[..., None], *args: int) -> None:
+        try:
+            callback(*args)
+        except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
+            self._complain(callback)
+
+    def _complain(self, what: object) -> None:
+        """Log the exception that *what* has raised."""
+        trace = traceback.format_exc()
+        with contextlib.suppress(Exception):  # a stderr that is closed
+            try:
+                if self._emit is not None:
+                    at = time.monotonic()
+                    self._emit(HubCallbackFailed(callback=repr(what), trace=trace, at=at))
+                    return
+            except BaseException:  # noqa: BLE001, S110  # such as the text of a user's object
+                pass
+            sys.stderr.write(trace)
+
+    def _wake(self) -> None:
+        os.eventfd_write(self._wakeup, 1)
+
+    def _check_process(self) -> None:
+        # Before the lock, always: its holder may be a thread that the fork did not copy.
+        if self._pid != os.getpid():
+            msg = "this hub belongs to the parent process; make another one after the fork"
+            raise RuntimeFault(msg)
+
+    def _check(self) -> None:
+        if self._closing:
+            msg = "the hub is closed"
+            raise RuntimeFault(msg)

@@ -1,0 +1,1 @@
+"""One message: values to bytes, frames, the call socket, the page of progress."""

@@ -1,0 +1,276 @@
+"""One message on the wire between the driver and one worker, as it is received.
+
+Guarantees: a frame comes in one packet of a sequenced-packet socket, so it arrives whole or not at
+all; what is not a frame of ours decodes to nothing, never to an exception. Small frames in a row
+may share a packet (`bundle`).
+
+Left to others: the numbers (`wire`), bodies too large for a packet (`far`), and making packets
+(`payload`).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from pickle import loads
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.supervision import RuntimeFault
+
+from .message import decode_far, read_file
+from .protocol import (
+    ANCILLARY,
+    CLOSE_ON_EXEC,
+    CUT,
+    HEADER,
+    IN_ARENA,
+    IN_FILE,
+    LARGE,
+    MAGIC,
+    PACKET_LIMIT,
+    Flag,
+    Kind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from phalanx.runtime.memory.mapping import ArenaReader
+
+_read_head = HEADER.unpack_from
+_HEAD: Final = HEADER.size
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_FILES: Final = (Kind.SAVED, Kind.RESTORE)  # of these the file itself is wanted
+
+
+class Frame:
+    """One message, whose body came in the packet.
+
+    Attributes:
+        incarnation: Whose reply it is; for a call the round it was sent in.
+        extra: For a call the rank whose value is wanted, or `EVERY_RANK`; for an item its number;
+            for `Kind.MORE` how many items are wanted in all.
+    """
+
+    __slots__ = ("body", "call_id", "epoch", "extra", "flags", "incarnation", "kind")
+
+    def __init__(  # noqa: PLR0917  # as they stand in the header
+        self,
+        kind: int,
+        flags: int,
+        epoch: int,
+        call_id: int,
+        incarnation: int,
+        extra: int,
+        body: bytes,
+    ) -> None:
+        self.kind = kind
+        self.flags = flags
+        self.epoch = epoch
+        self.call_id = call_id
+        self.incarnation = incarnation
+        self.extra = extra
+        self.body = body
+
+    def value(self) -> Any:
+        """Return the decoded body, once; gives back what came along.
+
+        Raises:
+            ValueError: a large message does not lie where the frame says.
+            RuntimeFault: its descriptor could not be received.
+            Exception: whatever decoding raises.
+        """
+        return loads(self.body) if self.body else None
+
+    def large(self) -> memoryview | None:
+        """Return what of the body lies elsewhere, once; None where it is all in the packet.
+
+        They stay until the view has died.
+
+        Raises:
+            ValueError: they do not lie where the frame says.
+        """
+        return None
+
+    def drop(self) -> None:
+        """Give back what came along."""
+
+
+class FarFrame(Frame):
+    """One message whose body lies elsewhere; the packet says where.
+
+    Attributes:
+        fds: Descriptors that came along; whoever decodes or drops the frame closes them.
+        lender: What a message in an arena is read through and given back to; None once it has been.
+    """
+
+    __slots__ = ("_view", "fds", "lender")
+
+    def __init__(self, *head: Any) -> None:
+        super().__init__(*head)
+        self.fds: list[int] = []
+        self.lender: ArenaReader | None = None
+        self._view: memoryview | None = None
+
+    def value(self) -> Any:
+        """See `Frame.value`."""
+        if self.flags & Flag.LOST:
+            msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
+            raise RuntimeFault(msg)
+        return decode_far(self.large(), self.near)
+
+    @property
+    def near(self) -> bytes:
+        """What of the body came in the packet; empty where nothing did."""
+        return self.body[IN_FILE.size if self.flags & Flag.FILE else IN_ARENA.size :]
+
+    def large(self) -> memoryview:
+        """See `Frame.large`."""
+        view, self._view = self._view, None
+        if view is not None:
+            return view
+        try:
+            if self.flags & Flag.FILE:
+                return read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
+            lender, self.lender = self.lender, None
+            if lender is None:
+                msg = "this message has been read or dropped before"
+                raise ValueError(msg)
+            return lender.open(*IN_ARENA.unpack_from(self.body))
+        finally:
+            self.drop()
+
+    def bring_home(self) -> None:
+        """Take the body out of its file: of answers nobody has asked for yet there may be many.
+
+        As many descriptors were gone once: further answers could not be received, and were lost.
+        """
+        try:
+            view = read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
+        except (MemoryError, OSError, ValueError):
+            return  # whoever asks for it is told
+        self.drop()
+        self._view = view
+
+    def drop(self) -> None:
+        """See `Frame.drop`."""
+        self._view = None
+        while self.fds:
+            os.close(self.fds.pop())
+        lender, self.lender = self.lender, None
+        if lender is not None:
+            lender.give_back(IN_ARENA.unpack_from(self.body)[0])
+
+    def __del__(self) -> None:
+        if self.fds or self.lender is not None:  # an answer nobody ever asked for
+            self.drop()
+
+
+def call_id_of(packet: bytes) -> int:
+    """Return which call one of our own packets belongs to."""
+    call_id: int = HEADER.unpack_from(packet)[4]
+    return call_id
+
+
+def bundle(packets: Sequence[bytes]) -> bytes:
+    """Return one packet that holds *packets*, on which no descriptor rides.
+
+    Together they have at most `BUNDLE_LIMIT` bytes.
+    """
+    head = HEADER.pack(MAGIC, Kind.BUNDLE, Flag.NONE, 0, 0, 0, len(packets))
+    return head + struct.pack(f"<{len(packets)}I", *map(len, packets)) + b"".join(packets)
+
+
+def unbundle(frame: Frame, lender: ArenaReader | None) -> list[Frame] | None:
+    """Return the frames in a frame of kind `Kind.BUNDLE`, or None where it holds something else."""
+    body = memoryview(frame.body)
+    at = 4 * frame.extra
+    if not 0 < at < len(body):
+        return None
+    frames: list[Frame] = []
+    for (size,) in struct.iter_unpack("<I", body[:at]):
+        inner = unpack(bytes(body[at : at + size]), [], lender) if at + size <= len(body) else None
+        if inner is None or inner.kind == Kind.BUNDLE:
+            return None
+        frames.append(inner)
+        at += size
+    return frames if at == len(body) else None
+
+
+def unpack(
+    packet: bytes, fds: list[int], lender: ArenaReader | None = None, *, lost: bool = False
+) -> Frame | None:
+    """Return the frame in *packet*, or None (its descriptors closed) where it is not one.
+
+    Where descriptors were *lost* on the way, the frame has the flag `Flag.LOST`.
+    """
+    if len(packet) >= _HEAD:
+        magic, kind, flags, epoch, call_id, incarnation, extra = _read_head(packet)
+        if magic == MAGIC:
+            if not flags & LARGE and not fds:
+                return Frame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+            far = FarFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+            far.fds = fds
+            if _is_whole(far, lender, lost=lost):
+                if fds and kind not in _FILES:
+                    far.bring_home()
+                return far
+    for fd in fds:
+        os.close(fd)
+    fds.clear()
+    return None
+
+
+def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | bytes | None:
+    """Return the next frame, ``b""`` at the end of the stream, or None for a foreign packet.
+
+    *lender* is what messages in the peer's arena are read through; without one they are foreign.
+
+    Raises:
+        BlockingIOError: nothing to read on a non-blocking socket.
+        ConnectionResetError: the peer died with unread input; read on, its last words follow.
+    """
+    packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC)
+    if not ancillary and not cut & CUT:
+        return unpack(packet, [], lender) if packet else b""
+    return unpack_extra(packet, ancillary, cut, lender)
+
+
+def unpack_extra(
+    packet: bytes, ancillary: list[tuple[int, int, bytes]], cut: int, lender: ArenaReader | None
+) -> Frame | bytes | None:
+    """Return what `receive` does of a packet with which more came, or which was *cut*."""
+    fds: list[int] = []
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            count = len(data) // 4
+            fds.extend(struct.unpack(f"<{count}i", data[: count * 4]))
+    if cut & socket.MSG_TRUNC:
+        packet = b""
+    return unpack(packet, fds, lender, lost=bool(cut & socket.MSG_CTRUNC))
+
+
+def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
+    """Send one packet; raises what the socket raises."""
+    if file is None:
+        sock.send(packet, _NO_SIGNAL)
+    else:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("<i", file))
+        sock.sendmsg([packet], [rights], _NO_SIGNAL)
+
+
+def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
+    """Whether *far* came with what its flags say; sees to its lender."""
+    match far.flags & LARGE:
+        case Flag.FILE if lost and not far.fds:
+            # Its call must still be answered: to drop the frame would leave it waiting.
+            far.flags |= Flag.LOST
+            return len(far.body) >= IN_FILE.size
+        case Flag.FILE:
+            return len(far.fds) == 1 and len(far.body) >= IN_FILE.size
+        case Flag.ARENA if not far.fds and len(far.body) >= IN_ARENA.size:
+            far.lender = lender
+            return lender is not None
+        case _:
+            return False

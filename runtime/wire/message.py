@@ -1,0 +1,299 @@
+"""Outgoing message: a body that travels inline, in an arena slot or in a memfd.
+
+A body on its way out: encoded once, sent as often and to as many as it must.
+
+Guarantees: a large body is copied when the payload is made, into the sender's arena or a memory
+file of its own; `close` lets go of it, and who has been sent it keeps it.
+
+Left to others: how large bodies are laid out (`far`), and sending (`frames.send`).
+
+Bodies too large for a packet: written once, into memory that every reader maps.
+
+Guarantees: such a body lies in the sender's arena, or, where that has no room or there is none, in
+a fresh sealed memory file whose descriptor rides on the packet. It is refused before its first
+byte is written where there is not memory enough. A reader gets a private view of either: writing in
+place changes nobody else's data. What claims to be such a body and is not ends in an exception.
+
+What goes far away is the buffers. The pickle that refers to them stays in the packet, behind a
+table: how many buffers there are, and (offset, size) of each. So a reader that does not look at its
+arguments touches no page of them. A pickle that is itself too large for the packet goes with the
+buffers, as the first of the parts that the table tells of; then the table lies before them, and
+the packet says nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import struct
+from dataclasses import dataclass
+from pickle import loads
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime.memory.budget import reserve, writable_bytes
+from phalanx.runtime.memory.mapping import copied, mapped
+from phalanx.supervision import MessageTooLarge
+
+from .protocol import EVERY_RANK, HEADER, IN_ARENA, IN_FILE, INLINE_LIMIT, MAGIC, Flag, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from phalanx.runtime.memory.arena import Arena, Borrower, Extent
+
+    from .codec import Encoded
+
+
+ALIGNMENT = 64
+
+_COUNT = struct.Struct("<Q")
+_ENTRY = struct.Struct("<QQ")
+_NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
+
+
+def lay_buffers_out(
+    encoded: Encoded, limit: int
+) -> tuple[bytes, list[memoryview], list[int], int] | None:
+    """Return what stays in a packet with room for *limit* bytes, and the rest as `lay_out` does.
+
+    None where the pickle is too large for that, or there is nothing else.
+    """
+    buffers = encoded.buffers
+    room = limit - _COUNT.size - len(buffers) * _ENTRY.size
+    pickled = encoded.small(room) if buffers else None
+    if pickled is None:
+        return None
+    end = 0
+    offsets: list[int] = []
+    table = [_COUNT.pack(len(buffers))]
+    for buffer in buffers:
+        end = -(-end // ALIGNMENT) * ALIGNMENT
+        offsets.append(end)
+        table.append(_ENTRY.pack(end, buffer.nbytes))
+        end += buffer.nbytes
+    return b"".join((*table, pickled)), list(buffers), offsets, end
+
+
+def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
+    """Return what all of it together consists of, where each piece begins, and its size."""
+    count = 1 + len(encoded.buffers)
+    end = _COUNT.size + count * _ENTRY.size
+    chunks = [memoryview(chunk) for chunk in encoded.chunks]
+    offsets = [0]
+    entries = [_ENTRY.pack(end, sum(chunk.nbytes for chunk in chunks))]
+    for chunk in chunks:
+        offsets.append(end)
+        end += chunk.nbytes
+    for buffer in encoded.buffers:
+        end = -(-end // ALIGNMENT) * ALIGNMENT
+        entries.append(_ENTRY.pack(end, buffer.nbytes))
+        offsets.append(end)
+        end += buffer.nbytes
+    table = memoryview(_COUNT.pack(count) + b"".join(entries))
+    return [table, *chunks, *encoded.buffers], offsets, end
+
+
+def write_file(
+    parts: Sequence[memoryview],
+    offsets: Sequence[int],
+    size: int,
+    name: str = "phalanx-message",
+) -> int:
+    """Return a sealed memory file, shown as *name*, with the body in it.
+
+    Raises:
+        MessageTooLarge: there is not memory enough; it says for how much there is.
+    """
+    file = new_message_file(size, name)
+    try:
+        for part, offset in zip(parts, offsets, strict=True):
+            write_all(file, part, offset)
+        return seal_message_file(file)
+    except OSError as error:
+        os.close(file)
+        if error.errno in _NO_MEMORY:
+            raise MessageTooLarge(size, writable_bytes(size)) from error
+        raise
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def new_message_file(size: int, name: str = "phalanx-message") -> int:
+    """Return an empty memory file for a body of *size* bytes.
+
+    Raises:
+        MessageTooLarge: there is not memory enough for it.
+    """
+    room = writable_bytes(size)
+    if size > room:
+        raise MessageTooLarge(size, room)
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        reserve(file, 0, size, missing=size)
+    except OSError as error:
+        os.close(file)
+        raise MessageTooLarge(size, min(room, size - 1)) from error
+    except BaseException:
+        os.close(file)
+        raise
+    return file
+
+
+def seal_message_file(file: int) -> int:
+    """Make *file* one that nobody can change any more, its readers included; return it."""
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
+    return file
+
+
+def read_file(file: int, size: int) -> memoryview:
+    """Return the body in *file*, to be written in place as one likes; *file* may be closed then.
+
+    Raises:
+        ValueError: no body of that size can lie in it.
+        MemoryError: this process has no room for it.
+    """
+    seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    if not seals & fcntl.F_SEAL_SHRINK or not 0 < size <= os.fstat(file).st_size:
+        # One that can shrink would end its reader by SIGBUS.
+        msg = f"a message of {size} bytes in a file that is smaller or not sealed"
+        raise ValueError(msg)
+    view = mapped(file, 0, size)
+    return copied(file, 0, size) if view is None else view
+
+
+def decode_far(body: memoryview, near: bytes = b"") -> Any:
+    """Return the value in *body*, of which *near* came in the packet.
+
+    Raises:
+        ValueError: its table makes no sense.
+        Exception: whatever decoding raises.
+    """
+    if near:
+        parts, end = _read_table(near, body)
+        return loads(near[end:], buffers=parts)
+    parts, _ = _read_table(body, body)
+    return loads(parts[0], buffers=parts[1:])
+
+
+def _read_table(table: bytes | memoryview, body: memoryview) -> tuple[list[memoryview], int]:
+    """Return the parts of *body* that *table* tells of, and where it ends."""
+    room = len(table)
+    count = _COUNT.unpack_from(table)[0] if room >= _COUNT.size else 0
+    end = _COUNT.size + count * _ENTRY.size
+    if not count or end > room:
+        msg = f"a message of {room} bytes with a table of {count} parts"
+        raise ValueError(msg)
+    size = body.nbytes
+    parts: list[memoryview] = []
+    for offset, length in _ENTRY.iter_unpack(table[_COUNT.size : end]):
+        if offset + length > size:
+            msg = f"a message of {size} bytes whose table points outside of it"
+            raise ValueError(msg)
+        parts.append(body[offset : offset + length])
+    return parts, end
+
+
+def write_all(file: int, data: memoryview, offset: int) -> None:
+    """Write all of *data* to *file* at *offset*."""
+    while data.nbytes:
+        written = os.pwrite(file, data, offset)
+        data = data[written:]
+        offset += written
+
+
+_write_head = HEADER.pack
+
+
+@dataclass(slots=True)
+class Payload:
+    """A body ready to be sent, as often and to as many as it must.
+
+    Attributes:
+        tail: What follows the header: the body, or where a large one lies.
+        file: The memory file of a large body that lies in one of its own, or None.
+        extent: The place of one that lies in an arena, or None.
+    """
+
+    flags: int
+    tail: bytes
+    file: int | None = None
+    extent: Extent | None = None
+
+    @classmethod
+    def of(cls, encoded: Encoded | None, arena: Arena | None = None) -> Payload:
+        """Return *encoded* as a payload; a large one is copied now: later changes do not show.
+
+        Raises:
+            MessageTooLarge: there is not memory enough for it; nothing was written.
+        """
+        if encoded is None:
+            return cls(Flag.NONE, b"")
+        if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
+            return cls(Flag.NONE, small)
+        beside = lay_buffers_out(encoded, INLINE_LIMIT)
+        near, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
+        extent = arena.place(size) if arena is not None else None
+        if extent is None:
+            return cls.in_file(write_file(parts, offsets, size), size, near)
+        try:
+            extent.write(parts, offsets)
+        except BaseException:
+            extent.let_go()
+            raise
+        return cls.in_arena(extent, size, near)
+
+    @classmethod
+    def in_arena(cls, extent: Extent, size: int, near: bytes = b"") -> Payload:
+        """Return the *size* bytes that have been written to *extent*, with *near* beside them."""
+        tail = IN_ARENA.pack(extent.slot, extent.start, size) + near
+        return cls(Flag.ARENA, tail, extent=extent)
+
+    @classmethod
+    def in_file(cls, file: int, size: int, near: bytes = b"") -> Payload:
+        """Return the *size* bytes in a sealed memory file, which is closed with the payload."""
+        return cls(Flag.FILE, IN_FILE.pack(size) + near, file)
+
+    def lend(self, borrower: Borrower) -> None:
+        """Count the message as read by *borrower*; before each time it is sent."""
+        if self.extent is not None:
+            self.extent.lend(borrower)
+
+    def take_back(self, borrower: Borrower) -> None:
+        """Count it as not read by *borrower*, for it could not be sent."""
+        if self.extent is not None:
+            borrower.take_back(self.extent.slot)
+
+    def packet(
+        self,
+        kind: int,
+        *,
+        epoch: int,
+        call_id: int,
+        incarnation: int = 0,
+        extra: int = EVERY_RANK,
+        flags: int = Flag.NONE,
+    ) -> bytes:
+        """Return the packet; `file` must ride on it."""
+        flags |= self.flags
+        return _write_head(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
+
+    def close(self) -> None:
+        """Let go of the memory; who has been sent it keeps it."""
+        if self.file is not None:
+            os.close(self.file)
+            self.file = None
+        if self.extent is not None:
+            self.extent.let_go()
+            self.extent = None
+
+
+def call_packet(  # noqa: PLR0917  # as they stand in the header
+    payload: Payload, flags: int, epoch: int, call_id: int, round_: int, extra: int
+) -> bytes:
+    """Return the packet of a call: what `Payload.packet` makes, more quickly."""
+    flags |= payload.flags
+    return _write_head(MAGIC, Kind.CALL, flags, epoch, call_id, round_, extra) + payload.tail

@@ -1,0 +1,216 @@
+"""A page that one worker and the driver share: what the worker has begun, and what is withdrawn.
+
+Guarantees: after a worker's death the driver can read which call it had begun last; a call that
+the driver has withdrawn is begun by no worker afterwards, or the driver sees that it was begun.
+No lock: each word has one writer.
+
+Withdrawals come in rounds. A collective call carries the round it was sent in. When round k
+begins, the calls of earlier rounds stay valid up to the highest one that any rank had begun
+(``limits[k]``), and those behind it are void. A worker that is about to be stopped is *closed* in
+such a round: nothing at all that it had not begun is begun any more.
+
+How "or the driver sees it" holds: the worker stores *begun*, then loads *round*; the driver
+stores *round*, then loads *begun*. Either the worker sees the round or the driver sees the call,
+provided that neither pair is reordered. The worker must not pay for a barrier on every call, so
+the driver pays for both: ``membarrier(2)`` runs a full barrier on every processor that runs a
+worker. That holds on x86-64 and ARM64 alike. Without the system call (very old kernels) the driver
+sleeps a few milliseconds instead, far longer than any store buffer holds a store.
+
+Source: the asymmetric fence of ``membarrier(2)``; Dekker's flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import time
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.linux import descriptors
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SYSCALL = {"x86_64": 324, "aarch64": 283}.get(platform.machine())
+_GLOBAL = 1 << 0
+_GLOBAL_EXPEDITED = 1 << 1
+_REGISTER_GLOBAL_EXPEDITED = 1 << 2
+
+_BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING, _SPIN = range(8)
+_LIMITS = 8  # where the limits of the latest rounds begin
+_KEPT = 256  # rounds whose limit is kept; a call older than that is void
+
+
+class Board:
+    """One worker's page. Words are written whole, by one side only.
+
+    Attributes:
+        fd: The memory file behind it; handed to the worker.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        self._words = memoryview(self._map).cast("Q")
+
+    @classmethod
+    def create(cls) -> Board:
+        """Return a new, empty page."""
+        fd = descriptors.own(os.memfd_create("phalanx-board", os.MFD_CLOEXEC))
+        try:
+            os.ftruncate(fd, mmap.PAGESIZE)
+            return cls(fd)
+        except BaseException:
+            descriptors.close(fd)
+            raise
+
+    # the worker's side
+
+    def begin(self, call_id: int) -> int:
+        """Publish that *call_id* begins; return the current round."""
+        words = self._words
+        words[_BEGUN_AT] = time.monotonic_ns()
+        words[_BEGUN] = call_id
+        return words[_ROUND]
+
+    def is_void(self, call_id: int, sent_in: int, current: int, *, collective: bool) -> bool:
+        """Whether *call_id*, sent in an earlier round, has been withdrawn."""
+        if self._words[_CLOSED]:
+            return True
+        if not collective:
+            return False
+        if current - sent_in >= _KEPT:
+            return True
+        return call_id > self._words[_LIMITS + (sent_in + 1) % _KEPT]
+
+    def save(self, call_id: int) -> None:
+        """Publish that *call_id* has run, and that the worker's state is being stored with it."""
+        words = self._words
+        words[_BEGUN_AT] = time.monotonic_ns()
+        words[_SAVING] = call_id
+
+    def finish(self, call_id: int, *, served: bool = True) -> None:
+        """Publish that *call_id* has ended in this worker, or was void (not *served*)."""
+        words = self._words
+        words[_FINISHED] = call_id
+        words[_SERVED] += served
+
+    @property
+    def spin(self) -> float:
+        """For how many seconds to look for the next message before sleeping."""
+        return self._words[_SPIN] and self._words[_SPIN] / 1e9
+
+    def rest(self) -> None:
+        """Publish that the call under way waits for its taker: its time stands still."""
+        self._words[_BEGUN_AT] = 0
+
+    def go_on(self) -> None:
+        """Publish that the call under way begins anew to take its time, with another item."""
+        self._words[_BEGUN_AT] = time.monotonic_ns()
+
+    def retract(self, call_id: int) -> None:
+        """Publish that *call_id* was the last to begin after all.
+
+        For who keeps the page of a worker elsewhere, and learns that it had said too much.
+        """
+        self._words[_BEGUN] = call_id
+
+    # the driver's side
+
+    @property
+    def begun(self) -> int:
+        """The call begun last; 0 for none."""
+        return self._words[_BEGUN]
+
+    @property
+    def finished(self) -> int:
+        """The call that ended last; 0 for none."""
+        return self._words[_FINISHED]
+
+    @property
+    def saving(self) -> int:
+        """The call with which the worker's state was stored last, or is being; 0 for none."""
+        return self._words[_SAVING]
+
+    @property
+    def served(self) -> int:
+        """How many calls have ended in this incarnation."""
+        return self._words[_SERVED]
+
+    @property
+    def begun_at(self) -> float:
+        """When the call begun last began, or the storing of the state behind it.
+
+        In seconds on the monotonic clock; for a stream, when it began to make its next item. 0.0
+        for none, and while a stream waits for its taker.
+        """
+        return self._words[_BEGUN_AT] / 1e9
+
+    def let_spin(self, seconds: float) -> None:
+        """Have the worker look for its next message for so long before it sleeps."""
+        self._words[_SPIN] = round(seconds * 1e9)
+
+    def enter(self, round_: int) -> None:
+        """Set the round of a worker that has been sent nothing yet."""
+        self._words[_ROUND] = round_
+
+    def limit(self, round_: int, call_id: int) -> None:
+        """Say up to which call earlier rounds stay valid once *round_* begins."""
+        self._words[_LIMITS + round_ % _KEPT] = call_id
+
+    def shut(self) -> None:
+        """Have the round that begins next withdraw everything that this worker has not begun."""
+        self._words[_CLOSED] = 1
+
+    @property
+    def is_shut(self) -> bool:
+        """Whether `withdraw` has voided all that the worker had not begun."""
+        return bool(self._words[_CLOSED])
+
+    def close(self) -> None:
+        """Give the page back."""
+        if self.fd >= 0:
+            self._words.release()
+            self._map.close()
+            descriptors.close(self.fd)
+            self.fd = -1
+
+
+def withdraw(
+    boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()
+) -> None:
+    """Begin *round_*: void the collective calls of earlier ones behind call *reached*.
+
+    For those of *boards* that are *shut* it voids every call that they have not begun.
+
+    On return every worker either sees that or has shown, in `begun`, what it began before.
+    """
+    for board in boards:
+        board.limit(round_, reached)
+    for board in shut:
+        board.shut()
+    _fence()
+    for board in boards:
+        board.enter(round_)
+    _fence()
+
+
+def _fence() -> None:
+    if _membarrier(_GLOBAL_EXPEDITED) or _membarrier(_GLOBAL):
+        return
+    time.sleep(0.01)
+
+
+def register_worker() -> None:
+    """Let the driver's fences reach this process; called once when a worker starts."""
+    _membarrier(_REGISTER_GLOBAL_EXPEDITED)
+
+
+def _membarrier(command: int) -> bool:
+    if _SYSCALL is None:
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    result: int = libc.syscall(ctypes.c_long(_SYSCALL), command, 0, 0)
+    return result == 0

@@ -1,0 +1,221 @@
+"""The main loop of a worker: one call after the other, until it is told to stop.
+
+Guarantees: calls are served one at a time, in order; a call withdrawn before it began is never
+begun; an exception of a method is that call's answer and not the end of the worker; whatever ends
+the loop, the stop hook has run.
+
+Left to others: the start and the exit status (`worker_main`), the user's class (`Hosted`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+from phalanx.runtime.memory.arena import ARENA_IDLE, ARENA_LONGEST
+from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.protocol import Flag, Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.supervision import ExitKind, ExitReason
+
+from .inbox import Inbox, send_items
+from .termination import Failed, Terminated, ignore_signals
+
+if TYPE_CHECKING:
+    import socket
+
+    from phalanx.runtime.memory.exchange import WorkerExchange
+    from phalanx.runtime.wire.frame import Frame
+    from phalanx.runtime.wire.progress_page import Board
+
+    from .control import Link
+    from .host import Hosted
+    from .replies import ReplyLine
+    from .termination import Doom
+    from .tracing import ServerSpan
+
+
+class Serving:
+    """The main loop of one worker."""
+
+    def __init__(
+        self,
+        data: socket.socket,
+        link: Link,
+        *,
+        board: Board,
+        hosted: Hosted,
+        replies: ReplyLine,
+        exchange: WorkerExchange,
+        doom: Doom,
+    ) -> None:
+        self._link = link
+        self._doom = doom
+        self._board = board
+        self._hosted = hosted
+        self._replies = replies
+        self._arena = exchange.arena
+        self._after_reply = hosted.after_reply
+        self._inbox = Inbox(data, exchange.reader, hosted.note_foreign)
+
+    def run(self) -> int:
+        """Serve until told to stop; return the exit code."""
+        hosted = self._hosted
+        try:
+            self._serve()
+            self._replies.close()
+        except Terminated as end:
+            name = signal.Signals(end.number).name
+            self._stop(ExitReason(ExitKind.SHUTDOWN, name, signal=end.number))
+            raise
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+            if isinstance(end.code, str):
+                sys.stderr.write(f"{end.code}\n")
+            self._stop(ExitReason(ExitKind.CRASH if code else ExitKind.NORMAL, code=code))
+            return code & 0xFF
+        except BaseException as error:
+            self._link.tell(Kind.LAST_WORDS, RemoteFailure.of(error))
+            hosted.fail(error)
+            raise
+        self._stop(ExitReason(ExitKind.SHUTDOWN))
+        return 0
+
+    def _stop(self, reason: ExitReason) -> None:
+        # A second signal must not cut the stop hook short: the driver has a deadline for that.
+        ignore_signals()
+        # Before the others see its connections close, which is long before the process has ended.
+        with contextlib.suppress(OSError):
+            self._link.tell(Kind.ENDING)
+        self._hosted.stop(reason)
+
+    def _serve(self) -> None:
+        inbox = self._inbox
+        arena = self._arena
+        board = self._board
+        while True:
+            # Not while an answer is being computed: that needs the interpreter.
+            if (spin := board.spin) and not self._replies.is_behind:
+                inbox.look(spin)
+            if arena.is_warm:
+                self._trim_when_idle()
+            frame = inbox.take()
+            if self._doom.is_sealed:
+                self._doom.await_end()
+            if frame is None or frame.kind == Kind.STOP:
+                return  # without a frame the driver is gone, or has only closed the group
+            if frame.kind == Kind.CALL:
+                self._call(frame)
+            elif frame.kind == Kind.REFORM:
+                self._reform(frame)
+
+    def _trim_when_idle(self) -> None:
+        """Give idle memory back while no message comes; return when one is there."""
+        wait = ARENA_IDLE
+        while self._arena.is_warm and self._inbox.is_quiet(wait):
+            self._arena.trim()
+            wait = min(2 * wait, ARENA_LONGEST)  # the driver keeps what is left: look less often
+
+    def _reform(self, frame: Frame) -> None:
+        link = self._link
+        link.enter(frame.epoch)
+        try:
+            self._hosted.reform(frame.value())
+        except Exception as error:  # noqa: BLE001  # maybe another rank died; the driver knows
+            link.tell(Kind.NOT_REFORMED, RemoteFailure.of(error))
+        else:
+            link.tell(Kind.READY)
+
+    def _call(self, frame: Frame) -> None:
+        call_id = frame.call_id
+        board = self._board
+        now = board.begin(call_id)
+        sent_in = frame.incarnation
+        if sent_in != now and board.is_void(
+            call_id, sent_in, now, collective=bool(frame.flags & Flag.COLLECTIVE)
+        ):
+            board.finish(call_id, served=False)
+            frame.drop()
+            self._inbox.forget(call_id)
+            self._replies.skip(frame)
+            return
+        if frame.epoch > self._link.epoch:  # a call for this rank alone may be from before
+            self._link.epoch = frame.epoch
+            self._hosted.adopt(frame.epoch)
+        span: ServerSpan | None = None
+        holds = False
+        try:
+            method, args, kwargs, *carrier = frame.value()
+            if carrier:
+                span = self._hosted.span(method, carrier[0])
+            result = self._hosted.invoke(method, args, kwargs)
+            # Before the answer: so the driver finds the arguments' memory free for its next call.
+            del args, kwargs
+            if frame.flags & Flag.STREAM:
+                self._stream(frame, result)
+                result = None
+            if span is not None:
+                result = span.returned(result)
+        except (Terminated, SystemExit) as end:
+            if span is not None:
+                span.raised(end)
+            raise
+        except BaseException as error:  # noqa: BLE001  # the caller's to judge; asyncio's too
+            if span is not None:
+                span.raised(error)
+            holds = self._refuse(frame, error)
+        else:
+            spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
+            self._replies.answer(frame, result)
+            if spoilt is not None:
+                holds = spoilt.verdict.holds
+                self._doom.carry_out(spoilt)
+        if self._after_reply is not None:
+            self._after_reply()
+        board.finish(call_id)
+        if frame.flags & Flag.PACED and self._replies.is_behind:
+            self._replies.pass_by(frame)
+        if holds:
+            self._inbox.await_leave(call_id)
+
+    def _stream(self, frame: Frame, made: Any) -> None:
+        """Send the items of *made*."""
+        try:
+            send_items(frame, made, self._inbox, self._replies, self._board, self._hosted.end_copy)
+        finally:
+            self._hosted.end_copy()
+
+    def _refuse(self, frame: Frame, error: BaseException) -> bool:
+        """Answer with *error*; return whether this worker holds for it."""
+        failed = Failed(error, self._doom.weigh(error))
+        # The state behind an error for which the worker ends is none to go on from.
+        saves = frame.flags & Flag.MARKED and not failed.verdict.ends
+        spoilt = self._save(frame) if saves else None
+        self._replies.refuse(frame, failed)
+        if spoilt is not None:
+            self._doom.carry_out(spoilt)
+        return failed.verdict.holds
+
+    def _save(self, call: Frame) -> Failed | None:
+        """Store the state: first, so that whatever is answered has been stored.
+
+        Return what its hook raised, if it did.
+        """
+        self._board.save(call.call_id)
+        if call.flags & Flag.PACED:
+            self._replies.tell_saving(call)
+        try:
+            saved = self._hosted.save(call.call_id)
+        except (Terminated, SystemExit):
+            raise
+        except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
+            failed = Failed(error, self._doom.weigh(error))
+            failure = encode(RemoteFailure.of(error), "the error")
+            flags = Flag.HELD if failed.verdict.holds else Flag.NONE
+            self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure), flags)
+            return failed
+        self._replies.note(call, Kind.SAVED, saved)
+        return None

@@ -1,0 +1,71 @@
+"""What the layer above puts into a worker process, as the process sees it.
+
+Guarantees: nothing; it is a protocol. All of it is called on the worker's main thread.
+
+Left to others: calling it (`serving`), and being it (the user's class, from the layer above).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from phalanx.runtime.wire.message import Payload
+    from phalanx.supervision import Directive, ExitReason
+
+    from .tracing import ServerSpan
+
+
+class Hosted(Protocol):
+    """What the layer above puts into a worker process."""
+
+    @property
+    def after_reply(self) -> Callable[[], None] | None:
+        """What is to be called when a call has been answered; None for nothing."""
+        ...
+
+    def start(self) -> None:
+        """Build the user's object and run its start hook."""
+        ...
+
+    def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run one call."""
+        ...
+
+    def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
+        """Begin the span of a call of *method*, whose caller *carrier* names."""
+        ...
+
+    def end_copy(self) -> None:
+        """End this process if it is a forked copy of the worker, which has left the user's code."""
+        ...
+
+    def adopt(self, epoch: int) -> None:
+        """Note that the group around this worker has a new epoch."""
+        ...
+
+    def reform(self, order: Any) -> None:
+        """Leave the process group of the last epoch and join that of the new one."""
+        ...
+
+    def save(self, call_id: int) -> Payload:
+        """Store the user's state as it is after *call_id*; return what the driver is told."""
+        ...
+
+    def stop(self, reason: ExitReason) -> None:
+        """Run the user's stop hook."""
+        ...
+
+    def judge(self, error: BaseException) -> Directive:
+        """Return what becomes of this worker, whose method raised *error*."""
+        ...
+
+    def note_foreign(self) -> None:
+        """Log that the driver's socket brought what was none of its messages."""
+        ...
+
+    def fail(self, error: BaseException) -> None:
+        """Run the user's failure hook: *error* is about to end this worker."""
+        ...

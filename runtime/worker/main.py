@@ -1,0 +1,128 @@
+"""The child's side: one worker process, from its first line to its exit.
+
+Guarantees: the driver hears READY or the exception of the start; whatever ends the worker, its exit
+status tells.
+
+Left to others: the process around it (`launcher`), the calls between its start and its end
+(`serving`), the user's class (`Hosted`, from the layer above).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.runtime.linux import descriptors
+from phalanx.runtime.memory.exchange import WorkerExchange
+from phalanx.runtime.observe.diagnostics import install_last_words, install_stacks
+from phalanx.runtime.wire.frame import Frame, receive, send
+from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.progress_page import Board, register_worker
+from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.supervision import RuntimeFault
+
+from .call_loop import Serving
+from .control import Boot, Link
+from .replies import ReplyLine
+from .termination import Doom, Terminated, Termination, die_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_OOM_SCORE = 300  # thousandths of all memory that a worker counts as larger than it is; arbitrary
+_MOST_OOM_SCORE = 1000
+
+
+def main(payload: bytes, fds: Mapping[str, int]) -> int:
+    """Run one worker; return its exit code."""
+    control = socket.socket(fileno=fds["control"])
+    data = descriptors.own(
+        socket.socket(fileno=fds["data"])
+    )  # no fork of this process answers calls
+    board = Board(fds["board"])
+    boot: Boot = pickle.loads(payload)
+    link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
+    register_worker()
+    _yield_memory()
+    install_last_words(fds["faults"])
+    install_stacks(fds["faults"])
+    termination = Termination()
+    try:
+        try:
+            _limit_threads()
+            hosted = boot.host(boot.blob, link)
+            _limit_threads()  # a spare has been given the environment of its rank meanwhile
+            link.keep_pulse(termination)
+            hosted.start()
+        except Terminated:
+            raise
+        except BaseException as error:  # noqa: BLE001  # sys.exit in a start is a failed start
+            link.tell(Kind.START_FAILED, RemoteFailure.of(error))
+            return _start_exit_code(error)
+        _greet(data, link)
+        exchange = WorkerExchange.inherit(fds)
+        doom = Doom(link, hosted)
+        replies = ReplyLine(data, exchange, link.rank, link.incarnation, doom=doom)
+        serving = Serving(
+            data,
+            link,
+            board=board,
+            hosted=hosted,
+            replies=replies,
+            exchange=exchange,
+            doom=doom,
+        )
+        return serving.run()
+    except Terminated as end:
+        die_of(end.number)
+        return 128 + end.number
+    finally:
+        if os.getpid() != link.pid:
+            os._exit(1)  # a forked copy, which would go on as the worker
+
+
+def _greet(data: socket.socket, link: Link) -> None:
+    """Prove both directions of the call socket, then say READY.
+
+    The driver put a greeting into the socket before this process existed; the answer lies there
+    before the driver hears READY on the other one, so it need not wait.
+    """
+    greeting = receive(data)
+    if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
+        msg = "the call socket did not carry the driver's greeting"
+        raise RuntimeFault(msg)
+    answer = Payload.of(None).packet(
+        Kind.HELLO, epoch=link.epoch, call_id=0, incarnation=link.incarnation
+    )
+    send(data, answer, None)
+    link.tell(Kind.READY)
+
+
+def _start_exit_code(error: BaseException) -> int:
+    if isinstance(error, SystemExit) and isinstance(error.code, int):
+        return error.code & 0xFF
+    return 1
+
+
+def _yield_memory() -> None:
+    """Have the kernel kill this process before the driver when memory runs out.
+
+    A worker can be restarted, the driver cannot. What a worker starts inherits it.
+    """
+    path = Path("/proc/self/oom_score_adj")
+    with contextlib.suppress(OSError, ValueError):
+        path.write_text(str(min(_MOST_OOM_SCORE, int(path.read_text()) + _OOM_SCORE)))
+
+
+def _limit_threads() -> None:
+    """Apply ``OMP_NUM_THREADS``: a preloaded torch read it before this worker's own was set."""
+    torch = sys.modules.get("torch")
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    if torch is not None and wanted.isdigit() and int(wanted) > 0:
+        torch.set_num_threads(int(wanted))

@@ -1,0 +1,231 @@
+"""How a worker's answers leave it: in the order of the calls, on whichever thread has them.
+
+Guarantees: exactly one answer per call, in call order; an answer that is ready at once leaves on
+the main thread, without a hop, unless an earlier one is still being computed; an `AsyncOutput` is
+resolved on one output thread while the main thread serves the next call; whatever cannot be
+pickled becomes that call's error and harms nothing else.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.wire.frame import Frame, send
+from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, MAGIC, Flag, Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.supervision import MessageTooLarge, NotPicklable
+
+from .termination import Failed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime.memory.exchange import WorkerExchange
+
+    from .termination import Doom
+
+
+class AsyncOutput(ABC):
+    """What a method returns when its answer takes longer than its turn on the main loop."""
+
+    @abstractmethod
+    def get_output(self) -> object:
+        """Return the answer; runs on the worker's output thread, after all earlier answers."""
+
+
+class ReplyLine:
+    """Sends one worker's answers in order; *doom* weighs what is raised while they leave."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        exchange: WorkerExchange,
+        rank: int,
+        incarnation: int,
+        *,
+        doom: Doom,
+    ) -> None:
+        self._sock = sock
+        self._doom = doom
+        self._exchange = exchange
+        self._rank = rank
+        self._incarnation = incarnation
+        self._waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None] | None = None
+        self._lock = threading.Lock()
+        self._unsent = 0
+
+    def answer(self, call: Frame, result: Any) -> None:
+        """Answer *call* with *result*, now or when its turn comes."""
+        if result is None and not self._unsent:
+            self._acknowledge(call)
+        elif isinstance(result, AsyncOutput):
+            self._later(call, result.get_output)
+        elif self._unsent:
+            self._later(call, lambda: result)
+        else:
+            self._send_result(call, result)
+
+    def refuse(self, call: Frame, failed: Failed) -> None:
+        """Answer *call* with what its method raised, for which this worker may hold, or end."""
+        if self._unsent:
+            self._later(call, lambda: failed)
+        else:
+            self._send_failed(call, failed)
+
+    def skip(self, call: Frame) -> None:
+        """Say that *call* had been withdrawn before it began."""
+
+        def withdrawn() -> Any:
+            return _WITHDRAWN
+
+        if self._unsent:
+            self._later(call, withdrawn)
+        else:
+            self._send(call, Kind.SKIPPED, None)
+
+    def item(self, call: Frame, number: int, value: Any) -> None:
+        """Send the *number*-th item of the stream that *call* began.
+
+        Raises:
+            NotPicklable, MessageTooLarge: it cannot travel.
+        """
+        self._send(call, Kind.ITEM, encode(value, f"item {number} of the stream"), extra=number)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether answers are still being computed."""
+        return self._unsent > 0
+
+    def pass_by(self, call: Frame) -> None:
+        """Say that the next call can come, though the answer to *call* may not have left."""
+        self._send(call, Kind.PASSED, None)
+
+    def tell_saving(self, call: Frame) -> None:
+        """Say that *call* has run and the state is being stored, to who cannot read the page."""
+        self._send(call, Kind.SAVING, None)
+
+    def note(self, call: Frame, kind: int, payload: Payload, flags: int = Flag.NONE) -> None:
+        """Send *payload*, which is closed then, ahead of the answer to *call*."""
+        try:
+            packet = payload.packet(
+                kind,
+                epoch=call.epoch,
+                call_id=call.call_id,
+                incarnation=self._incarnation,
+                flags=flags,
+            )
+            send(self._sock, packet, payload.file)
+        finally:
+            payload.close()
+
+    def close(self) -> None:
+        """Send what is still being computed, then end the output thread."""
+        with self._lock:
+            waiting = self._waiting
+        if waiting is not None:
+            waiting.put(None)
+            self._thread.join()
+
+    def _later(self, call: Frame, get: Callable[[], Any]) -> None:
+        with self._lock:
+            self._unsent += 1
+            if self._waiting is None:
+                self._waiting = queue.SimpleQueue()
+                self._thread = threading.Thread(
+                    target=self._run, args=(self._waiting,), name="phalanx-output", daemon=True
+                )
+                self._thread.start()
+        self._waiting.put((call, get))
+
+    def _run(self, waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None]) -> None:
+        while (item := waiting.get()) is not None:
+            call, get = item
+            try:
+                try:
+                    result = get()
+                finally:
+                    self._doom.end_copy()
+            except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
+                self._send_error(call, error)
+            else:
+                if result is _WITHDRAWN:
+                    self._send(call, Kind.SKIPPED, None)
+                elif isinstance(result, Failed):
+                    self._send_failed(call, result)
+                else:
+                    self._send_result(call, result)
+            with self._lock:
+                self._unsent -= 1
+
+    def _send_result(self, call: Frame, result: Any) -> None:
+        wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
+        if not wanted or result is None:
+            self._acknowledge(call)
+            return
+        try:
+            encoded = encode(result, "the reply")
+        except NotPicklable as error:
+            self._send_error(call, error)
+            return
+        try:
+            self._send(call, Kind.REPLY, encoded)
+        except (MemoryError, MessageTooLarge, OSError) as error:
+            if isinstance(error, (BrokenPipeError, ConnectionError)):
+                raise
+            self._send_error(call, error)
+
+    def _acknowledge(self, call: Frame) -> None:
+        """Answer *call* with nothing."""
+        number, mine = call.call_id, self._incarnation
+        self._sock.send(
+            HEADER.pack(MAGIC, Kind.REPLY, Flag.NONE, call.epoch, number, mine, EVERY_RANK),
+            _NO_SIGNAL,
+        )
+
+    def _send_error(self, call: Frame, error: BaseException) -> None:
+        """Answer *call*, whose method has run to its end, with *error*."""
+        self._send_failed(call, Failed(error, self._doom.weigh(error)), may_hold=False)
+
+    def _send_failed(self, call: Frame, failed: Failed, *, may_hold: bool = True) -> None:
+        flags = Flag.HELD if may_hold and failed.verdict.holds else Flag.NONE
+        if failed.verdict.broken:
+            flags |= Flag.BROKEN
+        self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
+        self._doom.carry_out(failed)
+
+    def _send(
+        self,
+        call: Frame,
+        kind: int,
+        encoded: Any,
+        flags: int = Flag.NONE,
+        extra: int = EVERY_RANK,
+    ) -> None:
+        payload = Payload.of(encoded, self._exchange.arena)
+        try:
+            packet = payload.packet(
+                kind,
+                epoch=call.epoch,
+                call_id=call.call_id,
+                incarnation=self._incarnation,
+                flags=flags,
+                extra=extra,
+            )
+            payload.lend(self._exchange.borrower)
+            try:
+                send(self._sock, packet, payload.file)
+            except BaseException:
+                payload.take_back(self._exchange.borrower)
+                raise
+        finally:
+            payload.close()
+
+
+_WITHDRAWN = object()
+_NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)

@@ -1,0 +1,134 @@
+"""A tree as a value at one moment, and as a text for people.
+
+Guarantees: a snapshot is plain data and never changes. It is taken under the lock of each
+supervisor in turn, which is held while one event is decided and never while something is waited
+for; two supervisors of one snapshot may be seen a moment apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from .machine import Child, Status, SupervisorMachine
+    from .policy import ChildType, ExitReason, Restart, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSnapshot:
+    """One child.
+
+    Attributes:
+        path: The ids from the top supervisor down.
+        state: Where it stands.
+        incarnation: How often it has been started.
+        restarts_in_a_row: Since its last healthy time; counted where there is a back-off.
+        last_exit: Why it last ended; None where it never did.
+        since: When it was last started, or told to end.
+        supervisor: What is below it, where it is a supervisor that runs.
+    """
+
+    path: str
+    type: ChildType
+    restart: Restart
+    state: Status
+    incarnation: int
+    restarts_in_a_row: int
+    last_exit: ExitReason | None
+    since: float
+    supervisor: SupervisorSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSnapshot:
+    """One supervisor and what is below it.
+
+    Attributes:
+        path: The ids from the top supervisor down.
+        restarts: How many are inside the window.
+        max_restarts: How many may be.
+        period: Length of the window in seconds.
+        ended: Why it has ended; None while it lives.
+        children: In start order.
+    """
+
+    path: str
+    strategy: Strategy
+    restarts: int
+    max_restarts: int
+    period: float
+    ended: ExitReason | None
+    children: tuple[ChildSnapshot, ...]
+
+
+Below: TypeAlias = Callable[[str], SupervisorSnapshot | None]
+
+
+def snapshot_of(machine: SupervisorMachine, now: float, below: Below) -> SupervisorSnapshot:
+    """Return *machine* at *now* as a snapshot; *below* gives the one of a child, by key."""
+    return SupervisorSnapshot(
+        machine.path,
+        machine.spec.strategy,
+        machine.window.count(now),
+        machine.spec.intensity.max_restarts,
+        machine.spec.intensity.period,
+        machine.ended,
+        tuple(_child(machine, child, below) for child in machine.children.values()),
+    )
+
+
+def _child(machine: SupervisorMachine, child: Child, below: Below) -> ChildSnapshot:
+    assert child.spec.type is not None, "a spec fills in its type"
+    return ChildSnapshot(
+        f"{machine.path}/{child.key}",
+        child.spec.type,
+        child.spec.restart,
+        child.status,
+        child.incarnation,
+        child.attempt,
+        child.last_exit,
+        child.since,
+        below(child.key) if child.has_process and child.spec.is_supervisor else None,
+    )
+
+
+def render(snapshot: SupervisorSnapshot) -> str:
+    """Return the tree as text, one line per child."""
+    name = snapshot.path.rpartition("/")[2]
+    return "\n".join([f"{name}  {_supervisor(snapshot)}", *_lines(snapshot)])
+
+
+def _lines(snapshot: SupervisorSnapshot) -> Iterator[str]:
+    pending = _below(snapshot, "")  # the next line last; no recursion, which a deep tree would end
+    while pending:
+        child, indent, is_last = pending.pop()
+        branch, bar = ("└─ ", "   ") if is_last else ("├─ ", "│  ")
+        name = child.path.rpartition("/")[2]
+        yield f"{indent}{branch}{name}  {_described(child)}"
+        if child.supervisor is not None:
+            pending += _below(child.supervisor, indent + bar)
+
+
+def _below(snapshot: SupervisorSnapshot, indent: str) -> list[tuple[ChildSnapshot, str, bool]]:
+    last = len(snapshot.children) - 1
+    rows = [(child, indent, index == last) for index, child in enumerate(snapshot.children)]
+    return rows[::-1]
+
+
+def _described(child: ChildSnapshot) -> str:
+    parts = [str(child.restart), str(child.state)]
+    if child.incarnation > 1:
+        parts.append(f"incarnation {child.incarnation}")
+    if child.last_exit is not None:
+        parts.append(f"last exit: {child.last_exit}")
+    if child.supervisor is not None:
+        parts.append(_supervisor(child.supervisor))
+    return ", ".join(parts)
+
+
+def _supervisor(snapshot: SupervisorSnapshot) -> str:
+    spent = f"{snapshot.restarts} of {snapshot.max_restarts} restarts in {snapshot.period:g} s"
+    ended = "" if snapshot.ended is None else f", ended: {snapshot.ended}"
+    return f"[{snapshot.strategy}, {spent}{ended}]"
