@@ -299,7 +299,7 @@ def leaked_process(patch: pytest.MonkeyPatch) -> None:
             nobody = uuid.uuid4().hex.encode()
             return real.kill(real.Quarry(nobody, roots=quarry.roots), deadline)
 
-    patch.setattr(process, "tree", Blind())
+    patch.setattr(process, "process_tree", Blind())
 
 
 # --- in a worker --------------------------------------------------------------------------

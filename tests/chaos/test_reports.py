@@ -82,9 +82,13 @@ def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
     ex = make(world_size=1, queue_depth=4, intensity=Intensity(9, 60.0))
     ex.collective_rpc("echo", LONG)
 
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # so that it does not die before all calls are made
     again: dict[str, Any] = {"on_death": "retry", "retries": 3}
     futures = [ex.collective_rpc("kill_self", args=(0,), non_block=True, **again)]
     futures += [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
+    os.kill(pid, signal.SIGCONT)
     answers = [future.result(LONG) for future in futures]
 
     assert answers == [[2], *([n] for n in range(5))]

@@ -83,4 +83,4 @@ def test_a_stdout_that_is_closed_is_no_mistake(folder: Path) -> None:
 
 
 def test_half_a_character_is_not_safe_to_show() -> None:
-    assert safe_text("a\udcffb\x9bc\x1b[31m") == "a\\udcffb\\x9bc\x1b[31m"
+    assert safe_text("a\udcffb\x9bc\x1b[31m") == "a\\udcffb\\x9bc\\x1b[31m"

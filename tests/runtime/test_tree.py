@@ -73,7 +73,7 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
 # Has as many descriptors free as it was told, and forty processes to end with them.
 SHORT = """
 import os, resource, subprocess, sys, time, uuid
-from phalanx.runtime import tree
+from phalanx.runtime.linux import process_tree
 
 mark = uuid.uuid4().hex
 code = "import os; os.setsid(); os.write(1, b'x'); os.read(0, 1)"
