@@ -262,11 +262,9 @@ class Sending:
             self.send_kept()
         boards = [seat.channel.board for seat in self._seats]
         self.round += 1
-        before = max((self._reached, *(board.begun for board in boards)))
         shut = [seat.channel.board for seat in lost]
-        withdraw(boards, self.round, before, shut)
         # One that died earlier may have begun, and answered, what is under way on others still.
-        self._reached = max((self._reached, *(board.begun for board in boards)))
+        self._reached = withdraw(boards, self.round, self._reached, shut)
         return self._reached
 
     # --- rows of calls ----------------------------------------------------------------------

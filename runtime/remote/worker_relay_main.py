@@ -22,7 +22,7 @@ from zmq.utils import z85
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.memory.exchange import DriverExchange
-from phalanx.runtime.wire.progress_page import Board, withdraw
+from phalanx.runtime.wire.progress_page import Board, withdraw_behind
 from phalanx.runtime.wire.protocol import Flag, Kind
 
 from .link import LARGEST, QUEUE, Delivery, Lane, Line, Say
@@ -212,7 +212,7 @@ class _Outpost:
                 self._line.say(Say.TOLD, number, self._board.begun, now=now)
             case Say.RECALL:
                 self._round += 1
-                withdraw([self._board], self._round, call)
+                withdraw_behind(self._board, self._round, call)
                 self._line.say(Say.TOLD, number, self._board.begun, now=now)
             case Say.BYE:
                 self._done = True

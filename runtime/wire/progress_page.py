@@ -1,20 +1,22 @@
 """A page that one worker and the driver share: what the worker has begun, and what is withdrawn.
 
-Guarantees: after a worker's death the driver can read which call it had begun last; a call that
-the driver has withdrawn is begun by no worker afterwards, or the driver sees that it was begun.
-No lock: each word has one writer.
+Guarantees: after a worker's death the driver can read which call it had begun last; a collective
+call that the driver withdraws is begun by no worker, and one that any worker has begun stays valid
+for all. No lock: each word has one writer.
 
 Withdrawals come in rounds. A collective call carries the round it was sent in. When round k
-begins, the calls of earlier rounds stay valid up to the highest one that any rank had begun
+begins, the calls of earlier rounds stay valid up to the highest one that any rank has begun
 (``limits[k]``), and those behind it are void. A worker that is about to be stopped is *closed* in
 such a round: nothing at all that it had not begun is begun any more.
 
-How "or the driver sees it" holds: the worker stores *begun*, then loads *round*; the driver
-stores *round*, then loads *begun*. Either the worker sees the round or the driver sees the call,
-provided that neither pair is reordered. The worker must not pay for a barrier on every call, so
-the driver pays for both: ``membarrier(2)`` runs a full barrier on every processor that runs a
-worker. That holds on x86-64 and ARM64 alike. Without the system call (very old kernels) the driver
-sleeps a few milliseconds instead, far longer than any store buffer holds a store.
+The worker stores *begun*, then loads *round*; the driver stores *round*, then loads *begun*, and
+only then the limit, which is open until then. Either the driver sees the call, whose limit then
+includes it, or the worker sees the round, and waits for the limit to learn whether its call is
+valid. So no two workers judge one call differently, provided that neither pair is reordered. The
+worker must not pay for a barrier on every call, so the driver pays for both: ``membarrier(2)`` runs
+a full barrier on every processor that runs a worker. That holds on x86-64 and ARM64 alike. Without
+the system call (very old kernels) the driver sleeps a few milliseconds instead, far longer than any
+store buffer holds a store.
 
 Source: the asymmetric fence of ``membarrier(2)``; Dekker's flags.
 """
@@ -41,6 +43,8 @@ _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 _BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING, _SPIN = range(8)
 _LIMITS = 8  # where the limits of the latest rounds begin
 _KEPT = 256  # rounds whose limit is kept; a call older than that is void
+_OPEN = (1 << 64) - 1  # in place of a limit that the driver has not settled yet
+_LOOK = 5e-5  # seconds between two looks for it; the driver takes less
 
 
 class Board:
@@ -76,14 +80,20 @@ class Board:
         return words[_ROUND]
 
     def is_void(self, call_id: int, sent_in: int, current: int, *, collective: bool) -> bool:
-        """Whether *call_id*, sent in an earlier round, has been withdrawn."""
+        """Whether *call_id*, sent in an earlier round, has been withdrawn.
+
+        Waits for the driver where it is about to settle that.
+        """
         if self._words[_CLOSED]:
             return True
         if not collective:
             return False
         if current - sent_in >= _KEPT:
             return True
-        return call_id > self._words[_LIMITS + (sent_in + 1) % _KEPT]
+        at = _LIMITS + (sent_in + 1) % _KEPT
+        while (limit := self._words[at]) == _OPEN:
+            time.sleep(_LOOK)
+        return call_id > limit
 
     def save(self, call_id: int) -> None:
         """Publish that *call_id* has run, and that the worker's state is being stored with it."""
@@ -178,22 +188,37 @@ class Board:
             self.fd = -1
 
 
-def withdraw(
-    boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()
-) -> None:
-    """Begin *round_*: void the collective calls of earlier ones behind call *reached*.
+def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()) -> int:
+    """Begin *round_*: void the collective calls of earlier ones that no worker has begun.
 
-    For those of *boards* that are *shut* it voids every call that they have not begun.
-
-    On return every worker either sees that or has shown, in `begun`, what it began before.
+    For those of *boards* that are *shut* it voids every call that they have not begun. Returns the
+    last call that any worker has begun, *reached* where none has begun a later one. Calls up to
+    that one stay valid for all, those behind it are void for all.
     """
     for board in boards:
-        board.limit(round_, reached)
+        board.limit(round_, _OPEN)
     for board in shut:
         board.shut()
+    try:
+        _fence()
+        for board in boards:
+            board.enter(round_)
+        _fence()
+    finally:  # whatever happens, no worker waits for ever
+        reached = max((reached, *(board.begun for board in boards)))
+        for board in boards:
+            board.limit(round_, reached)
+    return reached
+
+
+def withdraw_behind(board: Board, round_: int, reached: int) -> None:
+    """Begin *round_* on one page: void the collective calls of earlier ones behind *reached*.
+
+    On return the worker either sees that or has shown, in `begun`, what it began before.
+    """
+    board.limit(round_, reached)
     _fence()
-    for board in boards:
-        board.enter(round_)
+    board.enter(round_)
     _fence()
 
 

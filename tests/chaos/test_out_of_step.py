@@ -213,6 +213,24 @@ def test_nothing_is_restarted_where_every_rank_has_ended_the_call(
     assert ex.status().restarts == 0
 
 
+def test_many_calls_behind_exceptions_that_end_well_all_get_their_own_answers(group: Make) -> None:
+    ex = group(2)
+
+    for first in range(0, 900, 6):
+        futures = [
+            ex.collective_rpc(
+                "add", args=(n,), kwargs={"after": 0 if n == first else None}, non_block=True
+            )
+            for n in range(first, first + 6)
+        ]
+        with pytest.raises(ValueError, match="rank 0"):
+            futures[0].result(LONG)
+        answers = [future.result(LONG) for future in futures[1:]]
+
+        assert answers == [[2.0 * n] * 2 for n in range(first + 1, first + 6)]
+    assert ex.status().restarts == 0
+
+
 def test_an_exception_between_two_operations_of_one_call_is_no_different(group: Make) -> None:
     ex = group()
     behind: list[Any] = []

@@ -1,0 +1,80 @@
+"""No two workers judge one call differently, whenever the driver withdraws what is not begun."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from phalanx.runtime.wire import progress_page
+from phalanx.runtime.wire.progress_page import Board, withdraw
+
+LIMIT = 30.0
+
+
+@pytest.fixture
+def boards() -> Iterator[list[Board]]:
+    made = [Board.create(), Board.create()]
+    yield made
+    for board in made:
+        board.close()
+
+
+def begins(board: Board, call: int) -> bool:
+    """Do as a worker that has taken *call*, sent in round 0; return whether it runs it."""
+    now = board.begin(call)
+    return now == 0 or not board.is_void(call, 0, now, collective=True)
+
+
+def test_a_call_that_begins_while_calls_are_withdrawn_is_valid_for_all(
+    boards: list[Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[bool] = []
+    # The first barrier stands between the announcement and the new round.
+    monkeypatch.setattr(progress_page, "_fence", lambda: ran or ran.append(begins(boards[1], 8)))
+    for board in boards:
+        assert begins(board, 7)
+
+    reached = withdraw(boards, 1, 0)
+
+    assert ran == [True]
+    assert reached == 8
+    assert begins(boards[0], 8)
+    assert not begins(boards[0], 9)
+    assert not begins(boards[1], 9)
+
+
+def test_a_worker_that_sees_the_round_first_waits_for_what_the_driver_settles(
+    boards: list[Board], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[bool] = []
+    worker = threading.Thread(target=lambda: runs.append(begins(boards[1], 8)))
+    fences = 0
+
+    def fence() -> None:
+        nonlocal fences
+        fences += 1
+        if fences == 2:  # the round has begun, and its limit is open
+            worker.start()
+            while boards[1].begun != 8:
+                pass
+
+    monkeypatch.setattr(progress_page, "_fence", fence)
+    assert begins(boards[0], 7)
+
+    reached = withdraw(boards, 1, 0)
+    worker.join(LIMIT)
+
+    assert reached == 8
+    assert runs == [True]
+    assert begins(boards[0], 8)
+
+
+def test_what_a_closed_worker_has_not_begun_it_never_begins(boards: list[Board]) -> None:
+    assert begins(boards[0], 7)
+
+    withdraw(boards, 1, 0, [boards[1]])
+
+    assert not begins(boards[1], 7)
+    assert boards[1].is_shut
