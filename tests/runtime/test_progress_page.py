@@ -31,8 +31,12 @@ def test_a_call_that_begins_while_calls_are_withdrawn_is_valid_for_all(
     boards: list[Board], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[bool] = []
-    # The first barrier stands between the announcement and the new round.
-    monkeypatch.setattr(progress_page, "_fence", lambda: ran or ran.append(begins(boards[1], 8)))
+
+    def fence() -> None:  # the first stands between the announcement and the new round
+        if not ran:
+            ran.append(begins(boards[1], 8))
+
+    monkeypatch.setattr(progress_page, "_fence", fence)
     for board in boards:
         assert begins(board, 7)
 
