@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 
     from phalanx.actors.spec.results import Outcome
 
+    from .calls import Dispatch
     from .executor import Executor
 
 
 class AsyncExecutor:
     """`Executor.aio`: each method is its namesake's, to be awaited; a stream is iterated."""
 
-    def __init__(self, executor: Executor[Any]) -> None:
+    def __init__(self, executor: Executor[Any], at_once: Dispatch[Any]) -> None:
         self._executor = executor
+        self._at_once = at_once  # the same calls, none of which waits for a place in the queue
 
     async def collective_rpc(self, *args: Any, **options: Any) -> Any:
         """See `Executor.collective_rpc`."""
-        return await self._future(self._executor.collective_rpc, args, options)
+        return await self._future("collective_rpc", args, options)
 
     async def gather(
         self,
@@ -40,24 +42,25 @@ class AsyncExecutor:
     ) -> list[Outcome]:
         """See `Executor.gather`."""
         outcomes: list[Outcome]
-        outcomes = await self._future(self._executor.gather, (method, timeout, args, kwargs), {})
+        outcomes = await self._future("gather", (method, timeout, args, kwargs), {})
         return outcomes
 
     async def scatter(self, *args: Any, **options: Any) -> Any:
         """See `Executor.scatter`."""
-        return await self._future(self._executor.scatter, args, options)
+        return await self._future("scatter", args, options)
 
     async def call(self, *args: Any, **options: Any) -> Any:
         """See `Executor.call`."""
-        return await self._future(self._executor.call, args, options)
+        return await self._future("call", args, options)
 
     def stream(self, *args: Any, **options: Any) -> ReplyStream:
         """See `Executor.stream`; to be iterated with ``async for``, not awaited.
 
         Where too many calls wait already it is opened when its first item is asked for.
         """
-        opened = partial(self._executor.stream, *args, **options)
-        return opened() if self._executor.has_room else LateStream(opened)
+        if self._executor.has_room:
+            return self._at_once.stream(*args, **options)
+        return LateStream(partial(self._executor.stream, *args, **options))
 
     async def submit(self, *args: Any, **options: Any) -> Any:
         """See `Executor.submit`; returns the value, not a future."""
@@ -87,14 +90,14 @@ class AsyncExecutor:
         """See `Executor.close`."""
         await asyncio.to_thread(self._executor.close)
 
-    async def _future(
-        self, call: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any]
-    ) -> Any:
+    async def _future(self, name: str, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
         # On the loop's own thread where the call can go at once: a hop costs more than the call.
-        # Where too many calls wait already, submitting would block the loop: then on another.
+        # Where too many calls wait already, submitting would block the loop: then on another. Here
+        # the call takes a place beyond the last where other threads have filled the queue just now.
         options = {**options, "non_block": True}
         if self._executor.has_room:
-            return await _completed(call(*args, **options))
+            return await _completed(getattr(self._at_once, name)(*args, **options))
+        call = getattr(self._executor, name)
         return await _completed(await _made_elsewhere(call, args, options))
 
 

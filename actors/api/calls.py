@@ -87,9 +87,17 @@ W = TypeVar("W", bound=WorkerActor)
 class Dispatch(Generic[W]):
     """The calls of an executor. Its methods are `Executor`'s."""
 
-    def __init__(self, group: RankGroup | InlineGroup, steps: Mapping[str, Method]) -> None:
+    def __init__(
+        self,
+        group: RankGroup | InlineGroup,
+        steps: Mapping[str, Method],
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Make calls of *group*; with *at_once* none blocks while too many wait for their turn."""
         self._group = group
-        self._call = group.call  # bound once: it is looked up for every call
+        # Bound once: it is looked up for every call.
+        self._call = functools.partial(group.call, at_once=True) if at_once else group.call
         self._steps = steps
 
     @property

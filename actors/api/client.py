@@ -68,6 +68,7 @@ class Caller:
         stream: Incoming | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
+        at_once: bool = False,
     ) -> Any:
         """Make a call, and return its value, its future or its stream.
 
@@ -80,6 +81,7 @@ class Caller:
             tell: Nobody waits for it.
             stream: Where the items arrive, if it is a stream.
             lead: What *aggregate* gets beside the values.
+            at_once: With *non_block*: never block, however many calls wait for their turn.
         """
         if timeout is not None:
             check_timeout(timeout)  # first: arguments that took its place are missing elsewhere
@@ -117,7 +119,9 @@ class Caller:
             decode: Callable[[Call], Any] = Call.result
         else:
             decode = functools.partial(Call.result, aggregate=aggregate, lead=lead)
-        return self._submit(call, decode) if non_block else self._wait_for(call, decode)
+        if non_block:
+            return self._submit(call, decode, at_once=at_once)
+        return self._wait_for(call, decode)
 
     def save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
         """Have every rank store its state, and return what is kept of it; see `save_now`."""
@@ -126,11 +130,13 @@ class Caller:
         call = saving_call(plane, next(self._seq), timeout, time.monotonic())
         return save_now(plane, cuts, call, under_hold=under_hold)
 
-    def _submit(self, call: Call, decode: Callable[[Call], Any]) -> CallFuture | ReplyStream:
+    def _submit(
+        self, call: Call, decode: Callable[[Call], Any], *, at_once: bool
+    ) -> CallFuture | ReplyStream:
         """Send *call*, or have it wait for its turn, and return what becomes of it."""
         plane = self._plane
         try:
-            plane.submit(call, waits=False)
+            plane.submit(call, waits=False, at_once=at_once)
         except BaseException as error:
             plane.cancel(call, error)
             if call.span is not None:

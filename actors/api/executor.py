@@ -255,7 +255,7 @@ class Executor(Dispatch[W]):
     @property
     def aio(self) -> AsyncExecutor:
         """The same calls for asyncio."""
-        return AsyncExecutor(self)
+        return AsyncExecutor(self, Dispatch(self._group, self._steps, at_once=True))
 
     # --- looking ------------------------------------------------------------------------
 

@@ -216,8 +216,10 @@ class InlineGroup:
         stream: Incoming | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
+        at_once: bool = True,
     ) -> Any:
         """Run a call here and now, and return its value, its future or its stream."""
+        del at_once  # nothing waits for its turn
         if timeout is not None:
             check_timeout(timeout)
         name, _ = self._methods.declared_of(method, each)

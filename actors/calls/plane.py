@@ -418,11 +418,12 @@ class Plane:
         with self._lock.asked():
             return self._turns.closed is not None or not self._turns.is_full
 
-    def submit(self, call: Call, *, waits: bool) -> None:
+    def submit(self, call: Call, *, waits: bool, at_once: bool = False) -> None:
         """Accept *call*: send it, or let it wait for its turn.
 
-        With *waits* the caller will wait for the call itself, so it may queue at once; otherwise
-        this blocks, up to the call's deadline, while too many calls wait for their turn.
+        With *waits* the caller will wait for the call itself, so it may queue at once, as it may
+        with *at_once*; otherwise this blocks, up to the call's deadline, while too many calls wait
+        for their turn.
 
         Raises:
             ExecutorClosed: nothing is accepted any more.
@@ -432,7 +433,7 @@ class Plane:
         if call.tap is not None:
             call.tap.issued(call)
         deadline = call.terms.deadline
-        while (place := self._accept(call, waits=waits)) is not None:
+        while (place := self._accept(call, waits, at_once)) is not None:
             came = False
             try:
                 self.check_may_enter(call.name, waits=True)
@@ -446,13 +447,13 @@ class Plane:
                 raise call.timed_out()
 
     @uninterrupted
-    def _accept(self, call: Call, *, waits: bool) -> Ticket | None:
+    def _accept(self, call: Call, waits: bool, at_once: bool) -> Ticket | None:
         """Send *call* or queue it, and return None; or return a ticket for a place in the queue."""
         with self._lock.unasked:
             closed = self._turns.closed
             size = self._turns.size
             if closed is None and call.fits(size):
-                if not waits and self._turns.is_full:
+                if not (waits or at_once) and self._turns.is_full:
                     return self._turns.ask_for_a_place()
                 if self.arena.is_warm:
                     self._trimming.later()

@@ -50,6 +50,46 @@ def test_a_task_cancelled_while_it_waits_for_a_place_has_called_nothing(
     assert not notes.exists()
 
 
+class Fills:
+    """An argument: while its call is being made, other calls take the last places."""
+
+    def __init__(self, fill: Callable[[], None]) -> None:
+        self._fill = fill
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._fill()
+        return (int, (7,))
+
+
+@pytest.mark.parametrize("method", ["call", "stream"])
+def test_an_event_loop_goes_on_where_others_fill_the_queue_while_its_call_is_made(
+    make: Make, tmp_path: Path, method: str
+) -> None:
+    ex = make(Echo, 1, queue_depth=1)
+    gate = tmp_path / "gate"
+    full: list[Any] = []
+
+    def fill() -> None:
+        full.extend(ex.call(0, "gated", args=(str(gate),), non_block=True) for _ in range(2))
+
+    async def main() -> Any:
+        argument = Fills(fill)
+        if method == "stream":
+            stream = ex.aio.stream(lambda _, got: [got], WAIT, (argument,), rank=0)
+            assert not ex.has_room
+            gate.touch()
+            return [item async for item in stream]
+        task = asyncio.ensure_future(ex.aio.call(0, "echo", WAIT, (argument,)))
+        while not full:
+            await asyncio.sleep(0)
+        assert not ex.has_room
+        gate.touch()
+        return [await task]
+
+    assert asyncio.run(main()) == [7]
+    assert [future.result(WAIT) for future in full] == [None, None]
+
+
 def test_a_loop_that_was_closed_costs_nobody_his_call(make: Make, tmp_path: Path) -> None:
     ex = make(Echo, 1)
     gate = tmp_path / "gate"
