@@ -164,7 +164,12 @@ class Terminated(BaseException):
 
 
 class Termination:
-    """SIGTERM and SIGINT of one worker: they raise `Terminated` in its main thread, once."""
+    """SIGTERM and SIGINT of one worker: they raise `Terminated` in its main thread, once.
+
+    A child that the user's code forks has Python's own handlers. SIGTERM is blocked across the
+    fork: CPython drops what a handler was told of before the child runs, and `multiprocessing`,
+    which ends its children by SIGTERM, would wait for ever for one that it ends so early.
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
@@ -173,8 +178,14 @@ class Termination:
         self._is_held = False
         self._drains = False
         self._is_due = False
+        self._forking = threading.local()
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
+        os.register_at_fork(
+            before=self._before_fork,
+            after_in_parent=self._after_fork,
+            after_in_child=self._in_child,
+        )
 
     def listen(self) -> None:
         """Hold SIGTERM off from now on, until `hear` says whose it is."""
@@ -190,9 +201,24 @@ class Termination:
             self._listens = False
         self._heard.set()
 
+    def _before_fork(self) -> None:
+        self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def _after_fork(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._forking.mask)
+
+    def _in_child(self) -> None:
+        for number, own in (
+            (signal.SIGTERM, signal.SIG_DFL),
+            (signal.SIGINT, signal.default_int_handler),
+        ):
+            if signal.getsignal(number) == self._on_signal:  # else it is one of the user's
+                signal.signal(number, own)
+        self._after_fork()
+
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         held = number == signal.SIGTERM and self._listens and not self._is_due
-        if held and os.getpid() == self._pid:  # a forked child has nothing that would listen
+        if held and os.getpid() == self._pid:  # a child forked by C code has nothing that listens
             if not self._is_held:
                 self._is_held = True
                 # Not `Thread`, whose lock this thread may have been interrupted with.

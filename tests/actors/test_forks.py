@@ -6,8 +6,10 @@ import atexit
 import ctypes
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +94,17 @@ class Forker(WorkerActor):
         with multiprocessing.get_context("fork").Pool(2) as pool:
             return pool.map(abs, [-1, -2, -3])
 
+    def end_at_once(self, times: int) -> list[int]:
+        ends: list[int] = []
+        for _ in range(times):
+            child = os.fork()
+            if not child:
+                time.sleep(WAIT)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return ends
+
     def state(self) -> tuple[int, list[int | None]]:
         return os.getpid(), self.codes
 
@@ -161,6 +174,12 @@ def test_a_forked_copy_that_leaves_a_hook_ends_there(make: Make, hook: str, tmp_
     assert (tmp_path / "stopped").read_text().split() == [str(worker)]
     assert (tmp_path / "exited").read_text().split() == [str(worker)]
     assert not (tmp_path / "failed").exists()
+
+
+def test_a_fork_in_a_method_is_ended_by_sigterm_however_early_that_comes(make: Make) -> None:
+    ex = make(Forker, 1)
+
+    assert ex.call(0, "end_at_once", WAIT, (50,)) == [-signal.SIGTERM] * 50
 
 
 def test_what_multiprocessing_forks_in_a_worker_works(make: Make) -> None:
