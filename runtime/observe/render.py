@@ -138,10 +138,13 @@ def _traceback(exceptions: Any) -> list[str]:
     if not isinstance(exceptions, list):
         return str(exceptions).splitlines() if exceptions else []
     lines: list[str] = []
-    for raised in cast("list[dict[str, Any]]", exceptions):
-        lines += [
-            f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
-            for frame in raised.get("frames", ())
-        ]
-        lines += f"{raised.get('exc_type')}: {raised.get('exc_value')}".splitlines()
+    try:
+        for raised in cast("list[dict[str, Any]]", exceptions):
+            lines += [
+                f"{frame.get('filename')}:{frame.get('lineno')} in {frame.get('name')}"
+                for frame in raised.get("frames", ())
+            ]
+            lines += f"{raised.get('exc_type')}: {raised.get('exc_value')}".splitlines()
+    except (AttributeError, TypeError):  # a user's own field of that name
+        return [_value(exceptions)]
     return lines

@@ -193,7 +193,11 @@ class _ScribeLoop:
         labels = intake.labels
         if lane == "log":
             for line in lines:
-                self._record("log", {**_shown(labels), **_loaded(line)}, labels.prefix())
+                own = _shown(labels)
+                try:
+                    self._record("log", {**own, **_loaded(line)}, labels.prefix())
+                except Exception:  # noqa: BLE001 -- one worker's record ends nobody's output
+                    self._record("log", {**own, **_malformed(line)}, labels.prefix())
             return
         sink = self._out if lane == "stdout" else self._err
         if self._console == "text":
@@ -280,11 +284,13 @@ def _loaded(data: bytes) -> dict[str, Any]:
     """Return a record, whatever somebody wrote into the channel."""
     try:
         record: object = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         record = None
-    if not isinstance(record, dict):
-        return {"event": "phalanx.malformed_record", "level": "warning", "text": repr(data[:256])}
-    return cast("dict[str, Any]", record)
+    return cast("dict[str, Any]", record) if isinstance(record, dict) else _malformed(data)
+
+
+def _malformed(data: bytes) -> dict[str, Any]:
+    return {"event": "phalanx.malformed_record", "level": "warning", "text": repr(data[:256])}
 
 
 def _shown(labels: WorkerLabels) -> dict[str, Any]:

@@ -203,11 +203,15 @@ os.write(1, b"\\x1b[2J\\x07 end\\n")
     assert scribe.pid == pid
 
 
-def test_garbage_on_the_log_channel_is_shown_as_such(console: Console, worker: Start) -> None:
+def test_garbage_on_the_log_channel_is_shown_as_such(
+    console: Console, worker: Start, scribe: Scribe
+) -> None:
+    pid = scribe.pid
     worker("""
 import socket
 channel = socket.socket(fileno=log)
-for garbage in (b"\\xff\\xfe", b"[1, 2]", b"null", b'{"level": ["x"]}'):
+deep = b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+for garbage in (b"\\xff\\xfe", b"[1, 2]", b"null", b"[" * 50000, deep, b'{"level": ["x"]}'):
     channel.send(garbage)
 channel.send(b'{"event": "sane"}')
 """)
@@ -215,7 +219,28 @@ channel.send(b'{"event": "sane"}')
     console.record(event_is("sane"))
 
     malformed = [line for line in console.lines if "phalanx.malformed_record" in line]
-    assert len(malformed) == 3
+    assert len(malformed) == 5
+    assert scribe.pid == pid
+
+
+def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(console: Console) -> None:
+    with Scribe(launch, console="text", out=console.fd, err=console.fd, stream=False) as scribe:
+        pid = scribe.pid
+        output = scribe.open_worker(labels_of(3))
+        Worker(
+            output,
+            """
+import socket
+channel = socket.socket(fileno=log)
+for depth in range(700, 1000, 5):
+    channel.send(b'{"timestamp": ' + b"[" * depth + b"]" * depth + b"}")
+worker_logger(os.dup(log), labels).info("mine", exception=["a", 1])
+channel.send(b'{"event": "sane"}')
+""",
+        ).wait()
+        console.until(lambda line: "sane" in line)
+        assert scribe.pid == pid
+    assert any(" mine" in line for line in console.lines)
 
 
 def test_events_of_the_driver_come_out_in_order_with_their_fields(
