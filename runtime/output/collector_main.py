@@ -108,6 +108,7 @@ class _ScribeLoop:
         deadline = time.monotonic() + self._flush_for
         for sink in self._sinks.values():
             sink.flush_until(deadline)
+            sink.close(deadline)
         if self._publisher is not None:
             self._publisher.send({"kind": "event", "event": "phalanx.stream_closed"})
             self._publisher.close()

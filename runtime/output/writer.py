@@ -10,12 +10,12 @@ Left to others: saying that lines were dropped.
 from __future__ import annotations
 
 import collections
-import contextlib
 import errno
 import os
 import select
 import socket
 import stat
+import threading
 import time
 from typing import Final
 
@@ -45,8 +45,14 @@ class Sink:
         # Writes of at most PIPE_BUF are whole or not at all: our lines and what the driver itself
         # prints into the same pipe do not cut each other in two.
         self._step = select.PIPE_BUF if stat.S_ISFIFO(mode) else 1 << 16
-        self.fd = _private(fd) if self._waits and not self._is_socket else fd
-        self._polled = self._waits and os.get_blocking(self.fd) and not self._is_socket
+        self._pump: threading.Thread | None = None
+        self.fd = fd
+        if self._waits and not self._is_socket:
+            try:
+                self.fd = _private(fd)
+            except OSError:  # refused for what another user owns, such as a terminal after `su`
+                self.fd, self._pump = _pumped(fd)
+                self._step = select.PIPE_BUF  # what the pump takes and writes at a time
 
     @property
     def wants_to_write(self) -> bool:
@@ -105,9 +111,11 @@ class Sink:
             poll.poll(left * 1000)
             self.flush()
 
-    def close(self) -> None:
-        """Close the descriptor; what is still held is lost."""
+    def close(self, deadline: float = 0.0) -> None:
+        """Close the descriptor; what is held is lost, at *deadline* what is on its way too."""
         os.close(self.fd)
+        if self._pump is not None:
+            self._pump.join(max(0.0, deadline - time.monotonic()))
 
     def _write(self, piece: memoryview) -> int:
         if self._is_socket:
@@ -116,29 +124,46 @@ class Sink:
                     return shared.send(piece, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
                 finally:
                     shared.detach()
-        if self._polled and not _is_writable(self.fd):
-            raise BlockingIOError
         return os.write(self.fd, piece)
 
 
 def _private(fd: int) -> int:
-    """Return a non-blocking descriptor on what *fd* is open on, or *fd* where that is refused.
+    """Return a non-blocking descriptor on what *fd* is open on, and close *fd*.
 
     O_NONBLOCK belongs to the open file, which the driver, its shell and others share; opening it
-    anew gives one of our own. Refused for what another user owns: then each write asks before.
+    anew gives one of our own.
     """
     flags = os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-    with contextlib.suppress(OSError):
-        mine = os.open(f"/proc/self/fd/{fd}", flags)
+    mine = os.open(f"/proc/self/fd/{fd}", flags)
+    os.close(fd)
+    return mine
+
+
+def _pumped(fd: int) -> tuple[int, threading.Thread]:
+    """Return a non-blocking pipe, and the thread that waits for *fd* with what comes through it.
+
+    A terminal that is ready may have room for one byte, and a blocking write waits for the rest.
+    """
+    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK | os.O_DIRECT)  # keeps writes apart
+    os.set_blocking(reader, True)
+    pump = threading.Thread(target=_copy, args=(reader, fd), name="phalanx-pump", daemon=True)
+    pump.start()
+    return writer, pump
+
+
+def _copy(reader: int, fd: int) -> None:
+    try:
+        while piece := os.read(reader, select.PIPE_BUF):
+            while piece:
+                try:
+                    piece = piece[os.write(fd, piece) :]
+                except BlockingIOError:  # made non-blocking by a process that shares it
+                    select.select([], [fd], [])
+    except OSError:
+        pass  # nothing reads what is written to it; the sink finds its pipe broken
+    finally:
+        os.close(reader)
         os.close(fd)
-        return mine
-    return fd
-
-
-def _is_writable(fd: int) -> bool:
-    poll = select.poll()
-    poll.register(fd, select.POLLOUT)
-    return any(events & (select.POLLOUT | select.POLLERR) for _, events in poll.poll(0))
 
 
 def _whole_lines(block: memoryview, step: int) -> memoryview:

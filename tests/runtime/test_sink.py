@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import socket
+import termios
+import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -148,3 +151,37 @@ def test_the_last_flush_ends_at_its_deadline_or_when_all_is_written() -> None:
     sink.close()
     os.close(reader)
     os.close(writer)
+
+
+def test_a_terminal_that_cannot_be_opened_anew_holds_up_nothing_and_gets_every_line() -> None:
+    mine, its = os.openpty()
+    os.fchmod(its, 0)  # as another user's: it refuses to be opened
+    attributes = termios.tcgetattr(its)
+    attributes[1] &= ~termios.OPOST  # lines as they are written
+    termios.tcsetattr(its, termios.TCSANOW, attributes)
+    set_file_user = ctypes.CDLL(None).setfsuid
+    before = set_file_user(65534)  # for files this thread is not root
+    sink = Sink(os.dup(its), limit=100_000)
+    set_file_user(before)
+
+    def flood() -> None:
+        for _ in range(40):
+            sink.write(LINE * 500, 500)
+
+    flooding = threading.Thread(target=flood, daemon=True)
+    flooding.start()
+    flooding.join(10)
+
+    assert not flooding.is_alive()
+    assert sink.dropped > 0
+    os.set_blocking(its, False)  # by a process that shares it: the pump waits all the same
+    expected = LINE * (20_000 - sink.dropped)
+    shown = b""
+    while len(shown) < len(expected) and select.select([mine], [], [], 10)[0]:
+        shown += os.read(mine, 1 << 16)
+        sink.flush()
+    assert shown == expected
+    sink.close(time.monotonic() + 10)
+    assert "phalanx-pump" not in {thread.name for thread in threading.enumerate()}
+    os.close(its)
+    os.close(mine)
