@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from phalanx.actors.signals.interrupts import uninterrupted
 from phalanx.runtime import Spinner, descriptors
+from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,7 +296,10 @@ class Reading:
                     self._ticking = False
                     self._arm()
 
-        self._hub.call_at(time.monotonic() + _TICK, tick)
+        try:
+            self._hub.call_at(time.monotonic() + _TICK, tick)
+        except RuntimeFault:  # the hub has ended: every call is about to be failed for that
+            self._ticking = False
 
     def _arm(self) -> None:
         self._armed = True

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -70,6 +71,7 @@ from phalanx.supervision import (
     ReformRanks,
     ResizeAsked,
     RestartAsked,
+    RuntimeFault,
     Serve,
     StartRanks,
     SteadfastActor,
@@ -95,6 +97,7 @@ from .messages import (
     DevicesDue,
     Emitted,
     Examined,
+    HubLost,
     KillAll,
     Launched,
     LeaveDue,
@@ -247,6 +250,7 @@ class Staff:
         show: Callable[[], None],
     ) -> None:
         hub = runtime.hub
+        self._forget = hub.when_lost(lambda cause: tell(HubLost(cause)))
         self._shared = shared
         self.herald = herald = Herald(spec.name, runtime.scribe, shared)
         publish = herald.publish
@@ -335,6 +339,7 @@ class Staff:
         """Give everything back; the ranks are buried. The shared parts go last."""
         shared = self._shared
         for give_back in (
+            self._forget,
             shared.watch.close,
             self.suspicion.close,
             self.standby.close,
@@ -504,6 +509,10 @@ class ExecutorActor(SteadfastActor):
 
     def _on_time(self, notice: Any) -> None:
         match notice:
+            case HubLost(cause):
+                fault = RuntimeFault(cause)
+                self._seating.end(lambda call: RuntimeFault(f"{call.name}: {cause}"), lambda: fault)
+                raise fault
             case Refill():
                 if self._state.phase is Phase.SERVING:
                     self._standby.fill()
@@ -665,7 +674,8 @@ class ExecutorActor(SteadfastActor):
             self._staff.land(launch, first=False)
         for member in self._members.current():
             member.asked = True
-            self._stopping.kill(member)
+            if member.process is not None:  # no deadline behind it: the hub may have ended
+                member.process.send_signal(signal.SIGKILL)
             self._seating.leave(member.rank, member.incarnation)
             self._members.bury(member)
         self._show()

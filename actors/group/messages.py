@@ -54,6 +54,13 @@ class LinkLost:
 
 
 @dataclass(frozen=True, slots=True)
+class HubLost:
+    """The event loop has ended, for the *cause*: no death and no timer is noticed from now on."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnded:
     """A rank's call socket has ended: it is dying, or it closed its descriptors."""
 
@@ -247,6 +254,7 @@ Notice = (
     | RankSaid
     | RankSaidNothing
     | LinkLost
+    | HubLost
     | StreamEnded
     | Overdue
     | OutOfStep

@@ -29,6 +29,7 @@ import time
 import traceback
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, ClassVar
 
@@ -134,6 +135,7 @@ class Hub:
         self._cancelled = 0
         self._order = itertools.count()
         self._posted: deque[Callable[[], None]] = deque()
+        self._when_lost: dict[int, Callable[[str], None]] = {}
         self._closing = False
         self._closed = False
         self._ident = 0
@@ -176,6 +178,23 @@ class Hub:
             self._check()
             self._posted.append(callback)
             self._wake()  # under the lock: the descriptor is closed under it
+
+    def when_lost(self, callback: Callable[[str], None]) -> Callable[[], None]:
+        """Call *callback* with the cause if the thread ends by an error; return what undoes this.
+
+        From then on nothing that was watched, posted or timed is called: who waits for it without
+        a limit must be woken.
+        """
+        self._check_process()
+        with self._lock:
+            self._check()
+            number = next(self._order)
+            self._when_lost[number] = callback
+
+        def forget() -> None:
+            self._when_lost.pop(number, None)
+
+        return forget
 
     def is_current(self) -> bool:
         """Whether the caller is on the hub's thread."""
@@ -237,19 +256,25 @@ class Hub:
 
     def _serve(self) -> None:
         self._ident = get_ident()
+        cause = ""
         try:
             self._loop()
-        except BaseException:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
+        except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
+            cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
             self._closing = True  # from here on every method says so
             self._complain("the hub itself, which is closed by this")
         self._run_posted()
         with self._lock:
             self._closed = True
+            lost = tuple(self._when_lost.values()) if cause else ()
+            self._when_lost.clear()
             self._watches.clear()
             self._timers.clear()
             for descriptor in (self._epoll, self._wakeup):
                 with contextlib.suppress(OSError):
                     descriptors.close(descriptor)
+        for callback in lost:
+            self._guard(partial(callback, cause))
         self._ident = 0  # the next thread may have it
 
     def _loop(self) -> None:

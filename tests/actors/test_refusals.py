@@ -446,3 +446,28 @@ def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> 
         ex.scatter("echo", [(bytearray(1_000_000),), (threading.Lock(),)])
 
     assert not any(extent.kept for extent in ex._core.shared.plane.arena._used)
+
+
+_LOSES_ITS_EVENT_LOOP = """
+import os, time
+from phalanx import Executor, RuntimeFault
+from tests.actors.workers import Echo
+
+ex = Executor(Echo, 1)
+calls = [ex.call(0, lambda _: time.sleep(600), non_block=True) for _ in range(2)]
+hub = ex._core.runtime.hub
+hub.post(lambda: os.close(hub._epoll.fileno()))
+for call in calls:
+    try:
+        call.result()
+    except RuntimeFault as error:
+        print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_calls_without_a_timeout_end_when_the_event_loop_does_and_say_why() -> None:
+    command = [sys.executable, "-c", _LOSES_ITS_EVENT_LOOP]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert ended.stdout.count("the event loop of this process has ended") == 2
