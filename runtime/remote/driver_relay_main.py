@@ -20,6 +20,7 @@ import json
 import os
 import pickle
 import secrets
+import signal
 import socket
 import time
 from collections import Counter
@@ -65,6 +66,8 @@ _LAST_WORDS = 100  # milliseconds for what has been said on the way out
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the driver lets go; return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # calls in flight end first; the driver lets go
     options = pickle.loads(payload)
     register_worker()
     # Strangers that never finish their handshake hold descriptors until they are turned away, and

@@ -14,6 +14,7 @@ Left to others: the link (`line`), the worker (`worker_main`), starting both (`o
 from __future__ import annotations
 
 import pickle
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,8 @@ _END = 0.2  # seconds for the second of a dead worker's sockets to end after the
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Serve until the link is lost or no longer needed; return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it ends with its worker, or with the link
     outpost = _Outpost(pickle.loads(payload), fds)
     try:
         return outpost.run()
