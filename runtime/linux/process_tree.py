@@ -175,6 +175,15 @@ class Quarry:
             raise ValueError(msg)
 
 
+def tracer(pid: int) -> int:
+    """Return the process that traces *pid*; 0 for none, and where it cannot be seen."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return 0
+    return int(status.partition(b"TracerPid:")[2].split()[0])
+
+
 def read(pid: int) -> Task | None:
     """Return the process *pid*, or None where there is none.
 

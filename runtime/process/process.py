@@ -185,8 +185,13 @@ class Process:
         return report
 
     def is_stopped(self) -> bool:
-        """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger."""
-        return self.state() == "T"
+        """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger.
+
+        One that has asked for its parent to trace it (``PTRACE_TRACEME``) is stopped by any signal,
+        and this process never continues it.
+        """
+        state = self.state()
+        return state == "T" or (state == "t" and process_tree.tracer(self.pid) == os.getpid())
 
     def state(self) -> str:
         """Return the kernel's letter for its state; empty once it is gone, ``?`` if unknown."""

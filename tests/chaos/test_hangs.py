@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -19,7 +20,7 @@ from tests.chaos.deeds import OFTEN, kill, wait_healed, wait_stopped, wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import StopsInStart, Stuck, StuckTogether
 
-from phalanx.actors import Executor, StopPolicy, limits
+from phalanx.actors import Executor, StopPolicy, WorkerActor, limits
 from phalanx.actors.group import shutdown
 from phalanx.runtime import Runtime
 from phalanx.runtime.linux import process_tree
@@ -117,6 +118,26 @@ def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make
 
     assert caught.value.report.reason.kind is ExitKind.UNRESPONSIVE
     assert "in _stop" in caught.value.report.stacks
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+class Traced(WorkerActor):
+    """Asks for its parent to trace it, and is then stopped by a signal."""
+
+    def stop(self) -> None:
+        ctypes.CDLL(None).ptrace(0, 0, None, None)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    def rank(self) -> int:
+        return self.ctx.rank
+
+
+def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> None:
+    ex = make(Traced, stopped_after=0.5)
+
+    with pytest.raises(WorkerDied, match="stopped for"):
+        ex.collective_rpc("stop", LONG)
+
     assert ex.collective_rpc("rank", LONG) == [0]
 
 
