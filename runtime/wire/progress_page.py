@@ -91,6 +91,7 @@ class Board:
         if current - sent_in >= _KEPT:
             return True
         at = _LIMITS + (sent_in + 1) % _KEPT
+        # No deadline: the driver settles it at once, and takes this process with it when it dies.
         while (limit := self._words[at]) == _OPEN:
             time.sleep(_LOOK)
         return call_id > limit
