@@ -32,7 +32,7 @@ $(VENV)/installed: pyproject.toml $(VENV)/torch-$(TORCH)
 	@touch $@
 
 demo: setup
-	$(BIN)/phalanx run embed_tensor_parallel --ranks 4 --kills 3
+	$(BIN)/python examples/tensor_parallel.py --ranks 4 --kills 3
 
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not soak'
@@ -96,7 +96,7 @@ wheel: setup
 	$(VENV)-wheel/bin/python -c 'import phalanx, sys; sys.exit("$(VENV)-wheel" not in phalanx.__file__)'
 	$(VENV)-wheel/bin/python -m pytest -q -n $(WORKERS) -o pythonpath=examples \
 	  tests/test_packaging.py tests/test_public_surface.py tests/cli/test_command_line.py
-	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/hello_phalanx.py
+	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/quickstart.py
 
 clean:
 	rm -rf $(VENV) $(VENV)-wheel $(VLLM) build dist src/*.egg-info

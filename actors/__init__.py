@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from phalanx.actors.api.children import executor_child, worker_child
+from phalanx.actors.api.children import executor_child, tree_from_toml, worker_child
 from phalanx.actors.api.executor import Executor
+from phalanx.actors.api.supervised import SupervisedExecutor, Supervisor
 from phalanx.actors.calls.call import Call
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.group.actor import ExecutorActor
-from phalanx.actors.group.handle import Shared
+from phalanx.actors.group.actor import GroupActor
+from phalanx.actors.group.handle import Group
 from phalanx.actors.group.messages import Emitted
+from phalanx.actors.group.standby import StandbyLost
 from phalanx.actors.observe.hooks import POINTS, installed
 from phalanx.actors.spec.checkpoint_policy import (
     Checkpoint,
@@ -21,9 +23,17 @@ from phalanx.actors.spec.checkpoint_policy import (
 )
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.layout import Layout
-from phalanx.actors.spec.options import ExecutorSpec, StopPolicy
+from phalanx.actors.spec.options import (
+    Devices,
+    ExecutorSpec,
+    Launch,
+    Limits,
+    RestartPolicy,
+    StopPolicy,
+)
+from phalanx.actors.spec.proxy import RemoteMethod
 from phalanx.actors.spec.results import Outcome, OutcomeKind, RankInfo, Status
-from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, step
+from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, method, step
 from phalanx.runtime import AsyncOutput, CrashReport
 
 __all__ = [
@@ -38,24 +48,34 @@ __all__ = [
     "CheckpointRestored",
     "CheckpointTaken",
     "CrashReport",
+    "Devices",
     "Emitted",
     "Executor",
-    "ExecutorActor",
     "ExecutorSpec",
+    "Group",
+    "GroupActor",
+    "Launch",
     "Layout",
+    "Limits",
     "Outcome",
     "OutcomeKind",
     "RankInfo",
+    "RemoteMethod",
     "ReplyStream",
-    "Shared",
+    "RestartPolicy",
+    "StandbyLost",
     "Status",
     "StopPolicy",
+    "SupervisedExecutor",
+    "Supervisor",
     "WorkerActor",
     "WorkerContext",
     "executor_child",
     "idempotent",
     "installed",
     "limits",
+    "method",
     "step",
+    "tree_from_toml",
     "worker_child",
 ]

@@ -2,7 +2,7 @@
 
 Guarantees: a bare process and every kind of group lose one process in each round, in an order that
 changes, so that drift of the machine falls on all alike. Where a rank is idle when it is killed,
-the next call is made at once, with ``on_death="retry"``, and its return stops the clock.
+the next call is made at once, with retries, and its return stops the clock.
 
 Left to others: the peers (`recovery_peers`).
 """
@@ -19,15 +19,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from phalanx import (
-    Executor,
-    Intensity,
-    Runtime,
-    Strategy,
-    WorkerActor,
-    WorkerDied,
-    WorkerExited,
-)
+from phalanx import Executor, Intensity, RestartPolicy, Runtime, Strategy, WorkerActor
+from phalanx.errors import WorkerDied
+from phalanx.events import WorkerExited
 
 from .harness.arguments import add_json, add_peer_env, check_writable, count, give
 from .harness.machine import describe, sentence
@@ -101,7 +95,7 @@ class Kind:
 def _kinds(ranks: int) -> list[Kind]:
     alone = {"strategy": Strategy.ONE_FOR_ONE}
     group = {"strategy": Strategy.ONE_FOR_ALL}
-    keep = {**group, "survivors": "keep"}
+    keep = {**group, "policy": RestartPolicy(survivors="keep")}
     return [
         Kind("at work", Plain, alone, in_flight=True),
         Kind("no process group", Plain, alone, 0.3),
@@ -159,7 +153,7 @@ class Group:
                 exits.append(event.at)
                 known.set()
 
-        forget = self.executor.events(hear)
+        forget = self.executor.subscribe(hear)
         try:
             found = self._kill_at_work(rank, pid) if self.kind.in_flight else self._kill(pid)
             known.wait(self._listening)
@@ -171,7 +165,7 @@ class Group:
     def _kill(self, pid: int) -> dict[str, float]:
         began = time.monotonic()
         os.kill(pid, signal.SIGKILL)
-        self.executor.collective_rpc("ping", _LONG, on_death="retry", retries=10)
+        self.executor.collective_rpc("ping", _LONG, retries=10)
         return {"began": began, _CALLED: time.monotonic() - began}
 
     def _kill_at_work(self, rank: int, pid: int) -> dict[str, float]:
@@ -184,7 +178,7 @@ class Group:
         timer = threading.Timer(0.05, strike)
         timer.start()
         try:
-            self.executor.collective_rpc("hold", _LONG, args=(rank,), on_death="fail")
+            self.executor.collective_rpc("hold", _LONG, args=(rank,), retries=0)
         except WorkerDied:
             failed = time.monotonic()
         else:

@@ -12,7 +12,7 @@ import select
 import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Hub, Launcher, LaunchSpec
+from phalanx.runtime import EventLoop, Launcher, LaunchSpec
 
 from .harness.arguments import add_json, check_writable, count, give
 from .harness.machine import describe, sentence
@@ -94,7 +94,7 @@ def measure_phalanx(ranks: int, more: int) -> tuple[float, list[float]]:
     out, report = os.pipe()
     stay, go = os.pipe()
     began = time.monotonic()
-    hub = Hub()
+    hub = EventLoop()
     launcher = Launcher(hub, preload=("torch",))
 
     def launch(count: int) -> None:

@@ -127,7 +127,7 @@ def nested(supervisors: int) -> tuple[float, float]:
     began = time.perf_counter()
     top = Supervisor(SupervisorSpec("top", children=children))
     started = time.perf_counter()
-    top.stop()
+    top.close()
     return started - began, time.perf_counter() - started
 
 

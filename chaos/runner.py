@@ -1,9 +1,4 @@
-"""`run_chaos`: one run, from the plan to the result.
-
-Guarantees: nothing has been started when a mistake in what was asked for is raised; whatever
-happens in the run, what was built is closed and a result comes of it; the record of a run that
-broke something is kept.
-"""
+"""`run_chaos`: one run, from the plan to the result."""
 
 from __future__ import annotations
 
@@ -13,14 +8,14 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .checker import check
-from .journal import read_history, recording
-from .lives import run_lives
-from .plan import Chaos
-from .result import ChaosResult
-from .run_record import RESULT, save_plan
+from .checker.checker import check
+from .config import Chaos
+from .driver_process import run_drivers
+from .history.journal import read_history, recording
+from .report.result import ChaosResult
 from .session import Session
-from .target import Target
+from .store import RESULT, save_plan
+from .workload.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,20 +31,20 @@ def run_chaos(
     interrupt: threading.Event | None = None,
     **fields: Any,
 ) -> ChaosResult:
-    """Build *target*, call it, do faults to it, and return what came of it.
+    """Build *target*, call it, inject faults into it, and return what came of it.
 
     Args:
         target: A factory: a function without arguments that returns an `Executor`, or a tuple of
-            one and its traffic (``traffic(executor, chance)``, called again and again by several
+            one and its traffic (``traffic(executor, chance)``, called repeatedly by several
             threads); a `WorkerActor` class; or the name of either, as ``module:name``.
-        plan: What is to be done; None takes it from *fields*, which are those of `Chaos`.
-        on_progress: Told a few times a second how far it is; on the caller's thread.
-        interrupt: When it is set the run ends early and in good order.
-        fields: As `Chaos` has them: ``duration``, ``rate``, ``faults``, ``seed``, ...
+        plan: The faults; None takes it from *fields*.
+        on_progress: Called a few times a second, in the caller's thread.
+        interrupt: Ends the run early and in good order when it is set.
+        fields: Those of `Chaos`: ``duration``, ``rate``, ``faults``, ``seed``, ...
 
     Raises:
-        SpecError: something that was asked for makes no sense; nothing was started.
-        Exception: what the factory itself raised when it was first called.
+        SpecError: an argument makes no sense; nothing was started.
+        Exception: what the factory raised when it was first called.
         RuntimeFault: the record could not be written.
     """
     if plan is None:
@@ -58,16 +53,17 @@ def run_chaos(
         msg = f"give either a plan or its fields ({', '.join(fields)}), not both"
         raise TypeError(msg)
     found = Target.of(target)
-    folder = _folder(plan)
     stop = threading.Event() if interrupt is None else interrupt
     kept = plan.record is not None
+    folder = plan.record or Path(tempfile.mkdtemp(prefix="chaos-run-"))
     try:
         with recording(folder):
-            save_plan(folder, found.name, plan, found.home)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            save_plan(folder, found.name, plan)
         if plan.hits_driver:
-            run_lives(plan, found, folder, on_progress, stop)
+            run_drivers(plan, found, folder, on_progress, stop)
         else:
-            Session(plan, found, folder, on_progress, interrupt=stop).run()
+            Session(plan, found, folder, stop, on_progress).run()
         with recording(folder):
             history = read_history(folder, seed=plan.seed, target=found.name)
         violations = check(history)
@@ -86,10 +82,3 @@ def run_chaos(
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _folder(plan: Chaos) -> Path:
-    if plan.record is None:
-        return Path(tempfile.mkdtemp(prefix="chaos-run-"))
-    plan.record.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return plan.record

@@ -1,10 +1,13 @@
 """The command line: ``phalanx SUBCOMMAND``.
 
-Guarantees: a mistake of the user is one line on stderr and exit code 2, never a traceback; a
-subcommand that is not run is not paid for; text that the encoding of stdout lacks is escaped.
+Guarantees:
+- Exit codes: 0, success; 1, a check has failed, or what was asked for cannot be had now; 2, the
+  command line makes no sense, said in one line on stderr; 130, Ctrl-C.
+- Only the module of the subcommand that runs is imported.
+- Text that the encoding of stdout lacks is escaped.
 
-Left to others: each subcommand is a module of this folder, named as in `_SUBCOMMANDS`, with
-``add_arguments(parser)`` and ``run(arguments) -> exit code``.
+Each subcommand is a module of this folder with ``add_arguments(parser)`` and ``run(arguments)``,
+which returns the exit code.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from phalanx.supervision import CallerError
+from phalanx.supervision import CallerError, PhalanxError
 
-from .output import whatever_the_encoding
+from .terminal import whatever_the_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,15 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SUBCOMMANDS = {
-    "chaos": "do faults to your workers under traffic, and say whether anything was lost",
-    "doctor": "say what this machine has, what is missing, and what to do about it",
-    "logs": "follow what a running driver and its workers write",
-    "report": "tell of one death: what died, of what, doing what, and what was decided",
-    "reports": "list the deaths that a folder of crash reports tells of",
-    "run": "run an example, or a function of yours",
-    "top": "show a running driver's groups and trees, live",
-    "version": "print the versions of phalanx and of what it stands on",
+    "chaos": "inject faults into workers under load, and check that nothing is lost",
+    "doctor": "check what phalanx needs of this machine",
+    "logs": "follow output, log records and events of a running driver",
+    "reports": "list and show crash reports",
+    "top": "show the groups and trees of a running driver, live",
 }
+_ACTIONS = {"chaos": ("run", "shrink"), "reports": ("list", "show")}  # the first, if none is named
+_OLD_NAMES = {"report": ("reports", "show"), "version": ("--version",)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,11 +48,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(words: list[str]) -> int:
+    if words and (new := _OLD_NAMES.get(words[0])):
+        print(f"phalanx {words[0]} is now: phalanx {' '.join(new)}", file=sys.stderr)
+        words[:1] = new
+    actions = _ACTIONS.get(words[0], ()) if words else ()
+    if actions and not {*words[1:2]} & {*actions, "-h", "--help"}:
+        words.insert(1, actions[0])
+    parsed = _parser(words).parse_args(words)
+    try:
+        code: int = import_module(f".{parsed.subcommand}", __name__).run(parsed)
+    except PhalanxError as error:
+        print(f"phalanx {parsed.subcommand}: {error}", file=sys.stderr)
+        return 2 if isinstance(error, CallerError) else 1
+    return code
+
+
+def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="phalanx",
-        description="Supervised GPU worker actors.",
-        allow_abbrev=False,
+        prog="phalanx", description="Supervised GPU worker actors.", allow_abbrev=False
     )
     parser.add_argument(
         "--version", action="version", version=f"phalanx {version('phalanx')}", help="print it"
@@ -61,10 +77,4 @@ def _run(words: Sequence[str]) -> int:
         subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize())
         if name == chosen:
             import_module(f".{name}", __name__).add_arguments(subparser)
-    parsed = parser.parse_args(words)
-    try:
-        code: int = import_module(f".{parsed.subcommand}", __name__).run(parsed)
-    except CallerError as error:
-        print(f"phalanx {parsed.subcommand}: {error}", file=sys.stderr)
-        return 2
-    return code
+    return parser

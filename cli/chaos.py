@@ -1,9 +1,10 @@
-"""``phalanx chaos``: do faults to a target under traffic, and say whether it lost anything.
+"""``phalanx chaos run|shrink``: inject faults into a target under load, and check its history.
 
-Guarantees: the exit code is 0 if every invariant held, 1 if one was broken or if no fault or no
-call was made, 2 where what was asked for makes no sense and nothing was started, 130 after Ctrl-C;
-the closing table is printed in every case but 2. What the target itself prints goes into the run's
-folder.
+Guarantees:
+- Exit code of ``run``: 0 if every invariant held; 1 if one was broken, or no fault or no call was
+  made; 130 after Ctrl-C. Of ``shrink``: 0 if a schedule that fails was found, 1 if none fails.
+- The result so far is printed in every case but 2, in which nothing was started.
+- Output of the target goes into the folder of the run.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
-import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,109 +32,165 @@ from phalanx.chaos import (
     load_run,
     render_page,
     run_chaos,
+    shrink_run,
 )
 from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
-from .output import ESCAPED
+from .terminal import ESCAPED, ctrl_c, output_to, width_of
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Generator
-    from types import FrameType
 
-    from phalanx.chaos import Progress
+    from phalanx.chaos import ChaosResult, Progress
 
 _FOLDER = "chaos-runs"
-_QUIET_LINE = 5.0  # seconds between lines where there is no terminal
+_QUIET_LINE = 5.0  # seconds between lines of progress, if stderr is no terminal
 OUTPUT = "output.log"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
-    parser.epilog = "faults: " + "; ".join(f"{f.name} ({f.about})" for f in FAULTS.values())
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    about = "run a target under faults (the default action)"
+    faults = "faults: " + "; ".join(f"{f.name} ({f.about})" for f in FAULTS.values())
+    run_it = actions.add_parser("run", help=about, description=about.capitalize(), epilog=faults)
+    about = "look for a smaller schedule that breaks what a run broke"
+    shrink = actions.add_parser("shrink", help=about, description=about.capitalize())
+    _add_plan(run_it)
+    add = shrink.add_argument
+    add("run", metavar="RUN", help="the folder of a run that broke something")
+    add("--runs", type=int, default=100, metavar="N", help="runs at most (100)")
+    add("--repeat", type=int, default=2, metavar="N", help="runs for each candidate (2)")
+    add("--limit", type=float, default=600.0, metavar="S", help="seconds at most (600)")
+    for each in (run_it, shrink):
+        add = each.add_argument
+        add("--out", type=Path, metavar="DIR", help=f"where the record goes (in {_FOLDER})")
+        add("--report", type=Path, metavar="FILE.html", help="write the run as one page of HTML")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    where = (
-        "a function that returns an executor, or (executor, traffic); a worker class; an example"
-    )
-    add("target", metavar="EXAMPLE|module:factory|shrink", help=where)
-    of_shrink = "with shrink: the folder of a run that broke something"
-    add("run", nargs="?", metavar="RUN", help=f"{of_shrink}; a smaller schedule is looked for")
-    add("--runs", type=int, metavar="N", help="with shrink: runs at most (100)")
-    add("--repeat", type=int, metavar="N", help="with shrink: runs for each candidate (2)")
-    add("--limit", type=float, metavar="S", help="with shrink: seconds at most (600)")
+    where = "a function that returns an executor, or (executor, traffic); or a worker class"
+    add("target", metavar="module:factory", help=where)
     add("--duration", type=float, default=60.0, metavar="S", help="seconds of faults (60)")
     add("--rate", type=float, default=1.0, metavar="N", help="faults per second (1)")
-    names = "fault[:target][@point],... (kill)"
-    add("--faults", default="kill", metavar="LIST", help=names)
+    add("--faults", default="kill", metavar="LIST", help="fault[:target][@point],... (kill)")
     add("--seed", type=int, metavar="N", help="what the faults are drawn from (a new one)")
     whom = f"for faults without one: {', '.join(TARGETS)}, or a rank (random)"
     add("--targets", default="random", metavar="LIST", help=whom)
-    moments = "moments that faults may be aimed at: before_send, queued, running, after_reply, ..."
-    add("--at", default="", metavar="LIST", help=moments)
+    points = "injection points: before_send, queued, running, after_reply, ..."
+    add("--at", default="", metavar="LIST", help=points)
     add("--schedule", type=Path, metavar="FILE", help="the faults themselves, as a JSON list")
     add("--callers", type=int, default=4, metavar="N", help="threads that make calls (4)")
-    limit = "seconds for a call of the traffic made for a target without its own (5)"
+    limit = "seconds for a call of the default workload (5)"
     add("--call-timeout", type=float, default=5.0, metavar="S", help=limit)
     heals = "seconds to serve again after the last fault (60)"
     add("--recovery-limit", type=float, default=60.0, metavar="S", help=heals)
     keep = "let the target keep its restart intensity, and build it again when it gives up"
     add("--keep-intensity", action="store_true", help=keep)
-    add("--out", type=Path, metavar="DIR", help=f"where the record goes (a new one in {_FOLDER})")
-    add("--report", type=Path, metavar="FILE.html", help="write the run as one page of HTML")
     add("--json", action="store_true", help="print the figures as one JSON object")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run it; return the exit code."""
-    if arguments.target == "shrink":
-        from .shrink import run as shrink
+    """Run or shrink."""
+    _check_report(arguments.report)
+    return _shrink(arguments) if arguments.action == "shrink" else _run(arguments)
 
-        return shrink(arguments)
-    for name in ("run", "runs", "repeat", "limit"):
-        if getattr(arguments, name) is not None:
-            raise SpecError(name, getattr(arguments, name), "is for: phalanx chaos shrink RUN")
+
+def _run(arguments: argparse.Namespace) -> int:
     target = Target.of(arguments.target)
-    check_report(arguments.report)
-    plan = _plan(arguments)
+    plan, folder = _plan(arguments)
     stop = threading.Event()
-    shown = os.fdopen(os.dup(2), "w", errors=ESCAPED)
-    live = _Live(shown)
+    progress = _ProgressLine()
     try:
-        assert plan.record is not None
         try:
-            with ctrl_c(stop), output_to(plan.record / OUTPUT):
-                result = run_chaos(target, plan, on_progress=live.show, interrupt=stop)
-        except KeyboardInterrupt:  # the second one: what there is of it is told all the same
-            result = replace(load_run(plan.record), interrupted=True)
+            with ctrl_c(stop), output_to(folder / OUTPUT):
+                result = run_chaos(target, plan, on_progress=progress.show, interrupt=stop)
+        except KeyboardInterrupt:  # the second one: the result so far is printed all the same
+            result = replace(load_run(folder), interrupted=True)
     except CallerError:
-        _forget(plan)
+        with contextlib.suppress(OSError):  # the folder of a run that never was: new, or empty
+            shutil.rmtree(folder)
+            if folder.parent.name == _FOLDER:
+                folder.parent.rmdir()
         raise
-    except Exception as error:  # noqa: BLE001  # the target's own, told as Python tells it
-        live.end()
-        told = [f"phalanx chaos: {error}"]
+    except Exception as error:  # noqa: BLE001  # the target's own, shown as Python shows it
+        progress.end()
+        shown = [f"phalanx chaos: {error}"]
         if not isinstance(error, PhalanxError):
-            told = traceback.format_exception(error)
-        print("\n".join(map(safe_text, "".join(told).splitlines())), file=sys.stderr)
-        print(f"the target's output is in {plan.record}", file=sys.stderr)
+            shown = traceback.format_exception(error)
+        print("\n".join(map(safe_text, "".join(shown).splitlines())), file=sys.stderr)
+        print(f"the target's output is in {folder}", file=sys.stderr)
         return 1
-    live.end()
+    progress.end()
     print(result.to_json() if arguments.json else result.render())
-    if arguments.report is not None:
-        arguments.report.write_text(render_page(result), encoding="utf-8", errors=ESCAPED)
-    if result.violations:
-        return 1
-    if result.interrupted:
+    _write_report(arguments.report, result)
+    if result.interrupted and not result.violations:
         return 130
     return 0 if result.ok else 1
 
 
-def check_report(path: Path | None) -> None:
-    """Refuse a page that could not be written before minutes have gone into what stands on it."""
+def _shrink(arguments: argparse.Namespace) -> int:
+    stop = threading.Event()
+    with (
+        os.fdopen(os.dup(2), "w", errors=ESCAPED) as shown,
+        tempfile.TemporaryDirectory(prefix="chaos-output-") as folder,
+        ctrl_c(stop),
+        output_to(Path(folder) / OUTPUT),
+    ):
+
+        def tell(made: int, left: int) -> None:
+            shown.write(f"run {made + 1}: {left} faults left\n")
+            shown.flush()
+
+        shrunk = shrink_run(
+            arguments.run,
+            runs=arguments.runs,
+            repeat=arguments.repeat,
+            seconds=arguments.limit,
+            out=arguments.out,
+            on_progress=tell,
+            interrupt=stop,
+        )
+    if shrunk.result is None:
+        print(f"not one of {shrunk.runs} runs broke what {arguments.run} had broken")
+        return 130 if stop.is_set() else 1
+    _write_report(arguments.report, shrunk.result)
+    ended = "" if shrunk.complete else " (its runs or its time were used up)"
+    faults = shrunk.result.plan.planned
+    print(f"{shrunk.before} faults shrunk to {len(faults)} in {shrunk.runs} runs{ended}")
+    whole = f"all {shrunk.before} had failed in {shrunk.whole} replays"
+    flaky = "flaky: " if shrunk.is_flaky else ""
+    print(f"{flaky}it failed in {shrunk.smallest} replays; {whole}")
+    if shrunk.is_flaky:
+        print("one run that holds shows nothing: make several, or raise --repeat")
+    print()
+    for fault in faults:
+        point = f" @{fault.point}" if fault.point else ""
+        lasts = f" for {fault.seconds:g} s" if fault.seconds else ""
+        print(f"  at {fault.at:g} s  {fault.fault} {fault.target}{point}{lasts}")
+    print(f"\n{shrunk.result.violations[0].render()}")
+    print(f"\nagain with\n  {_again(shrunk.result)}")
+    return 130 if stop.is_set() else 0
+
+
+def _again(result: ChaosResult) -> str:
+    """Return the command that runs it again."""
+    plan = result.plan
+    assert result.record is not None
+    words = ["phalanx", "chaos", result.target, "--schedule", str(result.record / "schedule.json")]
+    words += ["--duration", f"{plan.duration:g}", "--seed", str(plan.seed)]
+    words += ["--callers", str(plan.callers), "--call-timeout", f"{plan.call_timeout:g}"]
+    words += ["--recovery-limit", f"{plan.recovery_limit:g}"]
+    words += ["--keep-intensity"] if plan.keep_intensity else []
+    return shlex.join(words)
+
+
+def _check_report(path: Path | None) -> None:
+    """Refuse a page that cannot be written, before the run takes its minutes."""
     if path is None:
         return
-    if path.is_dir():
-        raise SpecError("report", str(path), "name a file, not a folder")
     there = path.exists()
     try:
         path.open("a").close()
@@ -143,7 +201,13 @@ def check_report(path: Path | None) -> None:
         path.unlink()
 
 
-def _plan(arguments: argparse.Namespace) -> Chaos:
+def _write_report(path: Path | None, result: ChaosResult) -> None:
+    if path is not None:
+        path.write_text(render_page(result), encoding="utf-8", errors=ESCAPED)
+
+
+def _plan(arguments: argparse.Namespace) -> tuple[Chaos, Path]:
+    """Return the plan of the run and its folder, which is there."""
     schedule = None
     if arguments.schedule is not None:
         try:
@@ -164,21 +228,18 @@ def _plan(arguments: argparse.Namespace) -> Chaos:
         recovery_limit=arguments.recovery_limit,
         record=arguments.out,
     )
-    if plan.record is None:
-        object.__setattr__(plan, "record", _new_folder(arguments.target, plan.seed))
-    assert plan.record is not None
+    folder = _new_folder(arguments.target, plan.seed) if plan.record is None else plan.record
     try:
-        plan.record.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         remedy = f"cannot be made: {error.strerror}; name another folder with --out"
-        raise SpecError("record", str(plan.record), remedy) from error
-    return plan
+        raise SpecError("record", str(folder), remedy) from error
+    return replace(plan, record=folder), folder
 
 
 def _new_folder(target: str, seed: int) -> Path:
     stem = re.sub(r"\W+", "-", target).strip("-")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{stem}-seed{seed}-{stamp}"
+    name = f"{stem}-seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
     folder = Path(_FOLDER).resolve() / name
     number = 1
     while folder.exists():
@@ -187,83 +248,29 @@ def _new_folder(target: str, seed: int) -> Path:
     return folder
 
 
-def _forget(plan: Chaos) -> None:
-    """Remove the folder of a run that never was: it was new, or empty."""
-    if plan.record is not None:
-        with contextlib.suppress(OSError):
-            shutil.rmtree(plan.record)
-            if plan.record.parent.name == _FOLDER:
-                plan.record.parent.rmdir()
+class _ProgressLine:
+    """The progress of a run: one line, redrawn on a terminal, written now and then elsewhere."""
 
-
-@contextlib.contextmanager
-def ctrl_c(stop: threading.Event) -> Generator[None, None, None]:
-    """Have Ctrl-C end what runs in good order; a second one ends it at once."""
-
-    def on_sigint(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = signal.signal(signal.SIGINT, on_sigint)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextlib.contextmanager
-def output_to(path: Path) -> Generator[None, None, None]:
-    """Have what this process and its workers print go to *path*: it would bury the progress."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    kept = [os.dup(1), os.dup(2)]
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-    try:
-        yield
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        for number, fd in zip((1, 2), kept, strict=True):
-            os.dup2(fd, number)
-            os.close(fd)
-
-
-class _Live:
-    """How far the run is: one line, drawn anew on a terminal."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._told = 0.0
+    def __init__(self) -> None:
+        self._stream: TextIO = os.fdopen(os.dup(2), "w", errors=ESCAPED)
+        self._written = 0.0
         self._drawn = False
 
     def show(self, progress: Progress) -> None:
-        """Draw it, or write a line of it now and then."""
         calls = " ".join(f"{name}={count}" for name, count in sorted(progress.calls.items()))
         line = (
             f"{progress.seconds:5.1f}/{progress.duration:g} s  {progress.state}  "
-            f"faults {progress.struck}/{progress.strikes}  restarts {progress.restarts}  {calls}"
+            f"faults {progress.injected}/{progress.planned}  restarts {progress.restarts}  {calls}"
         )
         if self._stream.isatty():
             self._drawn = True
-            self._stream.write(f"\r\x1b[K{line[: _width(self._stream) - 1]}")
-        elif time.monotonic() - self._told >= _QUIET_LINE:
-            self._told = time.monotonic()
+            self._stream.write(f"\r\x1b[K{line[: width_of(self._stream) - 1]}")
+        elif time.monotonic() - self._written >= _QUIET_LINE:
+            self._written = time.monotonic()
             self._stream.write(f"{line}\n")
         self._stream.flush()
 
     def end(self) -> None:
         """Leave the line."""
-        if self._drawn:
-            self._stream.write("\n")
+        self._stream.write("\n" if self._drawn else "")
         self._stream.close()
-
-
-def _width(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except OSError:
-        return 100

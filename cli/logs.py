@@ -1,7 +1,4 @@
-"""``phalanx logs``: follow what a running driver and its workers write, from outside.
-
-Guarantees: it only listens; a driver of another user is never looked at. Ends when the driver ends.
-"""
+"""``phalanx logs``: follow what a running driver and its workers write, until the driver ends."""
 
 from __future__ import annotations
 
@@ -9,15 +6,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import LEVELS, Observer, find_drivers, render
-from phalanx.supervision import CallerError, PhalanxError
+from phalanx.runtime import LEVELS, Observer, render
 
-from .driver import add_driver_arguments, choose, print_drivers
-from .output import reader_may_leave
+from .select_driver import add_driver_arguments, select_driver
+from .terminal import reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
-
 
 _LINES = ("stdout", "stderr")
 
@@ -25,36 +20,27 @@ _LINES = ("stdout", "stderr")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     add_driver_arguments(parser)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument(
-        "--level", default="info", choices=tuple(LEVELS), help="least level of records (info)"
-    )
-    parser.add_argument("--group", help="only lines and records of this rank group")
-    parser.add_argument("--rank", type=int, help="only lines and records of this rank")
-    parser.add_argument("--kind", choices=("event", "log", *_LINES), help="only this kind")
+    add = parser.add_argument
+    add("--json", action="store_true", help="one JSON object per line")
+    add("--level", default="info", choices=tuple(LEVELS), help="least level of records (info)")
+    add("--group", help="only lines and records of this rank group")
+    add("--rank", type=int, help="only lines and records of this rank")
+    add("--kind", choices=("event", "log", *_LINES), help="only this kind")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Follow a driver until it ends, or the user has enough; return the exit code."""
-    drivers = find_drivers()
-    if arguments.list:
-        print_drivers(drivers)
+    """Follow a driver until it ends, or the reader of stdout does."""
+    driver = select_driver(arguments)
+    if driver is None:
         return 0
-    try:
-        driver = choose(drivers, arguments.driver)
-        with reader_may_leave(), Observer(driver) as observer:
-            for record in observer:
-                if is_wanted(record, arguments):
-                    _show(record, as_json=arguments.json)
-            if observer.missed:
-                print(f"missed {observer.missed} messages: too slow", file=sys.stderr)
-    except CallerError:
-        raise  # a mistake of the user's: `main` reports it
-    except PhalanxError as error:
-        print(f"phalanx logs: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    with reader_may_leave(), Observer(driver) as observer:
+        for record in observer:
+            if is_wanted(record, arguments):
+                data = json.dumps(record).encode() + b"\n" if arguments.json else render(record)
+                sys.stdout.buffer.write(data)
+                sys.stdout.buffer.flush()
+        if observer.missed:
+            print(f"missed {observer.missed} messages: too slow", file=sys.stderr)
     return 0
 
 
@@ -71,11 +57,3 @@ def is_wanted(record: dict[str, Any], arguments: argparse.Namespace) -> bool:
         return True
     level = LEVELS.get(str(record.get("level", "info")), LEVELS["info"])
     return level >= LEVELS[arguments.level]
-
-
-def _show(record: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(record), flush=True)
-    else:
-        sys.stdout.buffer.write(render(record))
-        sys.stdout.buffer.flush()

@@ -1,7 +1,7 @@
-"""``phalanx reports``: the deaths that a folder tells of, the newest first.
+"""``phalanx reports list|show``: crash reports of a folder, and one of them.
 
-Guarantees: what is torn or foreign is passed over, with a note on stderr; what workers wrote does
-not reach the terminal as commands.
+Guarantees: a torn or foreign file is passed over in the list, with a note on stderr, and an error
+that names it when it is asked for. Control characters in what workers wrote are escaped.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import json
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from phalanx.runtime import ReportFolder, safe_text
+from phalanx.runtime import ReportFolder, read_report, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
-from .output import reader_may_leave
+from .terminal import reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import CrashReport, ReportFile
 
+_VARIABLE = "PHALANX_REPORT_DIR"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HEAD = ("WHEN", "CHILD", "RANK", "#", "REASON", "IN CALL", "THEN", "FILE")
 _LONG_AGO = dt.datetime.min.replace(tzinfo=dt.UTC)
@@ -33,41 +35,39 @@ _WIDEST = 44  # characters of a column but the last
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
-    add_directory(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON list of whole reports")
-    parser.add_argument("--group", help="only of this rank group")
-    parser.add_argument("--rank", type=int, help="only of this rank")
-    parser.add_argument("--method", help="only of workers that died in this method")
-    parser.add_argument(
-        "--reason", choices=[str(kind) for kind in ExitKind], help="only for this reason"
-    )
-    parser.add_argument("--oom", action="store_true", help="only kills for want of memory")
-    parser.add_argument(
-        "--since", metavar="WHEN", help="only from then on: 30s, 10m, 2h, 7d, or a date and time"
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="at most so many")
-
-
-def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Describe where the reports are."""
-    parser.add_argument(
-        "directory",
-        nargs="?",
-        metavar="DIR",
-        help="the folder of the reports; without it, that which PHALANX_REPORT_DIR names",
-    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    about = "list the reports of a folder, the newest first (the default action)"
+    listed = actions.add_parser("list", help=about, description=about.capitalize())
+    about = "show one report: what died, of what, doing what, and what was decided"
+    shown = actions.add_parser("show", help=about, description=about.capitalize())
+    shown.add_argument("file", metavar="FILE|latest", help="a path, a FILE of the list, or latest")
+    for each in (listed, shown):
+        folder = f"the folder of the reports; without it, the one that {_VARIABLE} names"
+        each.add_argument("directory", nargs="?", metavar="DIR", help=folder)
+        each.add_argument("--json", action="store_true", help="print whole reports as JSON")
+    add = listed.add_argument
+    add("--group", help="only of this rank group")
+    add("--rank", type=int, help="only of this rank")
+    add("--method", help="only of workers that died in this method")
+    add("--reason", choices=[str(kind) for kind in ExitKind], help="only for this reason")
+    add("--oom", action="store_true", help="only kills because of a lack of memory")
+    since = "only from then on: 30s, 10m, 2h, 7d, or a date and time"
+    add("--since", metavar="WHEN", help=since)
+    add("--limit", type=int, metavar="N", help="maximum number of reports")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list; return the exit code."""
-    folder = folder_of(arguments.directory)
+    """Print the list, or one report."""
+    if arguments.action == "show":
+        return _show(arguments)
+    folder = _folder(arguments.directory)
     if arguments.limit is not None and arguments.limit < 1:
         raise SpecError("--limit", arguments.limit, "give a number of reports, at least 1")
     since = None if arguments.since is None else moment(arguments.since, dt.datetime.now(dt.UTC))
     wanted = (
         each
-        for each in told(folder.read())
-        if is_wanted(each[1], arguments) and (since is None or moment_of(each[1]) >= since)
+        for each in _readable(folder.read())
+        if _is_wanted(each[1], arguments) and (since is None or _moment_of(each[1]) >= since)
     )
     limit = None if arguments.limit is None else min(arguments.limit, sys.maxsize)
     found = list(itertools.islice(wanted, limit))
@@ -78,24 +78,47 @@ def run(arguments: argparse.Namespace) -> int:
             ]
             print(json.dumps(records, indent=2))
         elif found:
-            print("\n".join(lines([_HEAD, *(_row(*each) for each in found)])))
+            print("\n".join(_table([_HEAD, *(_row(*each) for each in found)])))
         else:
             print(f"no crash reports in {folder.path}", file=sys.stderr)
     return 0
 
 
-def folder_of(given: str | None) -> ReportFolder:
-    """Return the folder that was *given*, or else that of the environment."""
-    named = given or os.environ.get("PHALANX_REPORT_DIR", "")
+def _show(arguments: argparse.Namespace) -> int:
+    report = _chosen(arguments.file, arguments.directory)
+    with reader_may_leave():
+        if arguments.json:
+            print(json.dumps(json.loads(report.to_json()), indent=2))
+        else:
+            print("\n".join(map(safe_text, report.render().splitlines())))
+    return 0
+
+
+def _chosen(name: str, directory: str | None) -> CrashReport:
+    """Return the report that *name* means: a path, a file of the folder, or ``latest``."""
+    if name == "latest":
+        folder = _folder(directory)
+        newest = next(_readable(folder.read()), None)
+        if newest is None:
+            raise SpecError("directory", str(folder.path), "has no crash reports")
+        return newest[1]
+    path = Path(name)
+    if not path.exists() and path.name == name:
+        path = Path(directory or os.environ.get(_VARIABLE, "")) / name
+    file = read_report(path)
+    if file.report is None:
+        raise SpecError("file", str(path), file.problem)
+    return file.report
+
+
+def _folder(given: str | None) -> ReportFolder:
+    named = given or os.environ.get(_VARIABLE, "")
     if not named:
-        raise SpecError(
-            "directory", "", "name the folder of the reports, or set PHALANX_REPORT_DIR"
-        )
+        raise SpecError("directory", "", f"name the folder of the reports, or set {_VARIABLE}")
     return ReportFolder.at(named)
 
 
-def told(files: Iterator[ReportFile]) -> Iterator[tuple[ReportFile, CrashReport]]:
-    """Yield those that are reports; note the others on stderr."""
+def _readable(files: Iterator[ReportFile]) -> Iterator[tuple[ReportFile, CrashReport]]:
     for file in files:
         if file.report is None:
             print(f"passed over {safe_text(str(file.path))}: {file.problem}", file=sys.stderr)
@@ -103,39 +126,34 @@ def told(files: Iterator[ReportFile]) -> Iterator[tuple[ReportFile, CrashReport]
             yield file, file.report
 
 
-def is_wanted(report: CrashReport, arguments: argparse.Namespace) -> bool:
-    """Return whether *report* is one of those the user asked for."""
-    method = None if report.call is None else report.call.method
+def _is_wanted(report: CrashReport, arguments: argparse.Namespace) -> bool:
     asked = (
         (arguments.group, report.group),
         (arguments.rank, report.rank),
         (arguments.reason, str(report.reason.kind)),
-        (arguments.method, method),
+        (arguments.method, None if report.call is None else report.call.method),
+        (arguments.oom or None, bool(report.evidence.oom)),
     )
-    if arguments.oom and not report.evidence.oom:
-        return False
     return all(wanted is None or wanted == has for wanted, has in asked)
 
 
 def moment(text: str, now: dt.datetime) -> dt.datetime:
-    """Return when *text* says: so long before *now*, or a date and time."""
+    """Return the time that *text* means: so long before *now*, or a date and time."""
     ago = re.fullmatch(r"(\d+)([smhd])", text)
-    if ago:
-        try:
-            return now - dt.timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
-        except OverflowError:
-            return _LONG_AGO  # before there were dates
     try:
+        if ago:
+            return now - dt.timedelta(seconds=float(ago[1]) * _UNITS[ago[2]])
         at = dt.datetime.fromisoformat(text)
+    except OverflowError:
+        return _LONG_AGO  # before there were dates
     except ValueError:
-        raise SpecError(
-            "--since", text, "give 30s, 10m, 2h, 7d, or a date such as 2026-01-31T12:00"
-        ) from None
+        remedy = "give 30s, 10m, 2h, 7d, or a date such as 2026-01-31T12:00"
+        raise SpecError("--since", text, remedy) from None
     return at if at.tzinfo else _local(at)
 
 
-def moment_of(report: CrashReport) -> dt.datetime:
-    """Return when *report* says that it was; long ago where it does not."""
+def _moment_of(report: CrashReport) -> dt.datetime:
+    """Return the time of *report*; long ago if it names none."""
     try:
         at = dt.datetime.fromisoformat(report.at)
     except ValueError:
@@ -144,26 +162,16 @@ def moment_of(report: CrashReport) -> dt.datetime:
 
 
 def _local(at: dt.datetime) -> dt.datetime:
-    """Return *at* in the zone of this machine; on the first and last days there are in UTC."""
+    """Return *at* in the time zone of this machine; on the first and last days there are in UTC."""
     try:
         return at.astimezone()
     except (OverflowError, ValueError):
         return at.replace(tzinfo=dt.UTC)
 
 
-def lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return *rows* with their columns under each other."""
-    shown = [[safe_text(_cut(cell)) for cell in row[:-1]] + [safe_text(row[-1])] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in shown
-    ]
-
-
-def _row(file: ReportFile, report: CrashReport) -> tuple[Any, ...]:
+def _row(file: ReportFile, report: CrashReport) -> tuple[str, ...]:
     return (
-        _local(moment_of(report)).strftime("%Y-%m-%d %H:%M:%S"),
+        _local(_moment_of(report)).strftime("%Y-%m-%d %H:%M:%S"),
         report.child,
         "" if report.rank is None else str(report.rank),
         str(report.incarnation),
@@ -172,6 +180,16 @@ def _row(file: ReportFile, report: CrashReport) -> tuple[Any, ...]:
         report.decision,
         file.path.name,
     )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return *rows* as lines with aligned columns."""
+    shown = [[safe_text(_cut(cell)) for cell in row[:-1]] + [safe_text(row[-1])] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]
 
 
 def _cut(text: str) -> str:

@@ -1,7 +1,7 @@
 """``phalanx top``: a running driver's groups and trees, live, from a process of its own.
 
-Guarantees: it only looks; the driver is asked once a second while somebody looks, and not at all
-otherwise. Ends with the driver, and at Ctrl-C, with the terminal as it was.
+Guarantees: the driver is asked once a second while a viewer is attached, and not otherwise. It ends
+with the driver, and at Ctrl-C, with the terminal as it was.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Observer, find_drivers
-from phalanx.supervision import CallerError, PhalanxError, RuntimeFault
+from phalanx.runtime import Observer
+from phalanx.supervision import RuntimeFault
 
-from .driver import add_driver_arguments, choose, print_drivers
-from .output import reader_may_leave
-from .picture import Sketch
+from .select_driver import add_driver_arguments, select_driver
+from .terminal import reader_may_leave
+from .top_model import Sketch
 
 if TYPE_CHECKING:
     import argparse
 
     from phalanx.runtime import DriverStream
 
-    from .picture import Picture
+    from .top_model import Picture
 
 _PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
 _REFRESH = 1.0
@@ -39,40 +39,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Show a driver until it ends, or the user has enough; return the exit code."""
-    drivers = find_drivers()
-    if arguments.list:
-        print_drivers(drivers)
+    """Show a driver until it ends, or the user has enough."""
+    driver = select_driver(arguments)
+    if driver is None:
         return 0
     if not arguments.json and find_spec("rich") is None:
-        print("phalanx top: rich is not installed: pip install 'phalanx[cli]'", file=sys.stderr)
-        return 1
-    try:
-        driver = choose(drivers, arguments.driver)
-        with reader_may_leave(), Observer(driver, watch=True) as observer:
-            if arguments.json:
-                shown = {"driver": dataclasses.asdict(driver), **_first(observer, driver).as_json()}
-                print(json.dumps(shown, indent=2))
-            elif arguments.once:
-                _print(driver, _first(observer, driver))
-            else:
-                _follow(driver, observer)
-    except CallerError:
-        raise  # a mistake of the user's: `main` reports it
-    except PhalanxError as error:
-        print(f"phalanx top: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+        raise RuntimeFault("rich is not installed: pip install 'phalanx[cli]'")
+    with reader_may_leave(), Observer(driver, watch=True) as observer:
+        if arguments.json:
+            shown = {"driver": dataclasses.asdict(driver), **_first(observer, driver).as_json()}
+            print(json.dumps(shown, indent=2))
+        elif arguments.once:
+            _print(driver, _first(observer, driver))
+        else:
+            _follow(driver, observer)
     return 0
 
 
 def _first(observer: Observer, driver: DriverStream) -> Picture:
-    """Return the first picture that is whole.
-
-    Raises:
-        RuntimeFault: there is none in time, or the driver has ended.
-    """
+    """Return the first whole picture; raise RuntimeFault if there is none in time."""
     sketch = Sketch()
     deadline = time.monotonic() + _PATIENCE
     while (record := observer.next(deadline)) is not None:
@@ -91,9 +76,9 @@ def _first(observer: Observer, driver: DriverStream) -> Picture:
 def _print(driver: DriverStream, picture: Picture) -> None:
     from rich.console import Console
 
-    from .drawing import draw
+    from .top_view import draw
 
-    # As wide as it needs to be, where nobody looks at it: scripts read it.
+    # Into a pipe or a file as wide as it needs to be: scripts read it.
     console = Console() if sys.stdout.isatty() else Console(width=200)
     console.print(draw(driver, picture, (), console.width))
 
@@ -102,17 +87,13 @@ def _follow(driver: DriverStream, observer: Observer) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from .drawing import draw
+    from .top_view import draw
 
     sketch = Sketch()
     picture: Picture | None = None
     console = Console()
-    with Live(
-        draw(driver, None, (), console.width),
-        console=console,
-        screen=console.is_terminal,
-        auto_refresh=False,
-    ) as live:
+    view = draw(driver, None, (), console.width)
+    with Live(view, console=console, screen=console.is_terminal, auto_refresh=False) as live:
         drawn_at = 0.0
         while not observer.has_ended:
             record = observer.next(time.monotonic() + _REFRESH)

@@ -2,257 +2,143 @@
 
 from __future__ import annotations
 
-from phalanx.runtime.checkpoint.snapshot import (
-    SnapshotName,
-    Stamp,
-    join_snapshots,
-    load_snapshot,
-    store_snapshot,
-)
-from phalanx.runtime.checkpoint.store import SnapshotFolder, check_folder
-from phalanx.runtime.devices.device import DeviceStatus
-from phalanx.runtime.devices.events import DeviceAwaited, DeviceQuarantined, DeviceRestored
-from phalanx.runtime.devices.gpu import Fault, Gpu, GpuInventory
-from phalanx.runtime.devices.inventory import find_gpus
-from phalanx.runtime.devices.lease import Lease, Request, Visibility, check_share
-from phalanx.runtime.devices.pool import DevicePool
-from phalanx.runtime.distributed.gloo import end_gloo_connections
-from phalanx.runtime.distributed.rendezvous import (
-    Rendezvous,
-    RendezvousStore,
-    init_process_group,
-    rendezvous_environment,
-)
-from phalanx.runtime.linux import descriptor_limit, descriptors
-from phalanx.runtime.linux.cgroup import usable_processors
-from phalanx.runtime.linux.oom import oom_sources
-from phalanx.runtime.linux.process_tree import VARIABLE as MARK
-from phalanx.runtime.linux.process_tree import Quarry, Task, TreeReport
-from phalanx.runtime.linux.process_tree import find as find_tree
-from phalanx.runtime.linux.process_tree import kill as kill_tree
-from phalanx.runtime.linux.process_tree import read as read_task
-from phalanx.runtime.linux.process_tree import read_all as read_tasks
-from phalanx.runtime.memory.arena import ARENA_IDLE, ARENA_LONGEST, Arena
-from phalanx.runtime.memory.budget import writable_bytes
-from phalanx.runtime.memory.exchange import DriverExchange, WorkerExchange
-from phalanx.runtime.memory.shared_lock import LockHolder, LockTable, SharedLock
-from phalanx.runtime.observe.crash_report import (
-    CallFate,
-    CallInProgress,
-    CrashReport,
-    ExitEvidence,
-    Fate,
-)
-from phalanx.runtime.observe.diagnostics import (
-    STACKS,
-    Vitals,
-    describe_threads,
-    install_last_words,
-    read_stacks,
-    size_of,
-)
-from phalanx.runtime.observe.events import (
-    GroupDown,
-    GroupEnded,
-    GroupUp,
-    ReportNotWritten,
-    WorkerCrashed,
-    WorkerExited,
-    WorkerReady,
-    WorkerStarted,
-)
-from phalanx.runtime.observe.labels import WorkerLabels
-from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, LoggingBridge, worker_logger
-from phalanx.runtime.observe.render import render, safe_text
-from phalanx.runtime.observe.report_store import ReportFile, ReportFolder, read_report
-from phalanx.runtime.observe.status import ChildGlance, GroupGlance, RankGlance, TreeGlance
-from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
-from phalanx.runtime.output.collector import Scribe
-from phalanx.runtime.output.worker_output import WorkerOutput
-from phalanx.runtime.process.launcher import Launcher, LaunchSpec
-from phalanx.runtime.process.process import Process, ProcessStatus, exit_of_process
-from phalanx.runtime.remote.driver_relay import (
-    Gateway,
-    GatewayExited,
-    MessageMalformed,
-    StrangerRefused,
-)
-from phalanx.runtime.remote.options import Transport, Zmq, check_transport
-from phalanx.runtime.remote.worker_relay import Outpost
-from phalanx.runtime.threads.event_loop import Hub, Timer, Watch
-from phalanx.runtime.threads.reentrant_lock import (
-    AskableLock,
-    OwnedLock,
-    ReentrantLock,
-    called_from_inside,
-    is_holding,
-    occupied,
-)
-from phalanx.runtime.wire.channel import Arrival, Channel, SocketChannel
-from phalanx.runtime.wire.codec import Encoded, decode, encode, encode_by_value
-from phalanx.runtime.wire.frame import FarFrame, Frame, bundle, call_id_of, receive, send
-from phalanx.runtime.wire.message import Payload, call_packet
-from phalanx.runtime.wire.progress_page import Board, withdraw
-from phalanx.runtime.wire.protocol import BUNDLE_LIMIT, EVERY_RANK, Flag, Kind
-from phalanx.runtime.wire.remote_exception import RemoteFailure
-from phalanx.runtime.wire.spinner import Spinner
-from phalanx.runtime.wire.tensors import land_on
-from phalanx.runtime.worker.control import Boot, Link, Pulse
-from phalanx.runtime.worker.replies import AsyncOutput
-from phalanx.runtime.worker.standby import Assignment, await_assignment
-from phalanx.runtime.worker.termination import is_in_process_group
-from phalanx.runtime.worker.tracing import ServerSpan, Telemetry, carried, outside, within
+from .checkpoint.snapshot import SnapshotName as SnapshotName
+from .checkpoint.snapshot import Stamp as Stamp
+from .checkpoint.snapshot import join_snapshots as join_snapshots
+from .checkpoint.snapshot import load_snapshot as load_snapshot
+from .checkpoint.snapshot import store_snapshot as store_snapshot
+from .checkpoint.store import SnapshotFolder as SnapshotFolder
+from .checkpoint.store import check_folder as check_folder
+from .devices.device import DeviceStatus as DeviceStatus
+from .devices.events import DeviceAwaited as DeviceAwaited
+from .devices.events import DeviceQuarantined as DeviceQuarantined
+from .devices.events import DeviceRestored as DeviceRestored
+from .devices.gpu import Fault as Fault
+from .devices.gpu import Gpu as Gpu
+from .devices.gpu import GpuInventory as GpuInventory
+from .devices.inventory import find_gpus as find_gpus
+from .devices.lease import Lease as Lease
+from .devices.lease import Request as Request
+from .devices.lease import Visibility as Visibility
+from .devices.lease import check_share as check_share
+from .devices.pool import DevicePool as DevicePool
+from .distributed.gloo import end_gloo_connections as end_gloo_connections
+from .distributed.rendezvous import Rendezvous as Rendezvous
+from .distributed.rendezvous import RendezvousStore as RendezvousStore
+from .distributed.rendezvous import init_process_group as init_process_group
+from .distributed.rendezvous import rendezvous_environment as rendezvous_environment
+from .event import LoggedEvent as LoggedEvent
+from .linux import descriptor_limit as descriptor_limit
+from .linux import descriptors as descriptors
+from .linux import process_tree, procfs
+from .linux.cgroup import usable_processors as usable_processors
+from .linux.oom import OomCounter as OomCounter
+from .linux.process_tree import TreeTarget as TreeTarget
+from .linux.procfs import Task as Task
+from .linux.procfs import descendants as descendants
+from .memory.arena import ARENA_IDLE as ARENA_IDLE
+from .memory.arena import Arena as Arena
+from .memory.budget import writable_bytes as writable_bytes
+from .memory.shared_lock import LockHolder as LockHolder
+from .memory.shared_lock import SharedLock as SharedLock
+from .memory.shared_lock import create_lock_file as create_lock_file
+from .observe.crash_report import CallFate as CallFate
+from .observe.crash_report import CallInProgress as CallInProgress
+from .observe.crash_report import CrashReport as CrashReport
+from .observe.crash_report import ExitEvidence as ExitEvidence
+from .observe.crash_report import Fate as Fate
+from .observe.diagnostics import STACKS as STACKS
+from .observe.diagnostics import Vitals as Vitals
+from .observe.diagnostics import describe_threads as describe_threads
+from .observe.diagnostics import read_stacks as read_stacks
+from .observe.diagnostics import size_of as size_of
+from .observe.events import GroupDown as GroupDown
+from .observe.events import GroupEnded as GroupEnded
+from .observe.events import GroupUp as GroupUp
+from .observe.events import ReportNotWritten as ReportNotWritten
+from .observe.events import WorkerCrashed as WorkerCrashed
+from .observe.events import WorkerExited as WorkerExited
+from .observe.events import WorkerReady as WorkerReady
+from .observe.events import WorkerStarted as WorkerStarted
+from .observe.labels import WorkerLabels as WorkerLabels
+from .observe.log_channel import LEVELS as LEVELS
+from .observe.log_channel import worker_logger as worker_logger
+from .observe.render import render as render
+from .observe.render import safe_text as safe_text
+from .observe.report_store import ReportFile as ReportFile
+from .observe.report_store import ReportFolder as ReportFolder
+from .observe.report_store import read_report as read_report
+from .observe.status import ChildGlance as ChildGlance
+from .observe.status import GroupGlance as GroupGlance
+from .observe.status import RankGlance as RankGlance
+from .observe.status import TreeGlance as TreeGlance
+from .observe.stream import DriverStream as DriverStream
+from .observe.stream import Observer as Observer
+from .observe.stream import find_drivers as find_drivers
+from .output.collector import OutputCollector as OutputCollector
+from .output.worker_output import WorkerOutput as WorkerOutput
+from .process.launcher import Launcher as Launcher
+from .process.launcher import LaunchSpec as LaunchSpec
+from .process.process import Process as Process
+from .process.process import exit_of_process as exit_of_process
+from .remote.driver_relay import Gateway as Gateway
+from .remote.options import Transport as Transport
+from .remote.options import Zmq as Zmq
+from .remote.options import check_transport as check_transport
+from .remote.worker_relay import RELAY_PRELOAD as RELAY_PRELOAD
+from .remote.worker_relay import Outpost as Outpost
+from .runtime import Runtime as Runtime
+from .runtime import acquire_shared as acquire_shared
+from .runtime import check_machine as check_machine
+from .runtime import release_shared as release_shared
+from .threads.event_loop import EventLoop as EventLoop
+from .threads.event_loop import Timer as Timer
+from .threads.event_loop import Watch as Watch
+from .threads.reentrant_lock import AskableLock as AskableLock
+from .threads.reentrant_lock import OwnedLock as OwnedLock
+from .threads.reentrant_lock import ReentrantLock as ReentrantLock
+from .threads.reentrant_lock import called_from_inside as called_from_inside
+from .threads.reentrant_lock import is_holding as is_holding
+from .threads.reentrant_lock import occupied as occupied
+from .wire.channel import Arrival as Arrival
+from .wire.channel import Channel as Channel
+from .wire.channel import SocketChannel as SocketChannel
+from .wire.codec import Encoded as Encoded
+from .wire.codec import decode as decode
+from .wire.codec import encode as encode
+from .wire.codec import encode_by_value as encode_by_value
+from .wire.frame import FarFrame as FarFrame
+from .wire.frame import Frame as Frame
+from .wire.frame import bundle as bundle
+from .wire.frame import call_id_of as call_id_of
+from .wire.frame import receive as receive
+from .wire.frame import send as send
+from .wire.message import Payload as Payload
+from .wire.message import call_packet as call_packet
+from .wire.progress_page import Board as Board
+from .wire.progress_page import withdraw as withdraw
+from .wire.protocol import BUNDLE_LIMIT as BUNDLE_LIMIT
+from .wire.protocol import EVERY_RANK as EVERY_RANK
+from .wire.protocol import Flag as Flag
+from .wire.protocol import Kind as Kind
+from .wire.remote_exception import RemoteFailure as RemoteFailure
+from .wire.spinner import Spinner as Spinner
+from .wire.tensors import land_on as land_on
+from .worker.control import Boot as Boot
+from .worker.control import Link as Link
+from .worker.control import Pulse as Pulse
+from .worker.replies import AsyncOutput as AsyncOutput
+from .worker.standby import Assignment as Assignment
+from .worker.standby import await_assignment as await_assignment
+from .worker.termination import is_in_process_group as is_in_process_group
+from .worker.tracing import ServerSpan as ServerSpan
+from .worker.tracing import Telemetry as Telemetry
+from .worker.tracing import carried as carried
+from .worker.tracing import outside as outside
+from .worker.tracing import within as within
 
-from .event import LoggedEvent, fields
-from .runtime import Runtime, acquire_shared, check_machine, release_shared
-
-__all__ = [
-    "ARENA_IDLE",
-    "ARENA_LONGEST",
-    "BUNDLE_LIMIT",
-    "EVERY_RANK",
-    "LEVELS",
-    "MARK",
-    "STACKS",
-    "Arena",
-    "Arrival",
-    "AskableLock",
-    "Assignment",
-    "AsyncOutput",
-    "Board",
-    "Boot",
-    "CallFate",
-    "CallInProgress",
-    "Channel",
-    "ChildGlance",
-    "CrashReport",
-    "DeviceAwaited",
-    "DevicePool",
-    "DeviceQuarantined",
-    "DeviceRestored",
-    "DeviceStatus",
-    "DriverExchange",
-    "DriverStream",
-    "Encoded",
-    "ExitEvidence",
-    "FarFrame",
-    "Fate",
-    "Fault",
-    "Flag",
-    "Frame",
-    "Gateway",
-    "GatewayExited",
-    "Gpu",
-    "GpuInventory",
-    "GroupDown",
-    "GroupEnded",
-    "GroupGlance",
-    "GroupUp",
-    "Hub",
-    "Kind",
-    "LaunchSpec",
-    "Launcher",
-    "Lease",
-    "Link",
-    "LockHolder",
-    "LockTable",
-    "LogChannel",
-    "LoggedEvent",
-    "LoggingBridge",
-    "MessageMalformed",
-    "Observer",
-    "Outpost",
-    "OwnedLock",
-    "Payload",
-    "Process",
-    "ProcessStatus",
-    "Pulse",
-    "Quarry",
-    "RankGlance",
-    "ReentrantLock",
-    "RemoteFailure",
-    "Rendezvous",
-    "RendezvousStore",
-    "ReportFile",
-    "ReportFolder",
-    "ReportNotWritten",
-    "Request",
-    "Runtime",
-    "Scribe",
-    "ServerSpan",
-    "SharedLock",
-    "SnapshotFolder",
-    "SnapshotName",
-    "SocketChannel",
-    "Spinner",
-    "Stamp",
-    "StrangerRefused",
-    "Task",
-    "Telemetry",
-    "Timer",
-    "Transport",
-    "TreeGlance",
-    "TreeReport",
-    "Visibility",
-    "Vitals",
-    "Watch",
-    "WorkerCrashed",
-    "WorkerExchange",
-    "WorkerExited",
-    "WorkerLabels",
-    "WorkerOutput",
-    "WorkerReady",
-    "WorkerStarted",
-    "Zmq",
-    "acquire_shared",
-    "await_assignment",
-    "bundle",
-    "call_id_of",
-    "call_packet",
-    "called_from_inside",
-    "carried",
-    "check_folder",
-    "check_machine",
-    "check_share",
-    "check_transport",
-    "decode",
-    "describe_threads",
-    "descriptor_limit",
-    "descriptors",
-    "encode",
-    "encode_by_value",
-    "end_gloo_connections",
-    "exit_of_process",
-    "fields",
-    "find_drivers",
-    "find_gpus",
-    "find_tree",
-    "init_process_group",
-    "install_last_words",
-    "is_holding",
-    "is_in_process_group",
-    "join_snapshots",
-    "kill_tree",
-    "land_on",
-    "load_snapshot",
-    "occupied",
-    "oom_sources",
-    "outside",
-    "read_report",
-    "read_stacks",
-    "read_task",
-    "read_tasks",
-    "receive",
-    "release_shared",
-    "render",
-    "rendezvous_environment",
-    "safe_text",
-    "send",
-    "size_of",
-    "store_snapshot",
-    "usable_processors",
-    "withdraw",
-    "within",
-    "worker_logger",
-    "writable_bytes",
-]
+TAG_VARIABLE = process_tree.VARIABLE
+find_tree = process_tree.find
+kill_tree = process_tree.kill
+read_task = procfs.read
+read_tasks = procfs.read_all

@@ -5,9 +5,32 @@ from __future__ import annotations
 import dataclasses
 import json
 from enum import Enum
-from typing import Any, ClassVar, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, dataclass_transform, runtime_checkable
 
 from phalanx.supervision import ExitReason
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+class _Named:
+    event: ClassVar[str]
+
+    def __init_subclass__(cls, event: str = "", level: str = "info") -> None:
+        cls.event = f"phalanx.{event}"
+        if "level" not in cls.__annotations__:  # else it is a field of the value
+            setattr(cls, "level", level)  # noqa: B010  # no class attribute for type checkers
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+class Event(_Named):
+    """Base class of events; a subclass is a frozen dataclass of keywords.
+
+    Subclasses name themselves: ``class GroupDown(Event, event="group_down", level="warning")``.
+
+    Attributes:
+        at: When it happened, in seconds on the monotonic clock.
+    """
+
+    at: float
 
 
 class LoggedEvent(Protocol):

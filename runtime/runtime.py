@@ -1,4 +1,4 @@
-"""What the executors of one driver process share: one hub, one scribe, one zygote per preload.
+"""What the executors of one driver process share: event loop, launcher, output collector, devices.
 
 Guarantees: each part starts when it is first needed and ends when the last user has let go; a
 forked child of the driver never touches its parent's.
@@ -20,19 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.runtime.observe.report_store import ReportFolder
 from phalanx.runtime.observe.status import Glances
-from phalanx.runtime.output.collector import Scribe
-from phalanx.runtime.process.launcher import Launcher, LaunchSpec, close_all
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process.launcher import Launcher, close_all
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from phalanx.runtime.process.process import Process
+    from collections.abc import Callable
 
     from .event import LoggedEvent
 
-_START = 60.0
 _IMPORT = 300.0  # seconds for the preload; a cold disk under load takes its time for torch
 _CLOSE = 10.0
 _LEAST_FILE = 1 << 20  # bytes: the tails of one worker take a quarter
@@ -43,7 +40,9 @@ class Runtime:
 
     Args:
         console: How workers' output and events are shown on the driver's stdout and stderr:
-            ``"text"``, ``"json"`` or None.
+            ``"text"``, ``"json"`` or None. ``"logging"`` hands them to the standard library's
+            `logging` in the driver instead: loggers ``phalanx``, ``phalanx.worker``,
+            ``phalanx.worker.stdout`` and ``phalanx.worker.stderr``.
         level: The least level of records that are shown.
         stream: Whether observers may attach from outside.
         name: What observers see this driver called.
@@ -59,7 +58,7 @@ class Runtime:
     def __init__(
         self,
         *,
-        console: Literal["text", "json"] | None = "text",
+        console: Literal["text", "json", "logging"] | None = "text",
         level: str = "warning",
         stream: bool = True,
         name: str = "",
@@ -76,32 +75,30 @@ class Runtime:
             "name": name,
         }
         self._lock = threading.Lock()
-        self._launchers: dict[tuple[str, ...], Launcher] = {}
         self._pools: dict[tuple[object, ...], DevicePool] = {}
-        self._scribe: Scribe | None = None
+        self._collector: OutputCollector | None = None
         self._closed = False
         self._steps: list[Callable[[float], object]] = []  # of `close`, that are still to be taken
-        self.hub = Hub(emit=self._emit)
-        self.glances = Glances(self.hub, self._emit)
-
-    def launcher(self, preload: Sequence[str]) -> Launcher:
-        """Return the launcher whose zygote has imported *preload*; boots it if there is none."""
-        with self._lock:
-            self._check()
-            return self._launcher(tuple(preload))
+        self.loop = EventLoop(emit=self._emit)
+        self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
+        self.glances = Glances(self.loop, self._emit)
 
     @property
-    def scribe(self) -> Scribe:
-        """The process that drains what workers write."""
+    def launcher(self) -> Launcher:
+        """What starts processes."""
+        self._check()
+        return self._launcher
+
+    @property
+    def collector(self) -> OutputCollector:
+        """The process that reads what workers write."""
         with self._lock:
             self._check()
-            if self._scribe is None:
-                self._scribe = Scribe(
-                    partial(_launch_scribe, self._launcher(())),
-                    wish=self.glances.wish,
-                    **self._options,
+            if self._collector is None:
+                self._collector = OutputCollector(
+                    self._launcher, wish=self.glances.wish, **self._options
                 )
-            return self._scribe
+            return self._collector
 
     def devices(self, wanted: Any, world_size: int, devices_per_rank: float = 1) -> DevicePool:
         """Return the pool that *wanted* means, with a hold on it; see `DevicePool.of`.
@@ -137,13 +134,13 @@ class Runtime:
             if not self._closed:
                 self._closed = True
                 self._steps = [
-                    *([] if self._scribe is None else [self._scribe.close]),
-                    *(launcher.close for launcher in self._launchers.values()),
+                    *([] if self._collector is None else [self._collector.close]),
+                    self._launcher.close,
                     *(_at_once(pool.close) for pool in self._pools.values()),
                     _at_once(self.glances.close),
-                    _at_once(self.hub.close),
+                    _at_once(self.loop.close),
                 ]
-                self._scribe = None
+                self._collector = None
             steps, self._steps = self._steps, []
         until = time.monotonic() + _CLOSE if deadline is None else deadline
 
@@ -172,38 +169,9 @@ class Runtime:
             raise RuntimeFault(msg)
 
     def _emit(self, event: LoggedEvent) -> None:
-        scribe = self._scribe
-        if scribe is not None:
-            scribe.emit(event)
-
-    def _launcher(self, preload: tuple[str, ...]) -> Launcher:
-        launcher = self._launchers.get(preload)
-        if launcher is None:
-            launcher = self._launchers[preload] = Launcher(
-                self.hub, preload=preload, start_timeout=_IMPORT, emit=self._emit
-            )
-        return launcher
-
-
-def _launch_scribe(
-    launcher: Launcher,
-    *,
-    entry: str,
-    payload: bytes,
-    fds: Mapping[str, int],
-    on_exit: Callable[[Process], None],
-) -> Process:
-    # Started by exec, never forked: it must not hold a zygote's memory, and it must be there while
-    # the zygote is still importing.
-    spec = LaunchSpec(
-        entry=entry,
-        payload=payload,
-        fds=fds,
-        label="scribe",
-        title="phalanx: scribe",
-        method="exec",
-    )
-    return launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+        collector = self._collector
+        if collector is not None:
+            collector.emit(event)
 
 
 def _at_once(close: Callable[[], object]) -> Callable[[float], object]:

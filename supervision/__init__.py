@@ -1,20 +1,18 @@
-"""What to do: the pure half of phalanx, and the one actor that acts on it."""
+"""The supervision layer: what to do, as pure decisions, and the actors that do it."""
 
 from __future__ import annotations
 
-from phalanx.supervision.core.child import IGNORE, ChildHandle, Ignore, StartContext, StartFunction
-from phalanx.supervision.core.decider import (
+from .core.decider import (
     GPU_WORKER,
     RESUME_UNLESS_BROKEN,
-    Cause,
     Decider,
     Directive,
     Rule,
     is_broken_process_group,
     is_sticky_device_error,
 )
-from phalanx.supervision.core.messages import ChildRow, Counts, Refusal, Shown
-from phalanx.supervision.core.notices import (
+from .core.messages import ChildRow, Counts, Refusal, Shown
+from .core.notices import (
     CallbackFailed,
     ChildExited,
     ChildLost,
@@ -29,7 +27,7 @@ from phalanx.supervision.core.notices import (
     SupervisorStartFailed,
     notice_fields,
 )
-from phalanx.supervision.core.policy import (
+from .core.policy import (
     KILLED,
     NORMAL,
     SHUTDOWN,
@@ -43,47 +41,16 @@ from phalanx.supervision.core.policy import (
     RestartWindow,
     Strategy,
 )
-from phalanx.supervision.core.snapshot import ChildSnapshot, SupervisorSnapshot, render
-from phalanx.supervision.core.spec import (
+from .core.snapshot import ChildSnapshot, SupervisorSnapshot
+from .core.spec import (
     BRUTAL_KILL,
-    BrutalKill,
+    IGNORE,
+    ChildHandle,
     ChildSpec,
     Shutdown,
+    StartFunction,
     SupervisorSpec,
 )
-from phalanx.supervision.ranks.decide import decide_ranks
-from phalanx.supervision.ranks.group import (
-    Begin,
-    CloseAsked,
-    Decided,
-    End,
-    GroupState,
-    Hold,
-    Phase,
-    Rank,
-    RankAction,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankReformed,
-    RankState,
-    ReformRanks,
-    ResizeAsked,
-    RestartAsked,
-    Serve,
-    StartRanks,
-    StopRanks,
-    WaitOver,
-    WaitUntil,
-    new_group,
-)
-from phalanx.supervision.tree.adapters import pykka_child, thread_child
-from phalanx.supervision.tree.mailbox import SteadfastActor
-from phalanx.supervision.tree.monitors import Down, Lifeline, link
-from phalanx.supervision.tree.services import Subscriber, ThreadTimers, Timers
-from phalanx.supervision.tree.supervisor import Supervisor, SupervisorView
-from phalanx.supervision.tree.toml import tree_from_toml
-
 from .errors import (
     BadArguments,
     CallerError,
@@ -108,114 +75,68 @@ from .errors import (
     WorkerError,
     WouldDeadlock,
 )
+from .ranks.decide import decide_ranks
+from .ranks.group import (
+    Begin,
+    CloseAsked,
+    Decided,
+    End,
+    GroupState,
+    Hold,
+    Phase,
+    RankAction,
+    RankEvent,
+    RankExited,
+    RankReady,
+    RankReformed,
+    RankState,
+    ReformRanks,
+    ResizeAsked,
+    RestartAsked,
+    Serve,
+    StartRanks,
+    StopRanks,
+    WaitOver,
+    WaitUntil,
+    new_group,
+)
+from .tree.adapters import pykka_child, thread_child
+from .tree.mailbox import ProtectedActor, start_actor
+from .tree.monitors import Down, Lifeline, link
+from .tree.services import ThreadTimers, Timers
+from .tree.start import StartContext
+from .tree.supervisor import Supervisor, SupervisorView
+from .tree.toml import tree_from_toml
+from .validate import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_flag,
+    check_kind,
+    check_limit,
+    check_number,
+    check_seconds,
+    check_word,
+)
 
 __all__ = [
-    "BRUTAL_KILL",
-    "GPU_WORKER",
-    "IGNORE",
-    "KILLED",
-    "NORMAL",
-    "RESUME_UNLESS_BROKEN",
-    "SHUTDOWN",
-    "AutoShutdown",
-    "BackOff",
-    "BadArguments",
-    "Begin",
-    "BrutalKill",
-    "CallTimeout",
-    "CallbackFailed",
-    "CallerError",
-    "Cause",
-    "ChildExited",
-    "ChildHandle",
-    "ChildLost",
-    "ChildRefused",
-    "ChildRow",
-    "ChildSnapshot",
-    "ChildSpec",
-    "ChildStartFailed",
-    "ChildStarted",
-    "ChildType",
-    "CloseAsked",
-    "Counts",
-    "Decided",
-    "Decider",
-    "Directive",
-    "Down",
-    "End",
-    "ExecutorClosed",
-    "ExitKind",
-    "ExitReason",
-    "GroupState",
-    "HandleFailed",
-    "Hold",
-    "Ignore",
-    "Intensity",
-    "Lifeline",
-    "LockNotHeld",
-    "LockTimeout",
-    "MessageTooLarge",
-    "NoDevice",
-    "NotPicklable",
-    "Notice",
-    "PhalanxError",
-    "Phase",
-    "Rank",
-    "RankAction",
-    "RankEvent",
-    "RankExited",
-    "RankReady",
-    "RankReformed",
-    "RankState",
-    "ReformRanks",
-    "Refusal",
-    "RemoteError",
-    "ResizeAsked",
-    "Restart",
-    "RestartAsked",
-    "RestartWindow",
-    "Rule",
-    "RuntimeFault",
-    "Serve",
-    "Shown",
-    "Shutdown",
-    "SpecError",
-    "StartContext",
-    "StartFailed",
-    "StartFunction",
-    "StartRanks",
-    "SteadfastActor",
-    "StopRanks",
-    "Strategy",
-    "StreamNotTaken",
-    "Subscriber",
-    "Supervisor",
-    "SupervisorBegan",
-    "SupervisorDown",
-    "SupervisorExited",
-    "SupervisorGaveUp",
-    "SupervisorReady",
-    "SupervisorSnapshot",
-    "SupervisorSpec",
-    "SupervisorStartFailed",
-    "SupervisorView",
-    "ThreadTimers",
-    "Timers",
-    "Unhealthy",
-    "UnknownMethod",
-    "WaitOver",
-    "WaitUntil",
-    "WorkerDied",
-    "WorkerError",
-    "WouldDeadlock",
-    "decide_ranks",
-    "is_broken_process_group",
-    "is_sticky_device_error",
-    "link",
-    "new_group",
-    "notice_fields",
-    "pykka_child",
-    "render",
-    "thread_child",
-    "tree_from_toml",
-]
+    "BRUTAL_KILL", "GPU_WORKER", "IGNORE", "KILLED", "NORMAL", "RESUME_UNLESS_BROKEN", "SHUTDOWN",
+    "AutoShutdown", "BackOff", "BadArguments", "Begin", "CallTimeout", "CallbackFailed",
+    "CallerError", "ChildExited", "ChildHandle", "ChildLost", "ChildRefused", "ChildRow",
+    "ChildSnapshot", "ChildSpec", "ChildStartFailed", "ChildStarted", "ChildType", "CloseAsked",
+    "Counts", "Decided", "Decider", "Directive", "Down", "End", "ExecutorClosed", "ExitKind",
+    "ExitReason", "GroupState", "HandleFailed", "Hold", "Intensity", "Lifeline", "LockNotHeld",
+    "LockTimeout", "MessageTooLarge", "NoDevice", "NotPicklable", "Notice", "PhalanxError",
+    "Phase", "ProtectedActor", "RankAction", "RankEvent", "RankExited", "RankReady",
+    "RankReformed", "RankState", "ReformRanks", "Refusal", "RemoteError", "ResizeAsked",
+    "Restart", "RestartAsked", "RestartWindow", "Rule", "RuntimeFault", "Serve", "Shown",
+    "Shutdown", "SpecError", "StartContext", "StartFailed", "StartFunction", "StartRanks",
+    "StopRanks", "Strategy", "StreamNotTaken", "Supervisor", "SupervisorBegan", "SupervisorDown",
+    "SupervisorExited", "SupervisorGaveUp", "SupervisorReady", "SupervisorSnapshot",
+    "SupervisorSpec", "SupervisorStartFailed", "SupervisorView", "ThreadTimers", "Timers",
+    "Unhealthy", "UnknownMethod", "WaitOver", "WaitUntil", "WorkerDied", "WorkerError",
+    "WouldDeadlock", "check_callable", "check_choice", "check_count", "check_flag", "check_kind",
+    "check_limit", "check_number", "check_seconds", "check_word", "decide_ranks",
+    "is_broken_process_group", "is_sticky_device_error", "link", "new_group", "notice_fields",
+    "pykka_child", "start_actor", "thread_child", "tree_from_toml",
+]  # fmt: skip

@@ -1,11 +1,9 @@
-"""Every error phalanx raises, in one tree, split by whose fault it is.
+"""Every error that phalanx raises, in one tree, split by fault: the caller's, the worker's, ours.
 
-Guarantees: every error a user can meet is a `PhalanxError`; its message names the field or child,
-the value with its unit, and what to do. Errors that stand in for a builtin (a bad value, a
-timeout) are that builtin too, so that code which never heard of phalanx catches them.
-
-An exception raised by a worker's own method is *not* in this tree: the caller gets the original
-type (see `docs/semantics.md`).
+- Every error is a `PhalanxError`; its message names the field or child, the value with its unit,
+  and the remedy. One that stands in for a builtin (a bad value, a timeout) is that builtin too.
+- Every error survives pickling: its attributes and notes come back, `__init__` is not called again.
+- The exception of a worker's own method is not in this tree: the caller gets the original type.
 
 Prior art for the split by fault: ``ProtocolError`` and its children in h11's ``_util.py``.
 """
@@ -21,6 +19,15 @@ if TYPE_CHECKING:
 class PhalanxError(Exception):
     """The root: catch it to catch everything phalanx itself raises."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[PhalanxError], args: tuple[Any, ...]) -> PhalanxError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error
+
 
 # --- the caller's fault -------------------------------------------------------------------
 
@@ -34,7 +41,8 @@ class SpecError(CallerError, ValueError):
 
     Attributes:
         field: The name of the argument or field, as the caller wrote it.
-        value: What was given.
+        value: The value given.
+        remedy: What to give instead.
     """
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
@@ -43,12 +51,9 @@ class SpecError(CallerError, ValueError):
         self.value = value
         self.remedy = remedy
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.field, self.value, self.remedy)
-
 
 class NotPicklable(CallerError, TypeError):
-    """A class, argument or callable that cannot travel to a worker; nothing was sent."""
+    """A class, argument or callable that cannot be pickled for a worker; nothing was sent."""
 
 
 class MessageTooLarge(CallerError, ValueError):
@@ -64,9 +69,6 @@ class MessageTooLarge(CallerError, ValueError):
         self.size = size
         self.limit = limit
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.size, self.limit)
-
 
 class UnknownMethod(CallerError, AttributeError):
     """The worker class has no public method of that name."""
@@ -77,15 +79,15 @@ class BadArguments(CallerError, TypeError):
 
 
 class WouldDeadlock(CallerError, RuntimeError):
-    """A blocking call where blocking can never end, such as from a done-callback."""
+    """A blocking call that could never return, such as one from a done-callback."""
 
 
 class LockNotHeld(CallerError, RuntimeError):
-    """A shared lock was let go by a thread that does not have it."""
+    """A shared lock was released by a thread that does not hold it."""
 
 
 class ChildRefused(CallerError):
-    """A supervisor refused a request about a child, because of the state that is in.
+    """A supervisor refused a request about a child, because of the state of the child.
 
     Attributes:
         why: OTP's word for it, such as ``not_found`` or ``already_started``.
@@ -97,12 +99,9 @@ class ChildRefused(CallerError):
         self.why = why
         self.child = child
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.why, self.child)
-
 
 class SupervisorDown(CallerError, RuntimeError):
-    """The supervisor has ended, or ended before it came to the request."""
+    """The supervisor has ended, or ended before it handled the request."""
 
 
 class StreamNotTaken(CallerError, TimeoutError):
@@ -112,9 +111,16 @@ class StreamNotTaken(CallerError, TimeoutError):
 class ExecutorClosed(CallerError, RuntimeError):
     """The executor was closed before the call was answered, or its group had ended already.
 
-    What waits when a group gives up after too many deaths gets `WorkerDied`, with their reports;
-    what is asked of the group after that gets this, with that as its ``__cause__``.
+    Calls that wait when a group gives up after too many deaths end with `WorkerDied` and its
+    reports; later calls end with this error, and that `WorkerDied` is its ``__cause__``.
+
+    Attributes:
+        sent: False if the call was refused or still queued: it never ran anywhere.
     """
+
+    def __init__(self, message: str = "", *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
 
 
 # --- the worker's fault -------------------------------------------------------------------
@@ -124,44 +130,39 @@ class WorkerError(PhalanxError):
     """Something went wrong in a worker process."""
 
 
-class WorkerDied(WorkerError):
+class _WithReports(WorkerError):
+    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
+        super().__init__(message)
+        self.reports: tuple[Any, ...] = tuple(reports)
+
+
+class WorkerDied(_WithReports):
     """A worker process ended before it answered, or its group gave up after too many did.
 
     Safe to retry only for calls that may run twice (`idempotent`).
 
     Attributes:
-        reports: The crash reports of every death that cost this call an attempt, oldest first;
-            where it waited still when its group gave up, also those that the group gave up for.
+        reports: The crash reports of every death that cost this call an attempt, oldest first; for
+            a call that still waited when its group gave up, also those that the group gave up for.
+        sent: False if the call was still queued: it never ran anywhere.
     """
 
-    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
-        super().__init__(message)
-        self.reports: tuple[Any, ...] = tuple(reports)
+    sent = True
 
     @property
     def report(self) -> Any:
         """The crash report of the last death, or None where none could be written."""
         return self.reports[-1] if self.reports else None
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.reports)
 
-
-class StartFailed(WorkerError):
+class StartFailed(_WithReports):
     """A worker did not become ready: it raised, exited, hung or was killed in its start.
 
-    Where the worker raised, that exception is the ``__cause__``.
+    The exception that the worker raised, if it did, is the ``__cause__``.
 
     Attributes:
         reports: The crash reports of the ranks that failed.
     """
-
-    def __init__(self, message: str, reports: Iterable[object] = ()) -> None:
-        super().__init__(message)
-        self.reports: tuple[Any, ...] = tuple(reports)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.reports)
 
 
 class RemoteError(WorkerError):
@@ -179,9 +180,6 @@ class RemoteError(WorkerError):
         self.message = message
         self.traceback = traceback
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.type_name, self.message, self.traceback)
-
 
 class CallTimeout(WorkerError, TimeoutError):
     """The deadline passed before every wanted rank had answered.
@@ -191,9 +189,9 @@ class CallTimeout(WorkerError, TimeoutError):
 
     Attributes:
         method: What was called.
-        ranks: The ranks that had not answered; empty where none had a fault: nothing was sent, or
-            what was begun has died and was waiting to be sent again.
-        sent: False where the call was still waiting for its turn: it never ran anywhere.
+        ranks: The ranks that had not answered; empty if nothing was sent, or if the ranks that had
+            begun the call died and it was waiting to be sent again.
+        sent: False if the call was still queued: it never ran anywhere.
         reports: The crash reports of every death that cost this call an attempt, oldest first.
     """
 
@@ -220,23 +218,14 @@ class CallTimeout(WorkerError, TimeoutError):
             state = "begun, cut short, and still waiting to be sent again"
         super().__init__(f"{method}: {state} after {timeout:.3g} s")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _call_timeout, (self.method, self.ranks, self.timeout, self.sent, self.reports)
-
-
-def _call_timeout(
-    method: str, ranks: tuple[int, ...], timeout: float, sent: bool, reports: tuple[Any, ...]
-) -> CallTimeout:
-    return CallTimeout(method, ranks, timeout, sent=sent, reports=reports)
-
 
 class LockTimeout(WorkerError, TimeoutError):
-    """Another worker had a shared lock for as long as this one would wait.
+    """Another worker held a shared lock until this one's timeout.
 
     Attributes:
-        name: The lock's.
+        name: The name of the lock.
         timeout: Seconds waited.
-        holder: Who has it, in words; empty where it was just changing hands.
+        holder: The holder, in words; empty if the lock was just changing hands.
     """
 
     def __init__(self, name: str, timeout: float, holder: str = "") -> None:
@@ -249,9 +238,6 @@ class LockTimeout(WorkerError, TimeoutError):
         self.name = name
         self.timeout = timeout
         self.holder = holder
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.timeout, self.holder)
 
 
 class Unhealthy(CallTimeout):
@@ -280,9 +266,6 @@ class Unhealthy(CallTimeout):
         told = "; ".join(f"rank {rank} is {text}" for rank, text in self.details.items())
         self.args = (f"{self.args[0]}: {told}",)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.method, self.ranks, self.timeout, self.states, self.details)
-
 
 # --- ours, or the machine's ---------------------------------------------------------------
 
@@ -295,14 +278,13 @@ class NoDevice(RuntimeFault):
     """There is no device for a rank: others hold them, or they are in quarantine.
 
     Attributes:
-        who: The rank that wanted it.
-        share: How many devices it wanted, or which part of one.
-        leased: For each device that others hold, who does.
-        quarantined: For each device that was put aside, why.
-        releasing: Devices whose memory was just being released.
-        soon: Whether such a release could have helped: ask again.
-        limit: What ended the wait for one, such as ``device_timeout=30 s``; empty where nobody
-            waited.
+        who: The rank that asked for one.
+        share: The number of devices asked for, or the share of one.
+        leased: The holders of each leased device.
+        quarantined: The reason for each device in quarantine.
+        releasing: Devices whose memory was being released.
+        soon: Whether such a release could have been enough: ask again.
+        limit: What ended the wait, such as ``devices.timeout=30 s``; empty without a wait.
     """
 
     def __init__(
@@ -334,23 +316,14 @@ class NoDevice(RuntimeFault):
         super().__init__(f"no room for {who}, which wants {wanted}: {reason}{waited}")
 
     def after(self, limit: str) -> NoDevice:
-        """Return the same at the end of a wait, whose *limit* is named."""
-        return _no_device(self.who, self.share, {**self._named(), "limit": limit})
-
-    def _named(self) -> dict[str, Any]:
-        names = ("leased", "quarantined", "releasing", "soon", "limit")
-        return {name: getattr(self, name) for name in names}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _no_device, (self.who, self.share, self._named())
-
-
-def _no_device(who: str, share: float, named: dict[str, Any]) -> NoDevice:
-    return NoDevice(who, share, **named)
+        """Return the same error at the end of a wait, whose *limit* is named."""
+        same = ("leased", "quarantined", "releasing", "soon")
+        named = {name: getattr(self, name) for name in same}
+        return NoDevice(self.who, self.share, **named, limit=limit)
 
 
 def error_text(error: BaseException) -> str:
-    """Return *error* as text, also where it is of a class that cannot show itself."""
+    """Return *error* as text; the name of its class if its ``__repr__`` raises."""
     try:
         return repr(error)
     except BaseException:  # noqa: BLE001 # a user's ``__repr__`` must not cost the report of its error

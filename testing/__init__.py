@@ -1,47 +1,34 @@
-"""`phalanx.testing`: a pytest plugin for tests of users' own workers.
+"""Test support: a pytest plug-in, a leak detector, fake GPUs and ranks without a process.
 
-Guarantees: loading it costs no import beyond `phalanx` itself, and changes nothing about tests
-that do not ask for it; a mistake in a marker or an option is a usage error, by name, before any
-test runs.
+Guarantees: importing it, or having pytest load it by its entry point, imports nothing else of
+phalanx; each name below is imported when it is first used.
 
-pytest loads it by its entry point. It brings the fixtures `chaos`, `leak_check`, `leak_scope` and
-`phalanx_runtime`, the marker ``@pytest.mark.chaos(...)`` and the option ``--chaos-seed``; see
-docs/chaos.md.
+The plug-in has the fixtures `phalanx_chaos`, `phalanx_leak_check`, `phalanx_leak_scope` and
+`phalanx_runtime`, the marker ``@pytest.mark.phalanx_chaos(...)`` and the option ``--chaos-seed``;
+see docs/chaos.md.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import typing
 
-try:
-    import_module("pytest")  # each file here needs it
-except ImportError as error:
-    msg = "phalanx.testing is a plugin of pytest, which is not installed; install pytest"
-    raise ImportError(msg, name="pytest") from error
+if typing.TYPE_CHECKING:
+    from .chaos_fixture import ChaosRuns
+    from .fakes import FakeGpus
+    from .leaks import Leak, LeakDetector, LeakScope
+else:
 
-from .chaos_runs import ChaosRuns, chaos
-from .hooks import (
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_configure,
-    pytest_report_header,
-    pytest_runtest_makereport,
-    pytest_runtest_setup,
-)
-from .leaks import LeakScope, leak_check, leak_scope, phalanx_mark, phalanx_runtime
+    def __getattr__(name: str) -> object:
+        """Import the public name *name*."""
+        from importlib import import_module  # noqa: PLC0415  # no name of this module
 
-__all__ = [
-    "ChaosRuns",
-    "LeakScope",
-    "chaos",
-    "leak_check",
-    "leak_scope",
-    "phalanx_mark",
-    "phalanx_runtime",
-    "pytest_addoption",
-    "pytest_collection_modifyitems",
-    "pytest_configure",
-    "pytest_report_header",
-    "pytest_runtest_makereport",
-    "pytest_runtest_setup",
-]
+        if name not in __all__:
+            msg = f"module {__name__!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+        home = {"ChaosRuns": "chaos_fixture", "FakeGpus": "fakes"}.get(name, "leaks")
+        return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+__all__ = ["ChaosRuns", "FakeGpus", "Leak", "LeakDetector", "LeakScope"]
+
+pytest_plugins = ("phalanx.testing.plugin",)

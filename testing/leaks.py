@@ -1,12 +1,11 @@
-"""The fixture `leak_check`: a test leaves nothing behind.
+"""Leak detector: processes, threads, descriptors, files and device memory that outlive a run.
 
-Guarantees: a leak is told by what it is and where; what is on its way out is waited for; a process
-that was left is ended, so that one leak does not fail every test after it.
-
-It looks at processes (children, zombies included, and whatever carries the mark of this session: so
-strays of killed drivers are found, whoever their parent is), threads, descriptors, and files: those
-of this process and of dead ones in shared memory and the temporary folders, and everything in the
-folders that the fixture `leak_scope` names.
+Guarantees:
+- Only what is new since the detector was made is a leak; `wait_gone` waits for what is ending.
+- A process is one if it carries a mark of the detector's trees, descends from one that does, now or
+  when `look` was called, or is a child of this process: also a stray of a killed driver.
+- A file is one if it is new in a folder of the detector's own, is named for a process of the trees,
+  or a process of the trees had it open or mapped when `look` was called.
 """
 
 from __future__ import annotations
@@ -14,47 +13,39 @@ from __future__ import annotations
 import gc
 import os
 import re
-import select
 import tempfile
 import threading
 import time
-import uuid
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
-from phalanx.actors import Executor, WorkerActor
-from phalanx.runtime import MARK, Quarry, Runtime, find_tree, kill_tree, read_task, read_tasks
+from phalanx.runtime import TreeTarget, find_gpus, find_tree, kill_tree, read_task, read_tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from phalanx.runtime import Task
 
-SESSION = uuid.uuid4().hex
-"""The mark of every process that is started from here, directly or not."""
-
-_NEEDLE = f"{SESSION}/".encode()
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
-_OURS = "phalanx-"
 _PYTESTS = "pytest-"  # folders that pytest keeps and prunes itself
+_DEAD = ("Z", "X", "x")
 _KILL = 5.0
-_LATER = (
-    "\n(if a fixture of this test has started it: ask for leak_check before that fixture, as by "
-    '@pytest.mark.usefixtures("leak_check"), so that it looks after the fixture has ended)'
-)
+_SOON, _LATER = 0.01, 0.1  # seconds between two looks at what is on its way out
+_LOOKS = 40  # for the owner of a name; then it is another program's
+_DEVICE_SLACK_BYTES = 64 << 20
+_UUID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_HELPER = re.compile(rb"([0-9a-f]{32})/\d+\.(?:zygote|collector);")
 
 
 @dataclass(frozen=True, slots=True)
 class LeakScope:
-    """Where `leak_check` looks, and for how long.
+    """Where `phalanx_leak_check` looks, and for how long.
 
     Attributes:
-        folders: In these every new entry is a leak, whoever made it: name those that nobody but
-            these tests uses. Elsewhere only what phalanx has made is one.
+        folders: In these every new entry is a leak, whatever made it: name those that only these
+            tests use. Elsewhere only what phalanx has made is one.
         patience: Seconds for what is on its way out already.
     """
 
@@ -62,167 +53,225 @@ class LeakScope:
     patience: float = 15.0
 
 
-@dataclass(frozen=True)
-class Footprint:
-    """What this process has of everything that could leak."""
+@dataclass(frozen=True, slots=True)
+class Leak:
+    """One thing that was left behind.
 
-    processes: frozenset[tuple[int, int]]
-    threads: frozenset[int]
-    files: frozenset[Path]
-    descriptors: Counter[str]
-
-    @classmethod
-    def now(cls, scope: LeakScope) -> Footprint:
-        """Return what there is now."""
-        return cls(
-            frozenset(_processes()),
-            frozenset(thread.native_id or 0 for thread in threading.enumerate()),
-            frozenset(_files(scope)),
-            Counter(_descriptors()),
-        )
-
-    def since(self, before: Footprint) -> dict[str, object]:
-        """Return what is here and was not *before*."""
-        tasks = read_tasks()
-        grown = {
-            "processes": {
-                pid: f"{tasks[pid].state} {_command(pid)!r}"
-                for pid, _ in self.processes - before.processes
-                if pid in tasks
-            },
-            "threads": [t.name for t in threading.enumerate() if t.native_id not in before.threads],
-            "files": sorted(map(str, self.files - before.files)),
-            "descriptors": dict(self.descriptors - before.descriptors),
-        }
-        return {name: value for name, value in grown.items() if value}
-
-
-@pytest.fixture(scope="session")
-def leak_scope() -> LeakScope:
-    """Where `leak_check` looks; have a fixture of this name to say so."""
-    return LeakScope()
-
-
-@pytest.fixture(scope="session")
-def phalanx_mark() -> Iterator[None]:
-    """Mark every tree that is made from now on, here or in a process that is started from here."""
-    with pytest.MonkeyPatch.context() as patch:
-        outer = os.environ.get(MARK, "").rstrip(";")
-        patch.setenv(MARK, f"{outer};{SESSION}/pytest;".lstrip(";"))
-        yield
-
-
-@pytest.fixture(scope="session")
-def phalanx_runtime() -> Iterator[Runtime]:
-    """One runtime for all tests: ``Executor(..., runtime=phalanx_runtime)``.
-
-    Its zygote has imported torch, so that an executor takes tenths of a second to start.
+    Attributes:
+        what: ``process``, ``thread``, ``descriptor``, ``file``, ``shared memory`` or
+            ``device memory``.
+        name: Which one.
     """
 
-    class Idle(WorkerActor):
-        """Local, so that it travels by value: its process does not import pytest."""
+    what: str
+    name: str
 
-    with Runtime(stream=False) as runtime:
-        Executor(Idle, 1, runtime=runtime).close()  # what stays is here before any test
-        yield runtime
+    def __str__(self) -> str:
+        return f"{self.what}: {self.name}"
 
 
-@pytest.fixture
-def leak_check(request: pytest.FixtureRequest, leak_scope: LeakScope) -> Iterator[None]:
-    """Fail where a test leaves processes, threads, shared memory, files or descriptors.
+class LeakDetector:
+    """Compares what is here with what was here when the detector was made.
 
-    What fixtures that were asked for before this one have is not counted; what they start during
-    the test is, such as ranks of an executor that are restarted.
+    Args:
+        marks: Names of trees: a process belongs to one if its environment holds the name and "/".
+        folders: In these every new entry is a leak, whatever made it.
+        patience: Seconds that `wait_gone` waits.
+        own: Whether threads, descriptors and zombies of this process count.
+        children: Whether living children of this process count that carry no mark.
+        devices: Whether memory of GPUs counts; NVML is asked.
+
+    Attributes:
+        marks: Those above; more may be added.
+        processes: The processes (pid, ticks) that are known to belong to the trees.
+        files: The files that are known to be made by them.
+        pids: The pids of all processes of the trees: a new file that is named for one is theirs.
+            None: they are not known; a file of phalanx is theirs if it is named for this process
+            or one that no longer exists.
     """
-    request.getfixturevalue("phalanx_mark")
-    gc.collect()
-    before = Footprint.now(leak_scope)
-    yield
-    left = _settle(before, leak_scope)
-    if left:
-        keys = Footprint.now(leak_scope).processes - before.processes
-        if keys:
-            kill_tree(Quarry(_NEEDLE, roots=keys, spare=_pids(before)), time.monotonic() + _KILL)
-        pytest.fail(f"left behind: {left}{_LATER}", pytrace=False)
+
+    def __init__(
+        self,
+        *marks: str,
+        folders: tuple[Path, ...] = (),
+        patience: float = 15.0,
+        own: bool = True,
+        children: bool = True,
+        devices: bool = False,
+    ) -> None:
+        self.marks = set(marks)
+        self.processes: set[tuple[int, int]] = set()
+        self.files: set[Path] = set()
+        self.pids: set[int] | None = None
+        self._folders = folders
+        self._patience = patience
+        self._own = own
+        self._children = own and children
+        self._looks: Counter[Path] = Counter()
+        if own:
+            gc.collect()
+        tasks = read_tasks().values()
+        self._there = frozenset(task.key for task in tasks)
+        # The helpers of a tree that is here already may be started again.
+        self._trees = {_helper_of(t.pid) for t in tasks if t.parent == os.getpid()} - {b""}
+        self._threads = frozenset(thread.native_id for thread in threading.enumerate())
+        self._paths = frozenset(self._entries())
+        self._descriptors = Counter(_links(os.getpid()))
+        self._device_bytes = _device_bytes() if devices else {}
+
+    def look(self) -> None:
+        """Record the processes of the trees, and the new names in /dev/shm that they hold.
+
+        Call it now and then during a run: what a process starts or makes, and no longer has at
+        the end, is otherwise found by its mark or its name alone.
+        """
+        members = self._members()
+        self.processes.update(task.key for task in members)
+        new = set(_listed(_SHM)) - self._paths - self.files
+        new = {path for path in new if self._looks[path] < _LOOKS}
+        if new:
+            self._looks.update(new)
+            for pid in (os.getpid(), *(task.pid for task in members)):
+                self.files |= new & set(_held_by(pid))
+
+    def leaks(self) -> list[Leak]:
+        """Return what is left now, including what is about to end."""
+        found = [
+            Leak("process", f"{task.pid} ({task.state}) {_command(task.pid)}".rstrip())
+            for task in self._left()
+        ]
+        there = {*self._entries(), *(path for path in self.files if path.exists())}
+        found += [
+            Leak("shared memory" if path.parent == _SHM else "file", str(path))
+            for path in sorted(there - self._paths)
+            if self._is_left(path)
+        ]
+        if self._own:
+            threads = [t for t in threading.enumerate() if t.native_id not in self._threads]
+            found += [Leak("thread", thread.name) for thread in threads]
+            new = Counter(_links(os.getpid())) - self._descriptors
+            found += [Leak("descriptor", f"{name} ({count})") for name, count in new.items()]
+        for uuid, used in (_device_bytes() if self._device_bytes else {}).items():
+            more = used - self._device_bytes.get(uuid, used)
+            if more > _DEVICE_SLACK_BYTES:
+                found.append(Leak("device memory", f"{uuid}: {more} bytes"))
+        return found
+
+    def wait_gone(self) -> list[Leak]:
+        """Return what is left once everything has ended, or *patience* is over."""
+        deadline = time.monotonic() + self._patience
+        pause = _SOON
+        while True:
+            if self._own:
+                gc.collect()  # what was still held a moment ago
+            found = self.leaks()
+            if not found or time.monotonic() >= deadline:
+                return found
+            time.sleep(pause)
+            pause = min(2 * pause, _LATER)
+
+    def kill(self) -> None:
+        """End the processes that are left."""
+        roots = {task.key for task in self._left()}
+        spare = [pid for pid, _ in self._there]
+        for mark in self.marks if roots else ():
+            quarry = TreeTarget(f"{mark}/".encode(), roots=roots, spare=spare)
+            kill_tree(quarry, time.monotonic() + _KILL)
+
+    def _members(self) -> list[Task]:
+        """The living processes of the trees, and those that descend from them."""
+        found: dict[int, Task] = {}
+        for mark in self.marks:
+            found |= find_tree(TreeTarget(f"{mark}/".encode(), roots=self.processes))[0]
+        return list(found.values())
+
+    def _left(self) -> list[Task]:
+        found = {task.key: task for task in self._members()}
+        if self._own:
+            for task in read_tasks().values():
+                if task.parent == os.getpid() and (self._children or task.state in _DEAD):
+                    found[task.key] = task
+        return [
+            task
+            for key, task in found.items()
+            if key not in self._there and _helper_of(task.pid) not in self._trees
+        ]
+
+    def _entries(self) -> Iterator[Path]:
+        """The entries of the folders that are looked at."""
+        runtime = os.environ.get("XDG_RUNTIME_DIR")
+        shared = [_SHM, Path(tempfile.gettempdir()), *([Path(runtime)] if runtime else [])]
+        for folder in dict.fromkeys((*self._folders, *shared)):
+            yield from _listed(folder)
+
+    def _is_left(self, path: Path) -> bool:
+        """Whether *path*, which is new, is the trees': by its folder, its holder or its name."""
+        if path in self.files:
+            return True
+        if path.parent in self._folders:
+            return not path.name.startswith(_PYTESTS)
+        if path.name.startswith("phalanx"):  # phalanx-WORD-PID-...
+            owner = path.name.split("-")[2:3]
+            return owner == [] or not owner[0].isdigit() or self._is_mine(int(owner[0]))
+        # Short numbers are in every name, and any number in what was drawn by chance.
+        words = re.split("[^0-9A-Za-z]+", _UUID.sub("", path.name))
+        pids = {str(pid) for pid in self.pids or () if pid > 99}
+        return not pids.isdisjoint(words)
+
+    def _is_mine(self, pid: int) -> bool:
+        if self.pids is not None:  # another container may share the folder and not the numbers
+            return pid in self.pids
+        return pid == os.getpid() or read_task(pid) is None
 
 
-def _settle(before: Footprint, scope: LeakScope) -> dict[str, object]:
-    """Return what is left once what was ending has ended, or its time is up."""
-    deadline = time.monotonic() + scope.patience
-    for key, task in _processes().items():
-        if key not in before.processes and task.state != "Z":
-            _await_end(task, deadline)
-    for thread in threading.enumerate():
-        if thread.native_id not in before.threads and thread is not threading.current_thread():
-            thread.join(max(0.0, deadline - time.monotonic()))
-    gc.collect()
-    while (left := Footprint.now(scope).since(before)) and time.monotonic() < deadline:
-        time.sleep(0.01)  # a zombie that somebody is about to collect sends no word of it
-        gc.collect()  # what was still held a moment ago
-    return left
+def _helper_of(pid: int) -> bytes:
+    """The tree of which process *pid* is zygote or output collector; empty if it is neither."""
+    found = _HELPER.findall(_read(pid, "environ"))
+    return found[-1] if found else b""
 
 
-def _processes() -> dict[tuple[int, int], Task]:
-    found, _ = find_tree(Quarry(_NEEDLE))
-    children = (task for task in read_tasks().values() if task.parent == os.getpid())
-    return {task.key: task for task in (*found.values(), *children)}
-
-
-def _pids(before: Footprint) -> list[int]:
-    return [pid for pid, _ in before.processes]
-
-
-def _await_end(task: Task, deadline: float) -> None:
+def _read(pid: int, name: str) -> bytes:
     try:
-        pidfd = os.pidfd_open(task.pid)
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return
+        return b""
+
+
+def _command(pid: int) -> str:
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+
+
+def _listed(folder: Path) -> Iterable[Path]:
     try:
-        now = read_task(task.pid)
-        if now is not None and now.key == task.key:
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            poller.poll(max(0.0, deadline - time.monotonic()) * 1000)
-    finally:
-        os.close(pidfd)
+        return [folder / name for name in os.listdir(folder)]  # noqa: PTH208  # names only
+    except OSError:
+        return []  # there is none, or it is not ours to read
 
 
-def _descriptors() -> Iterator[str]:
-    for fd in os.listdir("/proc/self/fd"):  # noqa: PTH208  # names only
+def _links(pid: int) -> Iterator[str]:
+    """What the descriptors of process *pid* are: paths, and sockets and pipes by their numbers."""
+    for link in _listed(Path(f"/proc/{pid}/fd")):
         try:
-            # Sockets and pipes are told apart by their numbers; the rest by what they are.
-            yield os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115  # no use for a Path
+            yield os.readlink(link)  # noqa: PTH115  # no use for a Path
         except OSError:
             continue  # the listing's own
 
 
-def _files(scope: LeakScope) -> Iterator[Path]:
-    runtime_folder = os.environ.get("XDG_RUNTIME_DIR")
-    usual = [_SHM, Path(tempfile.gettempdir())]
-    usual += [Path(runtime_folder)] if runtime_folder else []
-    for folder in dict.fromkeys((*scope.folders, *usual)):
-        try:
-            names = os.listdir(folder)  # noqa: PTH208  # names only
-        except OSError:
-            continue  # there is none, or it is not ours to read
-        for name in names:
-            if folder in scope.folders:
-                if not name.startswith(_PYTESTS):
-                    yield folder / name
-            elif _is_ours(name):
-                yield folder / name
+def _held_by(pid: int) -> Iterator[Path]:
+    """The files in shared memory that process *pid* has open or mapped."""
+    for target in _links(pid):
+        if target.startswith(f"{_SHM}/"):
+            yield Path(target)
+    for line in _read(pid, "maps").decode(errors="replace").splitlines():
+        _, _, name = line.partition(f" {_SHM}/")
+        if name:
+            yield _SHM / name
 
 
-def _is_ours(name: str) -> bool:
-    """Whether a file called *name* was made by phalanx, here or in a process that is dead."""
-    if not name.startswith(_OURS):
-        return False
-    pids = [int(number) for number in re.findall(r"\d+", name)]
-    return os.getpid() in pids or all(read_task(pid) is None for pid in pids)
-
-
-def _command(pid: int) -> bytes:
+def _device_bytes() -> dict[str, int]:
+    inventory = find_gpus()
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+        used = {gpu.uuid: inventory.used_bytes(gpu.uuid) for gpu in inventory.gpus()}
+    finally:
+        inventory.close()
+    return {uuid: count for uuid, count in used.items() if count is not None}

@@ -1,4 +1,4 @@
-"""For every test: nothing is left behind. For tests of processes: a hub and a launcher."""
+"""For every test: nothing is left behind. For tests of processes: a loop and a launcher."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.actors.workers import Echo
+from tests.options import with_defaults
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch
 from phalanx.runtime import Runtime
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.threads.event_loop import EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def times(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 def pytest_collection_finish() -> None:
-    """Let the collections that `leak_check` makes pass over what imports and pytest have made."""
+    """Have the leak detector's collections pass over what imports and pytest have made."""
     gc.collect()
     gc.freeze()
 
@@ -75,7 +76,7 @@ def pytest_unconfigure() -> None:
 
 
 @pytest.fixture(scope="session")
-def leak_scope() -> LeakScope:
+def phalanx_leak_scope() -> LeakScope:
     from phalanx.testing import LeakScope  # pytest is to load it, and rewrite its asserts
 
     return LeakScope(folders=(Path(TEMP), Path("/dev/shm")))
@@ -84,14 +85,14 @@ def leak_scope() -> LeakScope:
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> None:
     if STRICT & set(Path(request.path).parts):
-        request.getfixturevalue("leak_check")
+        request.getfixturevalue("phalanx_leak_check")
 
 
 @pytest.fixture
-def hub() -> Iterator[Hub]:
-    hub = Hub()
-    yield hub
-    hub.close()
+def loop() -> Iterator[EventLoop]:
+    loop = EventLoop()
+    yield loop
+    loop.close()
 
 
 @pytest.fixture
@@ -101,9 +102,9 @@ def events() -> list[Any]:
 
 
 @pytest.fixture
-def launcher(hub: Hub, events: list[Any]) -> Iterator[Launcher]:
+def launcher(loop: EventLoop, events: list[Any]) -> Iterator[Launcher]:
     """A launcher that preloads nothing."""
-    launcher = Launcher(hub, preload=(), emit=events.append)
+    launcher = Launcher(loop, preload=(), emit=events.append)
     yield launcher
     launcher.close(time.monotonic() + PATIENCE)
 
@@ -111,8 +112,8 @@ def launcher(hub: Hub, events: list[Any]) -> Iterator[Launcher]:
 def _quiet_runtime(*preload: str) -> Runtime:
     """Return a runtime all of whose processes are there, so that no test seems to leave them."""
     runtime = Runtime(console=None, stream=False)
-    Executor(Echo, 1, preload=preload, runtime=runtime).close()
-    Executor(Echo, 1, preload=preload, runtime=runtime, transport="zmq").close()
+    Executor(Echo, 1, launch=Launch(preload=preload), runtime=runtime).close()
+    Executor(Echo, 1, launch=Launch(preload=preload, transport="zmq"), runtime=runtime).close()
     return runtime
 
 
@@ -147,14 +148,14 @@ def make(runtime: Runtime, transport: Any) -> Iterator[Callable[..., Executor[An
     made: list[Executor[Any]] = []
 
     def build(worker: Any = Echo, world_size: int | None = 2, **options: Any) -> Executor[Any]:
-        options = {
-            "preload": (),
-            "runtime": runtime,
-            "start_timeout": 30.0,
-            "transport": "local" if options.get("launch") == "inline" else transport,
-            **options,
-        }
-        executor: Executor[Any] = Executor(worker, world_size, **options)
+        reached = "local" if options.get("launch") == "inline" else transport
+        usual = with_defaults(
+            options,
+            launch={"preload": (), "transport": reached},
+            limits={"start": 30.0},
+            runtime=runtime,
+        )
+        executor: Executor[Any] = Executor(worker, world_size, **usual)
         made.append(executor)
         return executor
 

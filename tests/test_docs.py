@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import phalanx
+from phalanx import actors, errors, events, runtime, supervision
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -62,11 +63,12 @@ def test_every_make_command_that_is_named_exists(document: str) -> None:
 @pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "docs/semantics.md"])
 def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
     text = (ROOT / document).read_text()
-    names = set(re.findall(r"`phalanx\.(\w+)`", text))
+    names = set(re.findall(r"`phalanx\.(?:errors\.|events\.)?(\w+)`", text))
     methods = set(re.findall(r"`Executor\.(\w+)\(\)`", text))
 
-    packages = {path.name for path in Path(phalanx.__file__).parent.iterdir()}
-    assert names - packages <= set(phalanx.__all__)
+    packages = {path.stem for path in Path(phalanx.__file__).parent.iterdir()}
+    faces = (phalanx, errors, events, actors, runtime, supervision)
+    assert names - packages <= {name for face in faces for name in dir(face)}
     assert {name for name in methods if not hasattr(phalanx.Executor, name)} == set()
 
 

@@ -21,11 +21,17 @@ def test_every_public_name_exists_and_says_what_it_is(name: str) -> None:
 def test_nothing_else_is_public() -> None:
     others = {
         name
-        for name, value in vars(phalanx).items()
-        if not name.startswith("_") and not inspect.ismodule(value)
+        for name in dir(phalanx)
+        if not name.startswith("_") and not inspect.ismodule(getattr(phalanx, name))
     }
 
     assert others == set(phalanx.__all__)
+
+
+def test_a_layer_is_an_attribute_and_an_unknown_name_is_refused() -> None:
+    assert inspect.ismodule(getattr(phalanx, "supervision"))  # noqa: B009  # as below
+    with pytest.raises(AttributeError, match="no attribute 'Exekutor'"):
+        getattr(phalanx, "Exekutor")  # noqa: B009  # for the type checkers there is none
 
 
 def test_the_names_are_sorted_and_stand_once() -> None:

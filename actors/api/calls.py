@@ -1,32 +1,24 @@
-"""Call methods of the executor.
+"""Call methods of the executor: to all ranks, to each, to one, to any idle one, as a stream.
 
-The calls of a rank group: to all its ranks, to each, to one, to whichever is idle.
-
-Guarantees: what makes no sense of a call is told before anything is sent.
-
-Left to others: how a call is made (`Caller`, or `InlineGroup` in the caller's own thread).
-
-The step methods of an executor: its worker class's own, as functions with their signatures.
+Arguments are checked before anything is sent.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
 from phalanx.actors.calls.call import Shape
-from phalanx.actors.calls.streams import Incoming
-from phalanx.actors.spec.validate import (
-    check_callable,
-    check_count,
-    check_per_rank,
-    check_rank,
-    check_seconds,
-)
+from phalanx.actors.calls.streams import StreamInbox
+from phalanx.actors.spec.proxy import Proxy
+from phalanx.actors.spec.validate import check_per_rank, check_rank
 from phalanx.actors.spec.worker import WorkerActor
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_callable, check_count, check_seconds
+
+from .aio import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,57 +27,28 @@ if TYPE_CHECKING:
     from phalanx.actors.calls.futures import CallFuture
     from phalanx.actors.calls.streams import ReplyStream
     from phalanx.actors.spec.layout import Layout
+    from phalanx.actors.spec.proxy import How
     from phalanx.actors.spec.results import Outcome
     from phalanx.actors.spec.worker import Method
+    from phalanx.testing.inline import InlineGroup
 
     from .group import RankGroup
-    from .inline import InlineGroup
-
-
-class Steps:
-    """The step methods of an executor."""
-
-    def __init__(self, executor: object) -> None:
-        self._executor = executor
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._executor, name)
-
-
-def step_function(
-    collective_rpc: Callable[..., Any], layout: Layout, method: Method
-) -> Callable[..., Any]:
-    """Return a function that makes the step *method* a *collective_rpc*, as it is declared."""
-    declared = method.declared
-    reply = declared.reply
-    want = layout.output_rank if reply == "output" else reply if isinstance(reply, int) else None
-    drivers = layout.driver_ranks
-
-    def pick(values: list[Any], _lead: int) -> list[Any]:
-        return [values[rank] for rank in drivers]
-
-    def call(*args: Any, non_block: bool = False, **kwargs: Any) -> Any:
-        return collective_rpc(
-            method.name,
-            declared.timeout,
-            args,
-            kwargs,
-            non_block=non_block,
-            unique_reply_rank=want,
-            aggregate=pick if reply == "driver" else None,
-        )
-
-    call.__name__ = call.__qualname__ = method.name
-    if method.signature is not None:
-        call.__signature__ = method.signature  # type: ignore[attr-defined]  # inspect reads it
-    return call
-
 
 W = TypeVar("W", bound=WorkerActor)
 
 
-class Dispatch(Generic[W]):
-    """The calls of an executor. Its methods are `Executor`'s."""
+class _Former(TypedDict, total=False):
+    """Options under their former names."""
+
+    on_death: Literal["fail", "retry"] | None
+
+
+class CallMethods(Generic[W]):
+    """The call methods of `Executor`.
+
+    Args:
+        at_once: Whether no call blocks while too many are queued.
+    """
 
     def __init__(
         self,
@@ -94,15 +57,18 @@ class Dispatch(Generic[W]):
         *,
         at_once: bool = False,
     ) -> None:
-        """Make calls of *group*; with *at_once* none blocks while too many wait for their turn."""
-        self._group = group
+        self._group = cast("RankGroup", group)  # an inline one has the methods that are used
         # Bound once: it is looked up for every call.
         self._call = functools.partial(group.call, at_once=True) if at_once else group.call
         self._steps = steps
 
+    def parts(self) -> tuple[RankGroup | InlineGroup, Mapping[str, Method]]:
+        """Return the group behind the calls, and the declared steps; for other handles of it."""
+        return self._group, self._steps
+
     @property
     def _layout(self) -> Layout:
-        return self._group.view().layout
+        return self._group.view.layout
 
     def collective_rpc(
         self,
@@ -114,9 +80,9 @@ class Dispatch(Generic[W]):
         non_block: bool = False,
         unique_reply_rank: int | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
-        on_death: Literal["fail", "retry"] | None = None,
-        retries: int = 1,
+        retries: int | None = None,
         on_timeout: Literal["leave", "restart"] = "leave",
+        **former: Unpack[_Former],
     ) -> Any:
         """Call *method* on every rank, as a whole.
 
@@ -131,11 +97,11 @@ class Dispatch(Generic[W]):
                 exception of any rank fails the call all the same.
             aggregate: Given the list of all ranks' values and the rank whose output leads
                 (*unique_reply_rank*, else the layout's output rank), returns the call's value.
-            on_death: ``"fail"``: at most once. ``"retry"``: at least once, sent again as a whole
-                up to *retries* times after the group has healed. None takes what the method
-                declares (`idempotent`), else ``"fail"``.
-            retries: See *on_death*.
+            retries: After how many deaths in it the call is sent again, as a whole, once the group
+                serves again. 0: at most once. None: 1 if the method is declared idempotent
+                (`method`), else 0.
             on_timeout: ``"restart"`` treats ranks that have not answered in time as hung.
+            former: *on_death*, which *retries* replaces.
 
         Returns:
             The list of all ranks' values; with *unique_reply_rank* that value; with *aggregate*
@@ -147,6 +113,8 @@ class Dispatch(Generic[W]):
             CallTimeout: naming the ranks that had not answered.
             ExecutorClosed: the executor was closed first, or its group had ended already.
         """
+        if former:
+            retries = _retries(retries, former)
         want, lead = unique_reply_rank, 0
         if unique_reply_rank is not None:
             check_rank("unique_reply_rank", unique_reply_rank, self._layout.world_size)
@@ -159,7 +127,6 @@ class Dispatch(Generic[W]):
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
-            on_death=on_death,
             retries=retries,
             on_timeout=on_timeout,
             want=want,
@@ -196,82 +163,79 @@ class Dispatch(Generic[W]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         non_block: bool = False,
-    ) -> list[Outcome] | CallFuture:
-        """Call *method* on every rank, each for itself; return what became of it on each.
+    ) -> Any:
+        """Call *method* on every rank, each for itself; return the `Outcome` of each.
 
-        A rank that raises, dies or runs out of time spoils only its own `Outcome`.
+        A rank that raises, dies or runs out of time affects only its own.
         """
-        outcome: list[Outcome] | CallFuture = self._call(
-            Shape.GATHER,
-            method,
-            [_arguments(args, kwargs)],
-            timeout=timeout,
-            on_death="fail",
-            non_block=non_block,
+        each = [_arguments(args, kwargs)]
+        return self._call(
+            Shape.GATHER, method, each, timeout=timeout, retries=0, non_block=non_block
         )
-        return outcome
 
     def scatter(
         self,
         method: str | Callable[..., Any],
-        per_rank: Sequence[Sequence[Any]],
         timeout: float | None = None,
+        args: Sequence[Sequence[Any]] | None = None,
+        kwargs: Sequence[Mapping[str, Any]] | None = None,
         *,
-        kwargs_per_rank: Sequence[Mapping[str, Any]] | None = None,
         non_block: bool = False,
-        on_death: Literal["fail", "retry"] | None = None,
-        retries: int = 1,
+        retries: int | None = None,
+        **former: Unpack[_Former],
     ) -> Any:
         """Call *method* on every rank as a whole, each with arguments of its own.
 
         Args:
-            method: As in `collective_rpc`.
-            per_rank: One tuple of positional arguments per rank.
-            timeout: As in `collective_rpc`, like the rest.
-            kwargs_per_rank: One mapping of keyword arguments per rank.
+            method: As in `collective_rpc`, like the options.
+            timeout: As above.
+            args: One tuple of positional arguments per rank; None for none.
+            kwargs: One mapping of keyword arguments per rank; None for none.
             non_block: As above.
-            on_death: As above.
             retries: As above.
+            former: As above.
         """
+        if former:
+            retries = _retries(retries, former)
+        if isinstance(timeout, list | tuple):
+            timeout, args = None, _moved("scatter", timeout)
         size = self._layout.world_size
-        each = check_per_rank("per_rank", per_rank, size)
-        named = check_per_rank(
-            "kwargs_per_rank", kwargs_per_rank or [dict[str, Any]()] * size, size
-        )
+        each = check_per_rank("args", [()] * size if args is None else args, size)
+        named = check_per_rank("kwargs", kwargs or [dict[str, Any]()] * size, size)
         for index, values in enumerate(each):
             if not isinstance(values, list | tuple):
-                raise SpecError(f"per_rank[{index}]", values, "give the arguments as a tuple")
+                raise SpecError(f"args[{index}]", values, "give the arguments as a tuple")
         return self._call(
             Shape.COLLECTIVE,
             method,
             [(tuple(a), k) for a, k in zip(each, named, strict=True)],
             timeout=timeout,
-            on_death=on_death,
             retries=retries,
             non_block=non_block,
         )
 
     def call(
         self,
-        rank: int,
         method: str | Callable[..., Any],
         timeout: float | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
+        rank: int,
         non_block: bool = False,
-        on_death: Literal["fail", "retry"] | None = None,
-        retries: int = 1,
+        retries: int | None = None,
         on_timeout: Literal["leave", "restart"] = "leave",
+        **former: Unpack[_Former],
     ) -> Any:
         """Call *method* on one rank and return its value; another rank's death does not matter."""
+        if former:
+            retries = _retries(retries, former)
         check_rank("rank", rank, self._layout.world_size)
         return self._call(
             Shape.SINGLE,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
-            on_death=on_death,
             retries=retries,
             on_timeout=on_timeout,
             rank=rank,
@@ -281,23 +245,26 @@ class Dispatch(Generic[W]):
     def submit(
         self,
         method: str | Callable[..., Any],
+        timeout: float | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        timeout: float | None = None,
-        on_death: Literal["fail", "retry"] | None = None,
-        retries: int = 1,
+        retries: int | None = None,
+        **former: Unpack[_Former],
     ) -> CallFuture:
-        """Call *method* on whichever rank is idle first: a work queue over independent replicas.
+        """Call *method* on the first rank that is idle: a work queue over independent replicas.
 
         Returns at once with a future, unless too many calls wait for a rank already.
         """
+        if former:
+            retries = _retries(retries, former)
+        if isinstance(timeout, list | tuple):
+            timeout, args = None, _moved("submit", timeout)
         future: CallFuture = self._call(
             Shape.POOL,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
-            on_death=on_death,
             retries=retries,
             non_block=True,
         )
@@ -306,20 +273,24 @@ class Dispatch(Generic[W]):
     def tell(
         self,
         method: str | Callable[..., Any],
+        timeout: float | None = None,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         rank: int | None = None,
     ) -> None:
-        """Have *method* run on every rank, or on one, and do not wait; errors are logged."""
+        """Call *method* on every rank, or on one, without waiting; errors are logged."""
+        if isinstance(timeout, list | tuple):
+            timeout, args = None, _moved("tell", timeout)
         if rank is not None:
             check_rank("rank", rank, self._layout.world_size)
         future = self._call(
             Shape.COLLECTIVE if rank is None else Shape.SINGLE,
             method,
             [_arguments(args, kwargs)],
+            timeout=timeout,
             rank=rank,
-            on_death="fail",
+            retries=0,
             non_block=True,
             tell=True,
         )
@@ -327,7 +298,7 @@ class Dispatch(Generic[W]):
         future.add_done_callback(functools.partial(self._log_failure, name))
 
     def _log_failure(self, method: str, future: Future[Any]) -> None:
-        """Log what a call of *method* ended in, that nobody waits for, if that is an error."""
+        """Log the error of a call of *method* whose outcome is discarded."""
         if not future.cancelled() and (error := future.exception()) is not None:
             self._group.log.error(
                 "phalanx.tell_failed",
@@ -353,9 +324,9 @@ class Dispatch(Generic[W]):
         Args:
             method: As in `collective_rpc`; returns a generator, or anything that can be iterated.
             timeout: Seconds until the last item; None waits without limit. ``hang_after`` limits
-                the making of each item; how long its taker takes counts for nobody.
-            args: As in `collective_rpc`, like the rest.
-            kwargs: As above.
+                the making of each item, not the time that items wait to be taken.
+            args: As in `collective_rpc`.
+            kwargs: As in `collective_rpc`.
             rank: The rank to call, whose items are then yielded as they are. None calls every
                 rank, as a whole, and yields (rank, item) as they come.
             window: How many items a rank may make before they are taken.
@@ -378,25 +349,111 @@ class Dispatch(Generic[W]):
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
-            on_death="fail",
+            retries=0,
             rank=rank,
             non_block=True,
-            stream=Incoming(window, take_within),
+            stream=StreamInbox(window, take_within),
         )
         return stream
 
+    # --- methods without strings ----------------------------------------------------------
+
+    def proxy(
+        self,
+        *,
+        rank: int | None = None,
+        any: bool = False,  # noqa: A002  # any rank
+        timeout: float | None = None,
+        retries: int | None = None,
+    ) -> W:
+        """Return an object with the worker's methods, typed as the class declares them.
+
+        ``proxy().forward(batch)`` calls all ranks and returns the value of one: the rank that the
+        method declares with ``@method(reply=...)``, else the layout's output rank. Each method is
+        a `RemoteMethod`: ``forward.future(batch)`` returns a `CallFuture`, and
+        ``await forward.aio(batch)`` does not block the event loop; for the type checker, of
+        methods that are declared with `method`.
+
+        Args:
+            rank: Call this rank alone.
+            any: Call the first rank that is idle.
+            timeout: As in `collective_rpc`; None takes the method's, if it declares one.
+            retries: As in `collective_rpc`.
+        """
+        if rank is not None:
+            check_rank("rank", rank, self._layout.world_size)
+
+        def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+            calls = self._at_once() if how == "awaitable" else self
+
+            def call(*, non_block: bool) -> Any:
+                words = (name, timeout, args, kwargs)
+                if rank is not None:
+                    return calls.call(*words, rank=rank, retries=retries, non_block=non_block)
+                if any:
+                    future = calls.submit(*words, retries=retries)
+                    return future if non_block else future.result()
+                return calls.declared_call(*words, retries=retries, non_block=non_block)
+
+            if how == "awaitable":
+                return outcome_of(self._group, lambda: call(non_block=True))
+            return call(non_block=how == "future")
+
+        return cast("W", Proxy(make))
+
+    def _at_once(self) -> CallMethods[W]:
+        return CallMethods(self._group, self._steps, at_once=True)
+
+    def declared_call(
+        self,
+        name: str,
+        timeout: float | None,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        *,
+        retries: int | None = None,
+        non_block: bool = False,
+    ) -> Any:
+        """Call the method *name* on every rank; return the value that it declares."""
+        step = self._steps.get(name)
+        reply = "output" if step is None else step.declared.reply
+        if timeout is None and step is not None:
+            timeout = step.declared.timeout
+        layout = self._layout
+        drivers = layout.driver_ranks
+        return self.collective_rpc(
+            name,
+            timeout,
+            args,
+            kwargs,
+            non_block=non_block,
+            unique_reply_rank=layout.output_rank if reply == "output" else _rank_or_none(reply),
+            aggregate=(lambda values, _: [values[rank] for rank in drivers])
+            if reply == "driver"
+            else None,
+            retries=retries,
+        )
+
     @property
     def steps(self) -> W:
-        """The step methods, typed as the worker class declares them; each answers one value."""
-        return cast("W", Steps(self))
+        """The former name of `proxy`."""
+        warnings.warn(
+            "phalanx: Executor.steps is deprecated: write proxy()", DeprecationWarning, stacklevel=2
+        )
+        return self.proxy()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the step method *name* as a method of the executor."""
-        method = self.__dict__.get("_steps", {}).get(name)
-        if method is None:
+        """Return a method that declares a reply as a method of the executor: the former `proxy`."""
+        if name not in self.__dict__.get("_steps", {}):
             msg = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(msg)
-        return step_function(self.collective_rpc, self._layout, method)
+        text = f"phalanx: Executor.{name}() is deprecated: write proxy().{name}()"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+
+        def call(*args: Any, non_block: bool = False, **kwargs: Any) -> Any:
+            return self.declared_call(name, None, args, kwargs, non_block=non_block)
+
+        return call
 
 
 _NO_KEYWORDS: Mapping[str, Any] = {}
@@ -404,7 +461,7 @@ _NO_KEYWORDS: Mapping[str, Any] = {}
 
 def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Return the arguments of one call if that is what they are."""
-    whole: Any = args  # what isinstance makes of it one checker knows, and the other does not
+    whole: Any = args  # mypy and pyright narrow it differently
     if kwargs is None and isinstance(args, tuple):
         return whole, _NO_KEYWORDS
     if not isinstance(args, list | tuple):
@@ -412,3 +469,33 @@ def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[s
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise SpecError("kwargs", kwargs, "give the keyword arguments as a mapping")
     return tuple(cast("Sequence[Any]", args)), cast("Mapping[str, Any]", kwargs or {})
+
+
+def _rank_or_none(reply: object) -> int | None:
+    return reply if isinstance(reply, int) else None
+
+
+def _moved(name: str, args: Any) -> Any:
+    """Return *args*, which the former signature of the method *name* had in second place."""
+    text = f"phalanx: {name}(method, args) is deprecated: write {name}(method, args=...)"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return args
+
+
+def _retries(retries: int | None, former: _Former) -> int | None:
+    """Return the *retries* that the former option *on_death* asks for."""
+    for name in former:
+        if name != "on_death":
+            msg = f"unexpected keyword argument {name!r}"
+            raise TypeError(msg)
+    text = "phalanx: on_death is deprecated: write retries=0 for 'fail', retries=1 for 'retry'"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    match cast("object", former.get("on_death")):
+        case "fail":
+            return 0
+        case "retry":
+            return 1 if retries is None else retries
+        case None:
+            return retries
+        case other:
+            raise SpecError("on_death", other, "give retries instead")

@@ -10,20 +10,31 @@ last one is given to it, for as long as the child spec lives.
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors.checkpoint.coordinator import cuts_of
+from phalanx.actors.checkpoint.coordinator import coordinator_of
 from phalanx.actors.group.handle import Place
-from phalanx.actors.spec.options import spec_of
+from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
+from phalanx.actors.spec.options import (
+    REPLACED,
+    RestartPolicy,
+    group_of,
+    replaced_keywords,
+    spec_of,
+)
 from phalanx.supervision import ChildSpec, ChildType, Restart, SpecError
+from phalanx.supervision import tree_from_toml as supervision_from_toml
 
 from .executor import Executor
 
 if TYPE_CHECKING:
-    from phalanx.actors.checkpoint.coordinator import Cuts
-    from phalanx.actors.spec.options import ExecutorSpec
+    from collections.abc import Callable, Mapping
+
+    from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
     from phalanx.actors.spec.worker import WorkerActor
-    from phalanx.supervision import ExitReason, StartContext
+    from phalanx.runtime import Runtime
+    from phalanx.supervision import ExitReason, StartContext, StartFunction, SupervisorSpec
 
 
 class ExecutorHandle:
@@ -45,6 +56,7 @@ class ExecutorHandle:
         self.ref.kill()
 
 
+@replaced_keywords({**REPLACED, "ranks_restart": "policy.restart"})
 def executor_child(
     id: str,  # noqa: A002  # OTP's word for it
     worker: type[WorkerActor],
@@ -54,60 +66,55 @@ def executor_child(
     shutdown: float | None = None,
     significant: bool = False,
     start_within: float | None = None,
-    ranks_restart: Restart = Restart.PERMANENT,
+    runtime: Runtime | None = None,
     **options: Any,
 ) -> ChildSpec:
     """Return the spec of an executor as a child.
 
     Args:
         id: Its id among its siblings; its name becomes its path in the tree.
-        worker: As for `Executor`, like *world_size* and *options*.
+        worker: As for `Executor`, like *world_size*, *runtime* and *options*.
         world_size: As above.
-        restart: Which of its ends the supervisor above restarts.
+        restart: Which of its ends the supervisor above restarts. Which ends of a rank the executor
+            restarts is ``policy.restart``.
         shutdown: Seconds the group has to stop before every rank is killed; None for no limit, as
             for a supervisor: its own stop policy has limits.
         significant: As in `ChildSpec`.
         start_within: As in `ChildSpec`.
-        ranks_restart: The executor's own *restart*: which ends of a rank it restarts.
-        options: Everything else `Executor` takes, except its name.
+        runtime: As for `Executor`.
+        options: The other options of `Executor`, except *name* and *replace*.
     """
     for option in ("name", "replace"):
         if option in options:
             raise SpecError(option, options[option], "an executor in a tree is named by its path")
-    if options.get("launch") == "inline":
+    spec = spec_of(worker, world_size, **options)
+    if spec.launch.method == "inline":
         raise SpecError("launch", "inline", "an inline rank has no process to supervise")
-    spec = _check(worker, world_size, {**options, "restart": ranks_restart})
     # By path: the states of the ranks outlive the executor, as long as there is this child spec.
     # Those that no executor uses: two trees may have one path.
-    unused: dict[str, list[Cuts | None]] = {}
+    unused: dict[str, list[CheckpointCoordinator | None]] = {}
 
     def start(ctx: StartContext) -> ExecutorHandle:
         _forget_gone(unused, ctx)
         mine = unused.setdefault(ctx.path, [])
-        cuts = mine.pop() if mine else cuts_of(spec)
+        checkpoints = mine.pop() if mine else coordinator_of(spec)
 
         def ended(reason: ExitReason) -> None:
-            mine.append(cuts)
+            mine.append(checkpoints)
             ctx.exited(reason)
 
+        place = Place(
+            on_end=ended,
+            on_use=ctx.progressed,
+            emit_by=ctx.emit_by,
+            look=ctx.snapshot,
+            checkpoints=checkpoints,
+        )
         try:
-            executor: Executor[Any] = Executor(
-                worker,
-                world_size,
-                name=ctx.path,
-                restart=ranks_restart,
-                _place=Place(
-                    on_end=ended,
-                    on_use=ctx.progressed,
-                    emit_by=ctx.emit_by,
-                    look=ctx.snapshot,
-                    cuts=cuts,
-                ),
-                **options,
-            )
+            executor = Executor.in_tree(replace(spec, name=ctx.path), runtime, place)
         except BaseException:
-            if cuts not in mine:  # it ended before there was anything to end
-                mine.append(cuts)
+            if checkpoints not in mine:  # it ended before there was anything to end
+                mine.append(checkpoints)
             raise
         return ExecutorHandle(executor)
 
@@ -123,6 +130,7 @@ def executor_child(
     )
 
 
+@replaced_keywords(REPLACED)
 def worker_child(
     id: str,  # noqa: A002  # OTP's word for it
     worker: type[WorkerActor],
@@ -133,11 +141,46 @@ def worker_child(
     Its supervisor alone decides: the process is its child, and its ends are the child's ends.
     With a `CheckpointPolicy` the next process is given back the state of the last.
     """
-    options = {"shutdown": 10.0, "ranks_restart": Restart.TEMPORARY, **options}
-    return executor_child(id, worker, 1, **options)
+    policy = options.pop("policy", None)
+    policy = group_of("policy", RestartPolicy, policy, {"restart": Restart.TEMPORARY})
+    options = {"shutdown": 10.0, **options}
+    return executor_child(id, worker, 1, policy=policy, **options)
 
 
-def _forget_gone(unused: dict[str, list[Cuts | None]], ctx: StartContext) -> None:
+def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None) -> SupervisorSpec:
+    """Return the tree that *text* declares, executors included.
+
+    ``[executor.NAME]`` declares one: ``worker = "module:Class"``, the options of `executor_child`,
+    and a table for each group of options, such as ``policy``, ``limits`` and ``checkpoint``.
+
+    Args:
+        text: The TOML document; see `phalanx.supervision.tree_from_toml` for the rest of it.
+        starts: Start functions and worker classes by the name the document uses for them; any other
+            name is ``module:attribute`` and imported.
+
+    Raises:
+        SpecError: Something in it makes no sense; nothing has been started.
+    """
+    return supervision_from_toml(text, starts, {"executor": _declared})
+
+
+_OPTIONS = {
+    *inspect.signature(spec_of).parameters,
+    *inspect.signature(executor_child).parameters,
+} - {"id", "name", "runtime", "options"}
+
+
+def _declared(id: str, table: dict[str, Any], load: Callable[[str, object], Any]) -> ChildSpec:  # noqa: A002  # as above
+    for option in table.keys() - _OPTIONS:
+        known = ", ".join(sorted(_OPTIONS))
+        raise SpecError(option, table[option], f"unknown; known are {known}")
+    worker = load("worker", table.pop("worker", None))
+    if "checkpoint" in table:
+        table["checkpoint"] = group_of("checkpoint", CheckpointPolicy, table["checkpoint"])
+    return executor_child(id, worker, **table)
+
+
+def _forget_gone(unused: dict[str, list[CheckpointCoordinator | None]], ctx: StartContext) -> None:
     """Drop what was kept of siblings of *ctx* that their supervisor has no more: of instances."""
     parent = ctx.path.rpartition("/")[0]
     siblings = {path for path in unused if path.rpartition("/")[0] == parent} - {ctx.path}
@@ -150,15 +193,3 @@ def _forget_gone(unused: dict[str, list[Cuts | None]], ctx: StartContext) -> Non
         pending += [child.supervisor for child in supervisor.children if child.supervisor]
     for path in siblings:
         del unused[path]
-
-
-def _check(
-    worker: type[WorkerActor], world_size: int | None, options: dict[str, Any]
-) -> ExecutorSpec:
-    """Return the spec of the executor; raises what that would raise, now and not at each start."""
-    given = inspect.signature(Executor).bind(worker, world_size, **options)
-    given.apply_defaults()
-    values = dict(given.arguments)
-    for not_checked in ("runtime", "replace", "_place"):
-        del values[not_checked]
-    return spec_of(**values)

@@ -1,54 +1,46 @@
-"""Makes the calls of one executor, in the threads of those who make them.
+"""`CallClient`: makes the calls of one executor, in their callers' threads.
 
-Guarantees: a call is accepted or refused as a whole; a refused one leaves nothing behind, neither
-in the plane nor in memory. A blocking call runs in its caller's thread from the first byte to the
-last.
-
-Left to others: when it is sent, and what becomes of it (`plane`); what is asked (`Dispatch`).
+- A call is accepted or refused as a whole; a refused one leaves nothing in the plane or in memory.
+- A blocking call runs in its caller's thread from the first byte to the last.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors.calls.call import Call, check_timeout, terms_of
+from phalanx.actors.calls.call import Call, check_timeout, options_of
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.checkpoint.coordinator import save_now, saving_call
 from phalanx.actors.group.messages import Overdue
 from phalanx.actors.signals.process_exit import living
-from phalanx.actors.spec.options import culprit
+from phalanx.actors.spec.factory import culprit
 from phalanx.runtime import Payload, encode
 from phalanx.supervision import ExecutorClosed, NotPicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from phalanx.actors.calls.call import CallTap, OnDeath, OnTimeout, Shape
-    from phalanx.actors.calls.streams import Incoming
-    from phalanx.actors.group.handle import Core
+    from phalanx.actors.calls.call import CallTap, OnTimeout, Shape
+    from phalanx.actors.calls.streams import StreamInbox
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.observe.tracing import CallSpan
-    from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.worker import Methods
 
 
-class Caller:
-    """Makes calls of the ranks of *core*, whose worker class has *methods*."""
+class CallClient:
+    """Makes calls of the ranks of *group*, whose worker class has *methods*."""
 
-    def __init__(self, core: Core, methods: Methods) -> None:
-        shared = core.shared
-        self._core = core
+    def __init__(self, group: Group, methods: Methods) -> None:
+        self._group = group
         self._methods = methods
-        self._plane = shared.plane
-        self._callbacks = shared.callbacks
-        self._trace = shared.trace
-        self._probe = shared.probe
-        self._hang_after = core.spec.hang_after
-        self._seq = itertools.count(1)
+        self._plane = group.plane
+        self._callbacks = group.callbacks
+        self._trace = group.trace
+        self._probe = group.probe
+        self._hang_after = group.spec.limits.hang
+        self._numbers = group.numbers
         self._bare: dict[str, tuple[Payload]] = {}  # calls without arguments, by method
 
     def call(
@@ -58,14 +50,13 @@ class Caller:
         each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
         *,
         timeout: float | None = None,
-        on_death: OnDeath | None = None,
-        retries: int = 1,
+        retries: int | None = None,
         on_timeout: OnTimeout = "leave",
         want: int | None = None,
         rank: int | None = None,
         non_block: bool = False,
         tell: bool = False,
-        stream: Incoming | None = None,
+        stream: StreamInbox | None = None,
         aggregate: Callable[[list[Any], int], Any] | None = None,
         lead: int = 0,
         at_once: bool = False,
@@ -73,37 +64,38 @@ class Caller:
         """Make a call, and return its value, its future or its stream.
 
         Args:
-            shape: Whom it goes to.
-            method: As in `Executor.collective_rpc`, like what is not named here.
+            shape: The ranks it goes to.
+            method: As in `Executor.collective_rpc`, like the options that are not named here.
             each: Arguments: one pair for all ranks, or one for each.
             want: The rank whose value is wanted; None for every rank's.
-            rank: The one it goes to, by its shape.
-            tell: Nobody waits for it.
-            stream: Where the items arrive, if it is a stream.
+            rank: The rank of a SINGLE call.
+            tell: Whether the outcome is discarded.
+            stream: The inbox of its items, if it is a stream.
             lead: What *aggregate* gets beside the values.
-            at_once: With *non_block*: never block, however many calls wait for their turn.
+            at_once: With *non_block*: never block, however many calls are queued.
         """
         if timeout is not None:
-            check_timeout(timeout)  # first: arguments that took its place are missing elsewhere
+            check_timeout(timeout)  # first: arguments in its place are missing elsewhere
         name, declared = self._methods.declared_of(method, each)
-        terms = terms_of(
-            now=0.0 if timeout is None else time.monotonic(),
+        options = options_of(
+            now=0.0 if timeout is None else self._plane.clock(),
             timeout=timeout,
-            on_death=on_death or ("retry" if declared.idempotent else "fail"),
-            retries=retries,
+            retries=int(declared.idempotent) if retries is None else retries,
             on_timeout=on_timeout,
             tell=tell,
         )
-        self._core.check_process()
+        self._group.check_process()
         self._plane.check_may_enter(name, waits=not non_block)
         if not non_block:
             self._callbacks.check_may_wait(name)
-        tap = self._tap(name, method, shape, rank, is_stream=stream is not None)
-        if tap is not None:
+        tap: CallTap | None = None
+        if self._probe is not None:
+            kind = shape.name.lower()
+            tap = self._probe.tap(name, method, shape=kind, rank=rank, is_stream=stream is not None)
             method = tap.method
         span = self._trace.call(name, shape, rank, is_stream=stream is not None)
         payloads = self._payloads(name, method, each, span)
-        call = Call(next(self._seq), name, shape, payloads, terms)
+        call = Call(next(self._numbers), name, shape, payloads, options)
         if span is not None:
             span.sent_as(call.seq)
             call.span = span
@@ -123,13 +115,6 @@ class Caller:
             return self._submit(call, decode, at_once=at_once)
         return self._wait_for(call, decode)
 
-    def save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
-        """Have every rank store its state, and return what is kept of it; see `save_now`."""
-        plane, cuts = self._plane, self._core.shared.cuts
-        assert cuts is not None
-        call = saving_call(plane, next(self._seq), timeout, time.monotonic())
-        return save_now(plane, cuts, call, under_hold=under_hold)
-
     def _submit(
         self, call: Call, decode: Callable[[Call], Any], *, at_once: bool
     ) -> CallFuture | ReplyStream:
@@ -138,15 +123,15 @@ class Caller:
         try:
             plane.submit(call, waits=False, at_once=at_once)
         except BaseException as error:
-            plane.cancel(call, error)
+            plane.abandon(call, error)
             if call.span is not None:
                 call.span.refused(error)
             raise
         if call.span is not None:  # not by who settles it: what exports spans may take its time
             later = functools.partial(self._callbacks.run, call.span.end)
             plane.when_settled(call, later)
-        if call.terms.deadline is not None:
-            self._expire_later(call, call.terms.deadline)
+        if call.options.deadline is not None:
+            self._expire_later(call, call.options.deadline)
         if call.stream is not None:
             return ReplyStream(call, plane, self._callbacks)
         return CallFuture(call, plane, self._callbacks, decode)
@@ -156,12 +141,12 @@ class Caller:
         plane = self._plane
         try:
             plane.submit(call, waits=True)
-            if not plane.wait(call, call.terms.deadline):
-                _restart_late(self._core, call, plane.expire(call))
+            if not plane.wait(call, call.options.deadline):
+                _restart_late(self._group, call, plane.expire(call))
         except BaseException as error:
             if isinstance(error, ExecutorClosed):
                 living.stay_until_the_end()
-            plane.cancel(call, error)  # Ctrl-C: nobody waits for the answer any more
+            plane.abandon(call, error)  # Ctrl-C: no caller waits for the answer
             if call.span is not None:
                 call.span.refused(error)
             raise
@@ -170,15 +155,6 @@ class Caller:
         if isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         return decode(call)
-
-    def _tap(
-        self, name: str, method: Any, shape: Shape, rank: int | None, *, is_stream: bool
-    ) -> CallTap | None:
-        """Return what looks on at a call, where anything does."""
-        probe = self._probe
-        if probe is None:
-            return None
-        return probe.tap(name, method, shape=shape.name.lower(), rank=rank, is_stream=is_stream)
 
     def _payloads(
         self,
@@ -216,12 +192,12 @@ class Caller:
         return payloads
 
     def _expire_later(self, call: Call, deadline: float) -> None:
-        core = self._core  # not the executor: a timer must not keep a forgotten one alive
+        group = self._group  # not the executor: a timer must not keep a forgotten one alive
 
         def expire() -> None:
-            _restart_late(core, call, core.shared.plane.expire(call))
+            _restart_late(group, call, group.plane.expire(call))
 
-        call.timer = core.runtime.hub.call_at(deadline, expire)
+        call.timer = group.runtime.loop.call_at(deadline, expire)
         if call.done:
             call.timer.cancel()
 
@@ -229,10 +205,10 @@ class Caller:
 _NO_KEYWORDS: Mapping[str, Any] = {}
 
 
-def _restart_late(core: Core, call: Call, late: Mapping[int, int]) -> None:
+def _restart_late(group: Group, call: Call, late: Mapping[int, int]) -> None:
     """Have those who owe *call* (rank: incarnation) restarted, where it asks for that."""
-    if call.terms.on_timeout != "restart":
+    if call.options.on_timeout != "restart":
         return
-    detail = f"{call.name} (call {call.seq}) took longer than {call.terms.timeout:g} s"
+    detail = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
     for rank, incarnation in late.items():
-        core.tell(Overdue(rank, incarnation, "call", detail))
+        group.tell(Overdue(rank, incarnation, "call", detail))

@@ -1,15 +1,8 @@
-"""One call: its request, its terms, the answers of its ranks and its outcome.
+"""`Call`: one call with its options, the answers of its ranks and its outcome.
 
-One call: what was asked, of whom, and what has come back; and who looks on at it.
-
-Guarantees: a call is settled once; whoever settles it first wins and everything later is void;
-answers are decoded by whoever asks for the result, never by the thread that happened to read them.
-
-Left to others: when calls are sent and who reads (`plane`).
-
-How a call is to be made: whom it goes to, for how long, and what a death of a rank costs it.
-
-Guarantees: terms that make no sense cannot be had.
+- A call is settled once: the first settlement counts, everything later is void.
+- Answers are decoded by the thread that asks for the result, not by the thread that read them.
+- Options that make no sense are refused (`options_of`).
 """
 
 from __future__ import annotations
@@ -21,24 +14,23 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from phalanx.actors.spec.results import Outcome, OutcomeKind
 from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
-from phalanx.supervision import CallTimeout, SpecError
+from phalanx.supervision import CallTimeout, SpecError, check_count
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from phalanx.actors.checkpoint.snapshot import Cut
+    from phalanx.actors.checkpoint.snapshot import Snapshot
     from phalanx.runtime import CallFate, CrashReport, Timer
 
-    from .streams import Incoming
+    from .streams import StreamInbox
 
 
-OnDeath = Literal["fail", "retry"]
 OnTimeout = Literal["leave", "restart"]
 
 
 class Shape(Enum):
-    """Whom a call goes to, and how its answers make one outcome."""
+    """The ranks that a call goes to, and how their answers make one outcome."""
 
     COLLECTIVE = auto()  # every rank, as a whole
     GATHER = auto()  # every rank, each for itself
@@ -46,65 +38,54 @@ class Shape(Enum):
     POOL = auto()  # any idle rank
 
 
-class Terms(NamedTuple):
-    """How a call is to be treated.
+class CallOptions(NamedTuple):
+    """How a call is made.
 
     Attributes:
         deadline: On the monotonic clock; None waits without limit.
-        timeout: What the caller gave, for messages; None for no limit.
-        retries: How often a death may send the call again.
+        timeout: The seconds that the caller gave, for messages; None for no limit.
+        retries: How many deaths may send the call again after a rank had begun it.
+        on_timeout: ``"restart"`` treats ranks that have not answered in time as hung.
+        tell: Whether the caller discards the outcome.
     """
 
     deadline: float | None = None
     timeout: float | None = None
-    on_death: OnDeath = "fail"
     retries: int = 0
     on_timeout: OnTimeout = "leave"
     tell: bool = False
 
 
-_KNOWN: dict[tuple[str, int, str, bool], Terms] = {}  # those without a deadline
-_MOST_KNOWN = 64
+_DEFAULT = CallOptions()
 
 
-def terms_of(
+def options_of(
     *,
     now: float,
     timeout: float | None,
-    on_death: OnDeath = "fail",
-    retries: int = 1,
+    retries: int = 0,
     on_timeout: OnTimeout = "leave",
     tell: bool = False,
-) -> Terms:
-    """Return the terms of a call made *now*, which counts only where there is a *timeout*.
+) -> CallOptions:
+    """Return the options of a call made *now*, which counts only with a *timeout*.
 
-    That has been checked (`check_timeout`).
+    *timeout* has been checked (`check_timeout`).
 
     Raises:
         SpecError: a negative number of retries, or an unknown policy.
     """
-    if timeout == math.inf:
-        timeout = None
-    key = (on_death, retries, on_timeout, tell)
-    if timeout is None and type(retries) is int:
-        known = _KNOWN.get(key)
-        if known is not None:
-            return known
-    if on_death not in ("fail", "retry"):
-        raise SpecError("on_death", on_death, 'give "fail" or "retry"')
+    if timeout is None and retries == 0 and on_timeout == "leave" and not tell:
+        return _DEFAULT
+    check_count("retries", retries, 0)
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
-    _check_retries(retries)
-    if timeout is not None:
-        return Terms(now + timeout, timeout, on_death, retries, on_timeout, tell)
-    terms = Terms(None, None, on_death, retries, on_timeout, tell)
-    if len(_KNOWN) < _MOST_KNOWN:
-        _KNOWN[key] = terms
-    return terms
+    if timeout is None or timeout == math.inf:
+        return CallOptions(None, None, retries, on_timeout, tell)
+    return CallOptions(now + timeout, timeout, retries, on_timeout, tell)
 
 
 def check_timeout(timeout: Any) -> None:
-    """Raise unless *timeout* is a number of seconds; infinity is none."""
+    """Raise unless *timeout* is a number of seconds; infinity is no limit."""
     kind = cast("type[object]", type(timeout))
     if issubclass(kind, int | float) and kind is not bool and timeout >= 0:
         return
@@ -114,13 +95,12 @@ def check_timeout(timeout: Any) -> None:
     raise SpecError("timeout", timeout, remedy)
 
 
-def _check_retries(retries: object) -> None:
-    if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
-        raise SpecError("retries", retries, "give an integer >= 0")
-
-
 class CallTap(Protocol):
-    """What looks on at one call, in the driver. Its methods must be quick, and raise nothing."""
+    """Observer of one call in the driver, for fault injection.
+
+    Its methods are quick and raise nothing; `before_send`, `queued` and `settled` run under the
+    plane's lock.
+    """
 
     @property
     def method(self) -> Any:
@@ -132,56 +112,56 @@ class CallTap(Protocol):
         ...
 
     def raised(self, error: BaseException) -> None:
-        """Its caller is given *error*: it was not accepted, or nobody waits for its end."""
+        """The caller gets *error*: the call was not accepted, or is abandoned."""
         ...
 
     def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
-        """The call is about to go to these (rank, incarnation). Under the plane's lock."""
+        """The call is about to be sent to these (rank, incarnation)."""
         ...
 
     def queued(self) -> None:
-        """A rank has it behind others. Under the plane's lock."""
+        """A rank has the call behind others."""
         ...
 
     def settled(self, call: Call) -> None:
-        """The call is done. Under the plane's lock."""
+        """The call has its outcome."""
         ...
 
     def take(self, rank: int, value: Any) -> Any:
-        """Return what *rank* answered with, given what came of it."""
+        """Return the method's value, given what *rank* answered."""
         ...
 
 
 class CallTrace(Protocol):
-    """What a call is in OpenTelemetry."""
+    """The OpenTelemetry span of a call; `died` and `settled` run under the plane's lock."""
 
     def died(self, report: CrashReport, fate: CallFate | None) -> None:
-        """A death has touched the call. Under the plane's lock: quick."""
+        """A death has touched the call."""
         ...
 
     def settled(self, call: Call, /) -> None:
-        """The call has its outcome. Under the plane's lock: quick."""
+        """The call has its outcome."""
         ...
 
     def end(self, call: Call) -> None:
-        """End it with the outcome of *call*, which is done; once."""
+        """End the span with the outcome of *call*, which is done; once."""
         ...
 
     def refused(self, error: BaseException) -> None:
-        """End it by *error*: the call was not accepted, or nobody waits for it any more."""
+        """End the span by *error*: the call was not accepted, or is abandoned."""
         ...
 
 
 class Promise(Protocol):
-    """What its caller was given in place of an outcome."""
+    """The future that the caller holds."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has to be told."""
+        """Whether it must be notified."""
         ...
 
     def finish(self) -> None:
-        """Tell it that the call is done."""
+        """Notify it that the call is done."""
         ...
 
 
@@ -191,53 +171,31 @@ class Call:
     Attributes:
         payloads: One for all ranks, or one for each.
         want: The rank whose value is wanted; None for every rank's.
-        rank: The rank a SINGLE call goes to; where a POOL call went.
+        rank: The rank a SINGLE call goes to; the rank a POOL call went to.
         retries: How many deaths may still send it again.
         hang_after: Seconds it may run on a rank; None for no limit.
-        stream: What has arrived of its items; None for a call with one answer.
-        wire: The number of its latest sending; 0 while it waits for its turn.
-        asked: The ranks that the latest sending went to.
-        answers: What they have answered.
-        error: What it ended with, if not with answers.
+        stream: The items that have arrived; None for a call with one answer.
+        wire: The number of its latest sending; 0 while it is queued.
+        asked: The ranks of the latest sending.
+        answers: Their answers.
+        error: The error that it was settled with, in place of answers.
         failed: The exception that a rank raised, and that rank.
         reports: The crash reports of the deaths that have cost it an attempt.
-        waiters: Who sleeps until it is done (`reading`).
-        watchers: What to run once it is done, on whichever thread settles it.
-        timer: What ends it at its deadline, where nobody waits for it.
-        future: What its caller was given, if that is a future.
-        tap: What looks on, where faults are injected; else None.
-        span: What it is in OpenTelemetry, where somebody traces; else None.
-        cuts: Where it is made to store the ranks' states, those it has begun; else None.
-        under_hold: Whether it goes while new calls are held back.
+        waiters: Locks of the threads that wait for it (`Reader`).
+        watchers: Run when it is settled, on the thread that settles it.
+        timer: Settles it at its deadline, where no caller waits for it.
+        future: The caller's future, if there is one.
+        tap: Observer for fault injection; else None.
+        span: Its OpenTelemetry span, if it is traced; else None.
+        snapshots: The snapshots that it has begun, if it was made to take one; else None.
+        under_hold: Whether it is sent while dispatch is paused.
     """
 
-    # Slots, tuples for empty lists, plain assignments: a row of calls makes thousands of these.
+    # Slots, tuples for empty lists, plain assignments: a pipeline makes thousands of these.
     __slots__ = (
-        "answers",
-        "asked",
-        "cuts",
-        "done",
-        "error",
-        "failed",
-        "future",
-        "hang_after",
-        "name",
-        "payloads",
-        "rank",
-        "reports",
-        "retries",
-        "seq",
-        "shape",
-        "span",
-        "stream",
-        "tap",
-        "terms",
-        "timer",
-        "under_hold",
-        "waiters",
-        "want",
-        "watchers",
-        "wire",
+        *("answers", "asked", "done", "error", "failed", "future", "hang_after", "name"),
+        *("options", "payloads", "rank", "reports", "retries", "seq", "shape", "snapshots"),
+        *("span", "stream", "tap", "timer", "under_hold", "waiters", "want", "watchers", "wire"),
     )
 
     def __init__(
@@ -246,18 +204,18 @@ class Call:
         name: str,
         shape: Shape,
         payloads: Sequence[Payload],
-        terms: Terms,
+        options: CallOptions,
     ) -> None:
         self.seq = seq
         self.name = name
         self.shape = shape
         self.payloads = payloads
-        self.terms = terms
-        self.retries = terms.retries if terms.on_death == "retry" else 0
+        self.options = options
+        self.retries = options.retries
         self.want: int | None = None
         self.rank: int | None = None
         self.hang_after: float | None = None
-        self.stream: Incoming | None = None
+        self.stream: StreamInbox | None = None
         self.wire = 0
         self.asked: tuple[int, ...] = ()
         self.answers: dict[int, Frame | Outcome] = {}
@@ -271,7 +229,7 @@ class Call:
         self.future: Promise | None = None
         self.tap: CallTap | None = None
         self.span: CallTrace | None = None
-        self.cuts: list[Cut] | None = None
+        self.snapshots: list[Snapshot] | None = None
         self.under_hold = False
 
     def fits(self, size: int) -> bool:
@@ -293,7 +251,7 @@ class Call:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that have been asked and have not answered."""
+        """The ranks of the latest sending that have not answered."""
         return [rank for rank in self.asked if rank not in self.answers]
 
     def result(
@@ -326,7 +284,7 @@ class Call:
         return values if aggregate is None else aggregate(values, lead)
 
     def fail(self, frame: Frame, rank: int) -> BaseException:
-        """Return the exception that *rank* answered with, marked with where it comes from."""
+        """Return the exception that *rank* answered with, with its rank and remote traceback."""
         try:
             failure = frame.value()
         except Exception as broken:  # noqa: BLE001  # a frame that cannot be read is an error too
@@ -341,19 +299,19 @@ class Call:
 
     def timed_out(self) -> CallTimeout:
         """Return the error of a call whose deadline has passed."""
-        has_run = self.terms.on_death == "retry" and self.retries < self.terms.retries
-        aimed = [] if self.rank is None or has_run else [self.rank]
+        was_sent = self.retries < self.options.retries  # before a death
+        aimed = [] if self.rank is None or was_sent else [self.rank]
         ranks = self.missing if self.wire else aimed
         return CallTimeout(
             self.name,
             ranks,
-            self.terms.timeout or 0.0,
-            sent=bool(self.wire) or has_run,
+            self.options.timeout or 0.0,
+            sent=bool(self.wire) or was_sent,
             reports=self.reports,
         )
 
     def drop(self) -> None:
-        """Give back what the call still holds."""
+        """Release the memory of its arguments."""
         for payload in self.payloads:
             if payload.flags:
                 payload.close()
@@ -371,12 +329,9 @@ class Call:
         if answer.kind == Kind.ERROR:
             return Outcome(rank, OutcomeKind.ERROR, error=self.fail(answer, rank))
         try:
-            value = answer.value()
-            if self.tap is not None:
-                value = self.tap.take(rank, value)
-            return Outcome(rank, OutcomeKind.OK, value)
+            return Outcome(rank, OutcomeKind.OK, self._value(rank))
         except Exception as error:  # noqa: BLE001  # a reply whose type cannot be rebuilt here
             return Outcome(rank, OutcomeKind.ERROR, error=error)
 
 
-_COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
+_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call

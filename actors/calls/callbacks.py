@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Callbacks:
+class CallbackThread:
     """Runs callbacks on a thread of its own.
 
     Args:
@@ -53,7 +53,7 @@ class Callbacks:
 
     def check_may_wait(self, what: str) -> None:
         """Raise `WouldDeadlock` where *what* would wait on the thread of the callbacks."""
-        if self.is_current():
+        if threading.get_ident() == self._ident:
             msg = f"{what}: a callback may not wait for its executor; use non_block=True"
             raise WouldDeadlock(msg)
 

@@ -1,13 +1,8 @@
-"""Future of a call, and the wake-up of an asyncio loop.
+"""`CallFuture`: the future of a call made with ``non_block=True``.
 
-The future of a call that was made with ``non_block=True``.
-
-Guarantees: it is a `concurrent.futures.Future` in every respect (`wait`, `as_completed`,
-`asyncio.wrap_future` take it) and can be awaited; it completes without anybody waiting; its
-callbacks run on a thread of their own, where a blocking call raises instead of hanging; waiting
-for it with a timeout leaves the call alone.
-
-What wakes a task of asyncio from any thread.
+- It is a `concurrent.futures.Future` (`wait`, `as_completed` and `asyncio.wrap_future` take it) and
+  can be awaited. It completes without a thread that waits for it.
+- Its callbacks run on a thread of their own, where a blocking call raises instead of hanging.
 """
 
 from __future__ import annotations
@@ -15,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import time
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
@@ -27,30 +21,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from .call import Call
-    from .callbacks import Callbacks
-    from .plane import Plane
+    from .callbacks import CallbackThread
+    from .plane import CallPlane
 
 
 def waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Callable[[], None]:
-    """Return what has *arrived* done on any thread; it does nothing once *loop* is closed."""
+    """Return a function that completes *arrived* from any thread, unless *loop* is closed."""
 
-    def tell() -> None:
+    def complete() -> None:
         if not arrived.done():
             arrived.set_result(None)
 
     def wake() -> None:
-        # Asked first, it might be closed in between; and the error would strike whoever settles.
+        # A test of `is_closed` could be out of date; the error would strike the settling thread.
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(tell)
+            loop.call_soon_threadsafe(complete)
 
     return wake
 
 
-class _Machinery:
-    """An attribute of the base class: a condition, lists of waiters and callbacks.
+class _Lazy:
+    """An attribute of the base class: its condition, its lists of waiters and callbacks.
 
-    All of them are made when something first asks for one. Most futures are only asked for their
-    result, and to make all that takes as long as the rest of the call.
+    All are made when one is first used. Most futures are only asked for their result, and making
+    them takes as long as the rest of the call.
     """
 
     def __init__(self, name: str) -> None:
@@ -64,19 +58,19 @@ class _Machinery:
 
 
 class CallFuture(Future[Any]):
-    """What becomes of one call."""
+    """The future of one call."""
 
-    _condition: Any = _Machinery("_condition")
-    _state: Any = _Machinery("_state")
-    _waiters: Any = _Machinery("_waiters")
-    _done_callbacks: Any = _Machinery("_done_callbacks")
-    _result: Any = _Machinery("_result")
-    _exception: Any = _Machinery("_exception")
+    _condition: Any = _Lazy("_condition")
+    _state: Any = _Lazy("_state")
+    _waiters: Any = _Lazy("_waiters")
+    _done_callbacks: Any = _Lazy("_done_callbacks")
+    _result: Any = _Lazy("_result")
+    _exception: Any = _Lazy("_exception")
 
     def __init__(
-        self, call: Call, plane: Plane, callbacks: Callbacks, decode: Callable[[Call], Any]
+        self, call: Call, plane: CallPlane, callbacks: CallbackThread, decode: Callable[[Call], Any]
     ) -> None:
-        # The base class is not called: see `_Machinery`.
+        # The base class is not called: see `_Lazy`.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
@@ -88,23 +82,6 @@ class CallFuture(Future[Any]):
         self._error: BaseException | None = None
         if not call.done:
             call.future = self  # last: the call has been sent, and may be settled at any moment
-
-    def become_whole(self) -> None:
-        """Make what `concurrent.futures` needs, and see that it hears of the outcome.
-
-        Takes no lock of the plane's: `concurrent.futures.wait` gets here with the conditions of
-        other futures in its hands, for which whoever settles calls may be waiting under that lock.
-        """
-        self._check_not_inside()
-        with self._decoding:
-            if not self._whole:
-                super().__init__()
-                self.set_running_or_notify_cancel()
-                self._whole = True
-        # Settling sets *done* and then looks whether the future is whole; here it is the other way
-        # round. So one of the two sees the other, or both do, and the second finds it finished.
-        if self._call.done:
-            self._finish()
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -131,7 +108,7 @@ class CallFuture(Future[Any]):
         """Return the call's error, or None; waits like `result`.
 
         Raises:
-            CancelledError: the call was cancelled.
+            CancelledError: the call was cancelled or abandoned.
         """
         if not self._decoded:
             self._wait(timeout)
@@ -140,11 +117,18 @@ class CallFuture(Future[Any]):
         return self._error
 
     def cancel(self) -> bool:
-        """Withdraw the call, or void its answer if it has been sent; False if it is done."""
-        return self._plane.cancel(self._call)
+        """Withdraw the call if it has not been sent to its ranks; False if it has, or is done."""
+        return self._plane.cancel(self._call) or self.cancelled()
+
+    def abandon(self) -> bool:
+        """Cancel the call even if it is running; False if it is done.
+
+        The ranks go on with a call that they have begun; what they answer is void.
+        """
+        return self._plane.abandon(self._call)
 
     def cancelled(self) -> bool:
-        """Whether `cancel` came before the outcome."""
+        """Whether `cancel` or `abandon` came before the outcome."""
         return self._call.done and isinstance(self._call.error, CancelledError)
 
     @property
@@ -166,10 +150,10 @@ class CallFuture(Future[Any]):
     def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
         """Run ``fn(self)`` on the callback thread once the call is done."""
         super().add_done_callback(lambda _: self._callbacks.run(fn, self))
-        self._plane.when_settled(self._call, _wanted)
+        self._plane.when_settled(self._call, lambda _: None)  # its answers are read at once
 
     def __await__(self) -> Generator[Any, None, Any]:
-        """Wait without blocking the event loop; cancelling the waiter cancels the call."""
+        """Wait without blocking the event loop; cancelling the task abandons the call."""
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
         wake = waker(loop, arrived)
@@ -177,7 +161,7 @@ class CallFuture(Future[Any]):
         try:
             yield from arrived
         except asyncio.CancelledError:
-            self.cancel()
+            self.abandon()
             raise
         if self.cancelled():
             raise asyncio.CancelledError
@@ -188,26 +172,25 @@ class CallFuture(Future[Any]):
         return f"<CallFuture of {self._call.name} (call {self._call.seq}): {state}>"
 
     def _wait(self, timeout: float | None) -> None:
-        call = self._call
+        call, plane = self._call, self._plane
         if not call.done:
-            if os.getpid() != self._plane.pid:  # here nobody would ever bring the answer
+            if os.getpid() != plane.pid:  # no thread here would ever read the answer
                 msg = f"{call.name} was called by the parent process, which has the answer"
                 raise ExecutorClosed(msg)
             if self._callbacks.is_current():
                 msg = f"waiting for {call.name} in a callback: no callback may wait for a call"
                 raise WouldDeadlock(msg)
-            self._plane.check_may_enter(f"waiting for {call.name}", waits=True)
-            deadline = None if timeout is None else time.monotonic() + timeout
-            if not self._plane.wait(call, deadline):
+            plane.check_may_enter(f"waiting for {call.name}", waits=True)
+            if not plane.wait(call, None if timeout is None else plane.clock() + timeout):
                 msg = f"{call.name} is not done after {timeout:.3g} s; the call goes on"
                 raise TimeoutError(msg)
         if call.error is not None and isinstance(call.error, ExecutorClosed):
             living.stay_until_the_end()
         if call.span is not None:
             call.span.end(call)
-        # Decoded here, by whoever wants it, and kept for the next one who asks. Not under the
-        # future's own condition: whoever settles calls takes that, and must not wait for this.
-        self._check_not_inside()
+        # Not under the future's own condition: the thread that settles calls takes that, and must
+        # not wait for a decoder.
+        self._check_not_decoding()
         with self._decoding:
             if self._decoded:
                 return
@@ -217,26 +200,47 @@ class CallFuture(Future[Any]):
                 self._error = error
             self._decoded = True
 
-    def _check_not_inside(self) -> None:
+    def _check_not_decoding(self) -> None:
         if self._decoding.is_mine():
             raise called_from_inside(f"asking for the outcome of {self._call.name}")
 
+    # --- concurrent.futures ---------------------------------------------------------------
+
     @property
     def is_whole(self) -> bool:
-        """Whether something of `concurrent.futures` may wait for it."""
+        """Whether a thread may wait for it through `concurrent.futures`."""
         return self._whole
 
-    def finish(self) -> None:
-        """Tell who waits through `concurrent.futures` that the call is done; now, or soon.
+    def become_whole(self) -> None:
+        """Make the base class's attributes, and have it notified of the outcome.
 
-        Under the plane's lock, where nothing may be waited for: who has the condition may have been
-        interrupted there, by a finalizer that wants to make a call. Nor on a user's thread: that
+        Takes no lock of the plane's: `concurrent.futures.wait` calls it with the conditions of
+        other futures held, for which the thread that settles calls may wait under that lock.
+        """
+        self._check_not_decoding()
+        with self._decoding:
+            if not self._whole:
+                super().__init__()
+                self.set_running_or_notify_cancel()
+                self._whole = True
+        # Settling sets *done* and then looks whether the future is whole; here it is the other way
+        # round. So one of the two sees the other, or both do, and the second finds it finished.
+        if self._call.done:
+            self._finish()
+
+    def finish(self) -> None:
+        """Notify the threads that wait through `concurrent.futures`; now, or soon.
+
+        Under the plane's lock, where nothing may be waited for: a thread with the condition may
+        have been interrupted by a finalizer that wants to make a call. Nor on a user's thread: that
         may have been interrupted in `concurrent.futures.wait`, whose locks this takes.
         """
         condition = self._condition
-        if not occupied.is_mine():
-            self._callbacks.run(self._finish)
-        elif not condition._is_owned() and condition.acquire(blocking=False):  # noqa: SLF001
+        if (
+            occupied.is_mine()
+            and not condition._is_owned()  # noqa: SLF001
+            and condition.acquire(blocking=False)
+        ):
             try:
                 self._finish()
             finally:
@@ -252,7 +256,7 @@ class CallFuture(Future[Any]):
                 return
             self._state = "CANCELLED_AND_NOTIFIED" if cancelled else "FINISHED"
             for waiter in self._waiters:
-                if cancelled:  # no exception, for who waits for the first one
+                if cancelled:  # no exception, for FIRST_EXCEPTION
                     waiter.add_cancelled(self)
                 elif failed:
                     waiter.add_exception(self)
@@ -260,11 +264,7 @@ class CallFuture(Future[Any]):
                     waiter.add_result(self)
             self._condition.notify_all()
         base = cast("Any", super())
-        base._invoke_callbacks()  # noqa: SLF001  # what `set_result` ends with
+        base._invoke_callbacks()  # noqa: SLF001  # as `set_result` ends
 
 
 _ENDED = ("FINISHED", "CANCELLED_AND_NOTIFIED")  # as `concurrent.futures` names them
-
-
-def _wanted(_: Call) -> None:
-    """Stand for somebody who wants to hear of a call at once, and is told otherwise."""

@@ -1,10 +1,11 @@
-"""The calls of a group that wait for their turn.
+"""`CallQueue`: the calls of a group that have not been sent, and the decision which is sent next.
 
-Guarantees: calls leave in the order in which they came; what is sent again after a death stands
-before what came later; no more than *depth* wait, besides those whose callers wait for them.
+- Calls are sent in the order in which they were made. A call that is sent again after a death goes
+  before those made later.
+- A call leaves once all of its ranks have room, so it has a slot on each before its first byte.
+- At most *depth* calls wait, besides those whose callers wait for their outcome.
 
-Left to others: whose turn it is (`sending`), what becomes of a call that is taken out
-(`settling`). Everything here is under the plane's lock.
+Pure; guarded by the plane's lock.
 """
 
 from __future__ import annotations
@@ -17,21 +18,27 @@ from .call import Shape
 from .reader import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .call import Call
+    from .rank import RankSlot, RankTable
+
+    Turn = tuple[Call, Sequence[RankSlot]]
 
 
-class Turns:
-    """The queues.
+class CallQueue:
+    """The queues of one group.
+
+    Args:
+        size: The ranks that calls are made for.
+        depth: Calls that may wait, and calls that one rank may have been sent and not answered.
 
     Attributes:
         everyone: Calls for all ranks (COLLECTIVE and GATHER).
         alone: Calls for one named rank (SINGLE), by rank; without empty queues.
         pool: Calls for any idle rank.
-        waiting: Submitters that wait for a place.
-        size: The ranks that calls are made for.
-        closed: Returns what new calls are refused with; None while they are accepted.
+        blocked: Tickets of the callers that wait for a place.
+        closed: Returns the error of new calls; None while they are accepted.
     """
 
     def __init__(self, size: int, depth: int) -> None:
@@ -39,9 +46,9 @@ class Turns:
         self.everyone: deque[Call] = deque()
         self.alone: dict[int, deque[Call]] = {}
         self.pool: deque[Call] = deque()
-        self._depth = depth
-        self.waiting: deque[Ticket] = deque()
+        self.blocked: deque[Ticket] = deque()
         self.closed: Callable[[], BaseException] | None = None
+        self._depth = depth
 
     def __len__(self) -> int:
         waiting = len(self.everyone) + len(self.pool)
@@ -53,17 +60,20 @@ class Turns:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next one must wait for a place."""
+        """Whether the next caller must wait for a place."""
         if self.alone or self.pool:
             return len(self) >= self._depth
         return len(self.everyone) >= self._depth
 
     def add(self, call: Call) -> None:
-        """Put *call* last."""
-        self._queue(call).append(call)
+        """Append *call*."""
+        if call.shape is _COLLECTIVE:
+            self.everyone.append(call)
+        else:
+            self._queue(call).append(call)
 
     def put_back(self, calls: Iterable[Call]) -> None:
-        """Put *calls* first again, oldest before younger; they are as if never sent."""
+        """Put *calls* first again, in the order in which they were made, as if never sent."""
         for call in sorted(calls, key=lambda each: each.seq, reverse=True):
             if call.shape is Shape.POOL:
                 call.rank = None
@@ -72,16 +82,8 @@ class Turns:
             call.wire = 0
             call.answers.clear()
 
-    def next_for(self, rank: int) -> Call:
-        """Take out the first call for *rank* alone; there is one."""
-        queue = self.alone[rank]
-        call = queue.popleft()
-        if not queue:
-            del self.alone[rank]
-        return call
-
     def remove(self, call: Call) -> None:
-        """Take *call* out, wherever it is; it may have been taken already."""
+        """Remove *call*, which may have been taken already."""
         queue = self._queue(call)
         with contextlib.suppress(ValueError):
             queue.remove(call)
@@ -90,7 +92,7 @@ class Turns:
             del self.alone[call.rank]
 
     def expect(self, size: int) -> list[Call]:
-        """Have calls made for *size* ranks; take out and return those that need others."""
+        """Take calls for *size* ranks from now on; remove and return those that do not fit."""
         self.size = size
         misfits = [call for call in self if not call.fits(size)]
         for call in misfits:
@@ -98,10 +100,63 @@ class Turns:
         return misfits
 
     def clear(self) -> None:
-        """Have nothing waiting."""
+        """Remove every call."""
         self.everyone.clear()
         self.pool.clear()
         self.alone.clear()
+
+    # --- the next call ------------------------------------------------------------------
+
+    def take(self, table: RankTable, *, is_open: bool, paused: bool) -> Turn | None:
+        """Remove and return the call whose turn it is, and its slots; None if none may leave.
+
+        Args:
+            table: The slots of the group.
+            is_open: Whether collective calls may leave.
+            paused: Whether only calls made for a pause may leave.
+        """
+        everyone = self.everyone
+        first = None
+        if everyone and is_open:
+            first = everyone[0]
+            slots = table.all
+            depth = self._depth
+            for slot in slots:
+                if len(slot.sent) >= depth or slot.ended or slot.channel.backed_up:
+                    break
+            else:
+                if slots and (first.under_hold or not paused):
+                    # An earlier call for one rank takes the room there first.
+                    if self.alone and not paused:
+                        turn = self._take_alone(table, before=first.seq)
+                        if turn is not None:
+                            return turn
+                    return everyone.popleft(), slots
+        if paused:
+            return None
+        # Calls of one rank overtake collective ones only while those wait for a restart.
+        if self.alone:
+            turn = self._take_alone(table, before=None if first is None else first.seq)
+            if turn is not None:
+                return turn
+        if self.pool and first is None:
+            for slot in table:
+                if not slot.ended and not slot.sent:
+                    return self.pool.popleft(), (slot,)
+        return None
+
+    def _take_alone(self, table: RankTable, *, before: int | None) -> Turn | None:
+        """Remove and return a call for one rank, made *before* that one."""
+        for rank, queue in self.alone.items():
+            slot = table.at(rank)
+            if slot is None or not slot.has_room(self._depth):
+                continue
+            if before is None or queue[0].seq <= before:
+                call = queue.popleft()
+                if not queue:
+                    del self.alone[rank]
+                return call, (slot,)
+        return None
 
     def _queue(self, call: Call) -> deque[Call]:
         shape = call.shape
@@ -112,33 +167,36 @@ class Turns:
         assert call.rank is not None
         return self.alone.setdefault(call.rank, deque())
 
-    # --- places -------------------------------------------------------------------------
+    # --- admission ----------------------------------------------------------------------
 
-    def ask_for_a_place(self) -> Ticket:
-        """Return a ticket that is done once there are places again."""
+    def block(self, wake: Callable[[], None] | None = None) -> Ticket:
+        """Return a ticket that is done once there are places again; *wake* is called then."""
         ticket = Ticket()
-        self.waiting.append(ticket)
+        ticket.wake = wake
+        self.blocked.append(ticket)
         return ticket
 
-    def give_up(self, ticket: Ticket) -> None:
-        """Wait for that place no longer."""
+    def unblock(self, ticket: Ticket) -> None:
+        """Withdraw *ticket*."""
         with contextlib.suppress(ValueError):
-            self.waiting.remove(ticket)
+            self.blocked.remove(ticket)
 
     def admit(self, wake: Callable[[Ticket], None], *, everyone: bool = False) -> None:
-        """Let in those who wait for a place, once half of the places are free, or *everyone*.
+        """Admit blocked callers once half of the places are free, or *everyone*.
 
-        One at a time would have a caller that submits a row of calls sleep and wake for each.
+        One at a time would have a caller that makes calls in a row sleep and wake for each.
         """
-        room = self.waiting
+        blocked = self.blocked
         if not (everyone or len(self) <= self._depth // 2):
             return
-        free = len(room) if everyone else self._depth - len(self)
-        while room and free > 0:
-            ticket = room.popleft()
+        free = len(blocked) if everyone else self._depth - len(self)
+        while blocked and free > 0:
+            ticket = blocked.popleft()
             ticket.done = True
             wake(ticket)
+            if ticket.wake is not None:
+                ticket.wake()
             free -= 1
 
 
-_COLLECTIVE = Shape.COLLECTIVE  # to look a member of an enum up takes as long as a call
+_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call

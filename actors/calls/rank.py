@@ -1,11 +1,9 @@
-"""One rank's place in a group: the incarnation that sits in it, and what it owes.
+"""`RankSlot`: one rank of a group, its incarnation, and the calls it has not answered.
 
-Guarantees: every call an incarnation has been sent stays on its list until it is answered or the
-incarnation is gone; a call that was settled without it stays as an empty entry, so its late answer
-is known for what it is.
+- A sent call stays on its slot's list until the rank has answered it, or is lost.
+- A call that is settled without a rank's answer stays on the list as None: the answer is void.
 
-Left to others: the way to it (`runtime.channel`), what its answers mean (`settling`). Everything
-here is under the plane's lock.
+Guarded by the plane's lock.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ if TYPE_CHECKING:
     from phalanx.runtime import Channel
 
     from .call import Call
-    from .plane import Latch
 
 
 Noted: TypeAlias = "tuple[str, int, float | None]"
@@ -33,10 +30,10 @@ class Running:
     Attributes:
         method: What it runs; empty for nothing.
         limit: For how many seconds it may; None for no limit.
-        shortest: The least limit of anything it has been sent; None for none.
+        shortest: The least limit of any call it has been sent; None for none.
         began: When it began that, in seconds on the monotonic clock; 0.0 for nothing, and for a
-            stream that waits for its taker.
-        spoke: Whether it had written something that nobody had read: then it has just been freed.
+            stream that waits for its consumer.
+        spoke: Whether unread messages of it were there, so that it has just become free.
     """
 
     rank: int
@@ -50,7 +47,7 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a rank was doing.
+    """What a rank is doing, or was doing when it died.
 
     Attributes:
         method: The call it had begun and not ended, or None.
@@ -78,19 +75,19 @@ class Progress:
 
 
 @dataclass(slots=True)
-class Seat:
-    """One rank's place in the group, and the incarnation that sits in it.
+class RankSlot:
+    """One incarnation of one rank.
 
     Attributes:
-        sent: What this incarnation has been sent and not yet answered, by wire id; None where
-            the call has been settled without it.
-        noted: Of what it has been sent, the calls that have a limit, or were settled without it:
-            name, number, and seconds that each may run or None.
+        sent: The calls it has been sent and has not answered, by wire id; None for a call that has
+            been settled without it.
+        noted: Of those, the calls that have a limit or were settled without it: name, number, and
+            seconds that each may run or None.
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
-        ended: Its stream has ended, or its calls have been lost: it is sent nothing more.
-        ending: It has said that it is about to end.
-        leaving: It has been told to leave its process group for that of another epoch.
-        foreign: Its channel has brought something that is no message.
+        ended: Its channel has ended, or its calls have been lost: it is sent nothing more.
+        ending: It has announced its end.
+        leaving: It has been asked to leave its process group for that of another epoch.
+        foreign: Its channel has brought a packet that is no message.
     """
 
     rank: int
@@ -105,7 +102,7 @@ class Seat:
     foreign: bool = False
 
     def has_room(self, depth: int) -> bool:
-        """Whether it may be sent another call, where *depth* may be under way."""
+        """Whether it may be sent another call, if *depth* may be in flight."""
         return len(self.sent) < depth and not self.ended and not self.channel.backed_up
 
     def has_begun(self, wire: int) -> bool:
@@ -113,11 +110,11 @@ class Seat:
         return wire in self.sent and wire <= self.channel.board.begun
 
     def has_left(self, wire: int) -> bool:
-        """Whether its turn in the call *wire* is over; the answer may be computed still."""
+        """Whether it has left the method of the call *wire*; its answer may be under way."""
         return wire not in self.sent or wire <= self.channel.board.finished
 
     def progress(self) -> Progress:
-        """Return what it is doing, or was when it died."""
+        """Return what it is doing, or was doing when it died."""
         board = self.channel.board
         begun, running = board.begun, board.begun > board.finished
         call = self.sent.get(begun) if running else None
@@ -136,7 +133,7 @@ class Seat:
         )
 
     def running(self, *, spoke: bool) -> Running:
-        """Return what it is in; see `Running.spoke`."""
+        """Return the call it is in; see `Running.spoke`."""
         board = self.channel.board
         wire, idle = board.begun, board.begun <= board.finished
         method, _, limit = self.noted.get(wire, ("", 0, None))
@@ -146,132 +143,93 @@ class Seat:
         if board.saving == wire:
             method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
         began = 0.0 if idle else board.begun_at
+        limits = [each for *_, each in self.noted.values() if each is not None]
+        if self.saving_limit is not None:
+            limits.append(self.saving_limit)
         return Running(
             self.rank,
             self.incarnation,
             "" if idle else method,
-            limit if began else None,  # a stream that waits for its taker has all the time
-            self._shortest(),
+            limit if began else None,  # a stream that waits for its consumer has no limit
+            min(limits, default=None),
             began,
             spoke,
         )
 
-    def _shortest(self) -> float | None:
-        limits = [limit for *_, limit in self.noted.values() if limit is not None]
-        if self.saving_limit is not None:
-            limits.append(self.saving_limit)
-        return min(limits, default=None)
 
-
-class Seats:
-    """All seats of one group, by rank.
+class RankTable:
+    """The slots of one group.
 
     Attributes:
-        by_rank: One entry for each rank; None where nobody sits just now.
-        all: The same, where somebody sits in each; else empty.
+        by_rank: One entry for each rank; None while no incarnation is attached.
+        all: The same if every rank is attached; else empty.
         ranks: The ranks of those.
-        owed: How many answers are owed by all of them together.
+        by_fd: The slots whose channels are read, by descriptor.
+        owed: How many answers all of them together have not given.
     """
 
     def __init__(self, size: int) -> None:
-        self.by_rank: list[Seat | None] = [None] * size
-        self.all: tuple[Seat, ...] = ()
+        self.by_rank: list[RankSlot | None] = [None] * size
+        self.all: tuple[RankSlot, ...] = ()
         self.ranks: tuple[int, ...] = ()
+        self.by_fd: dict[int, RankSlot] = {}
         self.owed = 0
-        self._by_fd: dict[int, Seat] = {}
-        self._idle: list[Latch] = []
 
     def __len__(self) -> int:
         return len(self.by_rank)
 
-    def __iter__(self) -> Iterator[Seat]:
-        """Iterate over the seats that are taken."""
-        return (seat for seat in self.by_rank if seat is not None)
+    def __iter__(self) -> Iterator[RankSlot]:
+        """Iterate over the slots with an incarnation."""
+        return (slot for slot in self.by_rank if slot is not None)
 
-    def find(self, rank: int, incarnation: int) -> Seat | None:
-        """Return the seat of *rank* if that incarnation sits in it."""
-        seat = self.at(rank)
-        return seat if seat is not None and seat.incarnation == incarnation else None
+    def find(self, rank: int, incarnation: int) -> RankSlot | None:
+        """Return the slot of *rank* if that incarnation is attached."""
+        slot = self.at(rank)
+        return slot if slot is not None and slot.incarnation == incarnation else None
 
-    def at(self, rank: int) -> Seat | None:
-        """Return the seat of *rank*, if there is one and it is taken."""
+    def at(self, rank: int) -> RankSlot | None:
+        """Return the slot of *rank*, if there is one with an incarnation."""
         return self.by_rank[rank] if 0 <= rank < len(self.by_rank) else None
 
-    def reading(self, fd: int) -> Seat | None:
-        """Return whose channel *fd* is, while it is read."""
-        return self._by_fd.get(fd)
-
     def resize(self, size: int) -> None:
-        """Have *size* seats; those beyond must be empty."""
+        """Have *size* ranks; those beyond must be detached."""
         self.by_rank = (self.by_rank + [None] * size)[:size]
-        self._note()
+        self._refresh()
 
-    def take(self, seat: Seat) -> None:
-        """Have *seat* in its rank's place."""
-        self.by_rank[seat.rank] = seat
-        self._by_fd[seat.channel.fileno()] = seat
-        self._note()
+    def attach(self, slot: RankSlot) -> None:
+        """Add *slot* at its rank."""
+        self.by_rank[slot.rank] = slot
+        self.by_fd[slot.channel.fileno()] = slot
+        self._refresh()
 
-    def leave(self, seat: Seat) -> None:
-        """Have nobody in *seat*'s place."""
-        self.by_rank[seat.rank] = None
-        self._note()
-
-    def unread(self, seat: Seat) -> bool:
-        """Forget *seat*'s descriptor, which is read no more; return False if that was done."""
-        fd = seat.channel.fileno()
-        if self._by_fd.get(fd) is not seat:
-            return False
-        del self._by_fd[fd]
-        return True
+    def detach(self, slot: RankSlot) -> None:
+        """Remove *slot*."""
+        self.by_rank[slot.rank] = None
+        self._refresh()
 
     def clear(self) -> None:
-        """Have none any more."""
+        """Remove every rank."""
         self.by_rank = []
-        self._by_fd.clear()
-        self._note()
+        self.by_fd.clear()
+        self._refresh()
 
-    # --- what they owe --------------------------------------------------------------------
-
-    def owe(self, seats: Sequence[Seat], wire: int, call: Call) -> None:
-        """Note that *seats* are about to be sent *call* as *wire*."""
-        self.owed += len(seats)
-        for seat in seats:
-            seat.sent[wire] = call
+    def owe(self, slots: Sequence[RankSlot], wire: int, call: Call) -> None:
+        """Put *call*, which is about to be sent as *wire*, on the lists of *slots*."""
+        self.owed += len(slots)
+        for slot in slots:
+            slot.sent[wire] = call
         if call.hang_after is not None:
             noted = (call.name, call.seq, call.hang_after)
-            for seat in seats:
-                seat.noted[wire] = noted
+            for slot in slots:
+                slot.noted[wire] = noted
 
-    def pay(self, seat: Seat, wire: int) -> Call | None:
-        """Strike *wire*, which *seat* owes, off its list; return its call, if it is not settled."""
-        call = seat.sent.pop(wire)
-        self.owed -= 1
-        if seat.noted:
-            seat.noted.pop(wire, None)
-        if self._idle:
-            self.tell_idle()
-        return call
+    def write_off(self, slot: RankSlot) -> None:
+        """Take every call off *slot*'s list."""
+        self.owed -= len(slot.sent)
+        slot.sent.clear()
+        slot.noted.clear()
 
-    def write_off(self, seat: Seat) -> None:
-        """Strike everything off *seat*'s list."""
-        self.owed -= len(seat.sent)
-        seat.sent.clear()
-        seat.noted.clear()
-
-    def when_idle(self, latch: Latch) -> None:
-        """Set *latch* once nobody owes an answer."""
-        self._idle.append(latch)
-        self.tell_idle()
-
-    def tell_idle(self) -> None:
-        """Look whether anybody still owes an answer, if somebody waits for that."""
-        if self._idle and not self.owed:
-            idle, self._idle = self._idle, []
-            for latch in idle:
-                latch.set()
-
-    def _note(self) -> None:
+    def _refresh(self) -> None:
         taken = tuple(self)
         self.all = taken if len(taken) == len(self.by_rank) else ()
-        self.ranks = tuple(seat.rank for seat in self.all)
+        self.ranks = tuple(slot.rank for slot in self.all)

@@ -1,29 +1,11 @@
-"""Coordinates checkpoints: when one is due, which parts it has, when it counts.
+"""Checkpoint coordinator: when ranks store their state, and when a snapshot counts.
 
-The states of one executor's ranks, as they are taken: when, and which belong together.
+A snapshot has the state of some ranks at one call: of all ranks if they are formed together, else
+of one. It is kept once each of its ranks has stored its part and has then answered the call. So no
+snapshot has half of a call in it, nor a call that ended in a death or is about to be sent again; at
+every moment the newest kept one is complete.
 
-A **cut** is the state of some ranks at one call: of all ranks where they are formed together, of
-one where each stands for itself. It is *kept* once every one of its ranks has stored its part and
-has then answered that call. So what is given back never has half of a call in it, nor a call that
-ended in a death or is about to be sent again.
-
-Guarantees: after every death, and at every moment in between, the newest kept cut is whole.
-
-Left to others: what is kept (`Kept`), sending and hearing (`plane`), what happens after a failed
-restore (`keeper`). May be used from any thread; its lock is taken last but that of `Kept`, and
-under it nobody is waited for.
-
-How many calls there were, and of how many the state is kept.
-
-Guarantees: a value for each key, which is a rank, or the group where all ranks make one cut. It
-decides; it does nothing.
-
-The calls by which an executor itself has its ranks store their state.
-
-Guarantees: such a call goes to every rank, in its turn among the user's calls, and does nothing
-but what every call can: have the state stored with it. It may run twice.
-
-Left to others: what is stored and kept (`cuts`), which of the user's calls it is stored with.
+For any thread. Its lock is inside the plane's and outside the store's; nothing waits under it.
 """
 
 from __future__ import annotations
@@ -32,77 +14,77 @@ import contextlib
 import math
 import os
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors.calls.call import Call, Shape, check_timeout, terms_of
-from phalanx.actors.group.messages import CutDue, CutFailed, CutsChanged
+from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
+from phalanx.actors.group.messages import CheckpointDue, SnapshotFailed, SnapshotsChanged
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
 from phalanx.actors.spec.worker import declared_limit
 from phalanx.runtime import FarFrame, Flag, Kind, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
-from .snapshot import Cut, Part
-from .store import Kept
+from .snapshot import Snapshot, SnapshotPart
+from .store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from pathlib import Path
 
-    from phalanx.actors.calls.plane import Plane
+    from phalanx.actors.calls.plane import CallPlane
     from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import Frame, Hub, Timer
+    from phalanx.runtime import EventLoop, Frame, Timer
 
 
 @dataclass(slots=True)
 class Count:
-    """The calls of one key: those *sent*, those up to the last cut *begun*, those *saved*."""
+    """The calls *sent*, those up to the last snapshot *begun*, and those *saved*."""
 
     sent: int = 0
     begun: int = 0
     saved: int = 0
 
 
-@dataclass(slots=True)
 class Counts:
-    """The calls of an executor, by key."""
+    """A `Count` for each rank, or one for the group if its ranks are formed together."""
 
-    _by_key: dict[int, Count] = field(default_factory=dict[int, Count])
+    def __init__(self) -> None:
+        self._by_key: defaultdict[int, Count] = defaultdict(Count)
 
     def add(self, keys: Iterable[int], every: int | None) -> list[int]:
-        """Count a call; return the keys for which a cut is due with it, one to *every* calls."""
+        """Count a call; return the keys due for a snapshot, one to *every* calls."""
         due: list[int] = []
         for key in keys:
-            count = self._by_key.setdefault(key, Count())
+            count = self._by_key[key]
             count.sent += 1
             if every is not None and count.sent - count.begun >= every:
                 due.append(key)
         return due
 
     def begin(self, keys: Iterable[int]) -> dict[int, int]:
-        """Note that a cut of *keys* begins; return how many calls it has in it."""
+        """Note that a snapshot begins; return how many calls it covers, by key."""
         covers: dict[int, int] = {}
         for key in keys:
-            count = self._by_key.setdefault(key, Count())
+            count = self._by_key[key]
             covers[key] = count.begun = count.sent
         return covers
 
     def save(self, covers: Mapping[int, int]) -> None:
-        """Note that a cut with so many calls in it is kept."""
+        """Note that a snapshot that covers so many calls is kept."""
         for key, calls in covers.items():
-            count = self._by_key.setdefault(key, Count())
+            count = self._by_key[key]
             count.saved = max(count.saved, calls)
 
     def void(self, keys: Iterable[int]) -> None:
-        """Note that cuts of *keys* that had begun will not be kept: the next call is due again."""
+        """Note that snapshots that have begun will not be kept: the next call is due again."""
         for key in keys:
-            count = self._by_key.get(key)
-            if count is not None:
-                count.begun = count.saved
+            if key in self._by_key:
+                self._by_key[key].begun = self._by_key[key].saved
 
     def forget(self, keys: Iterable[int]) -> None:
-        """Note that *keys* go on from what is kept, without the calls since."""
+        """Note that *keys* are restored, and lack the calls since."""
         for key in keys:
             self._by_key.pop(key, None)
 
@@ -112,26 +94,27 @@ class Counts:
 
     @property
     def is_begun(self) -> bool:
-        """Whether a cut has begun behind every call."""
+        """Whether a snapshot has begun behind every call."""
         return all(count.begun >= count.sent for count in self._by_key.values())
 
     @property
     def is_saved(self) -> bool:
-        """Whether every call is in a cut that is kept."""
+        """Whether every call is in a snapshot that is kept."""
         return all(count.saved >= count.sent for count in self._by_key.values())
 
 
-class Cuts:
-    """The cuts of one executor, or of those that follow each other in one place of a tree.
+class CheckpointCoordinator:
+    """The checkpoints of one executor, or of those that follow each other in one place of a tree.
 
     Args:
-        folder: Where they are kept; None for memory.
-        together: Whether all ranks make one cut.
+        folder: Where snapshots are kept; None for memory.
+        together: Whether one snapshot has the state of all ranks, or of one.
         limit: Seconds a rank may take to store its state; None for no limit.
-        sealed: Whether what is given back must lie in memory: it travels on from there.
+        sealed: See `open_restore_points`.
 
     Attributes:
-        kept: Those that are kept.
+        store: The snapshots that are kept.
+        base: The number of a snapshot less the wire id of its call.
     """
 
     def __init__(
@@ -143,179 +126,173 @@ class Cuts:
         limit: float | None = None,
         sealed: bool = False,
     ) -> None:
-        self.kept = Kept(policy, folder, together=together, sealed=sealed)
+        self.store = SnapshotStore(policy, folder, together=together, sealed=sealed)
         self._policy = policy
-        self._limit = limit
+        self.limit = limit
         self._together = together
         self._lock = OwnedLock()
-        self._open: dict[tuple[int, int], Cut] = {}  # by (wire id, rank)
-        self._base = 0  # what wire ids are counted from
+        self._open: dict[tuple[int, int], Snapshot] = {}  # by (wire id, rank)
+        self.base = 0
         self._last = 0  # the highest number so far
         self._counts = Counts()
         self._timer: Timer | None = None
-        self._tell: Callable[[Any], None] = _nobody
-        self._hub: Hub | None = None
+        self._tell: Callable[[Any], None] = _drop
+        self._loop: EventLoop | None = None
         self._pid = os.getpid()
 
     def is_locked(self) -> bool:
-        """Whether this thread is inside of them."""
-        return self._lock.is_mine() or self.kept.is_locked()
+        """Whether this thread holds a lock of it."""
+        return self._lock.is_mine() or self.store.is_locked()
 
-    @property
-    def limit(self) -> float | None:
-        """Seconds a rank may take to store its state; None for no limit."""
-        return self._limit
+    # --- the life of an executor --------------------------------------------------------
 
-    @property
-    def base(self) -> int:
-        """What the number of a cut exceeds the wire id of its call by."""
-        return self._base
-
-    # --- the life of an executor --------------------------------------------------------------
-
-    def open(self, hub: Hub, tell: Callable[[Any], None], *, can_reshard: bool, size: int) -> None:
-        """Serve an executor of *size* ranks from now on, and claim the folder.
+    def open(
+        self, loop: EventLoop, tell: Callable[[Any], None], *, can_reshard: bool, size: int
+    ) -> None:
+        """Serve an executor of *size* ranks, and claim the folder.
 
         Raises:
-            SpecError: another executor uses it, or what is to be resumed from cannot be used.
+            SpecError: see `SnapshotStore.open` and `accept`.
         """
         with self._lock.asked():
-            self._hub, self._tell = hub, tell
-            self._last = max(self._last, self.kept.open())
-            self._base = self._last
-            self.kept.accept(size, can_reshard=can_reshard)
+            self._loop, self._tell = loop, tell
+            self._last = max(self._last, self.store.open())
+            self.base = self._last
+            self.store.accept(size, can_reshard=can_reshard)
 
     def close(self, *, forget: bool) -> None:
-        """Serve no more; *forget* gives back what lies in memory, and the folder."""
+        """Stop serving; *forget* also releases memory and folder."""
         with self._lock.asked():
             self._void(list(self._open.values()))
             self._stop_timer()
             self._counts.clear()
-            self._hub, self._tell = None, _nobody
+            self._loop, self._tell = None, _drop
         self.prune(everything=True)
         if forget:
-            self.kept.close()
+            self.store.close()
 
     def __del__(self) -> None:
-        # Its place in a tree has gone. A forked child has none of what is behind these numbers.
-        if self._pid == os.getpid() and self.kept.is_held:
+        # Its place in a tree has gone. In a forked child these descriptor numbers are others'.
+        if self._pid == os.getpid() and self.store.is_held:
             self.close(forget=True)
 
-    # --- under way (called under the plane's lock) --------------------------------------------
+    # --- calls in flight (under the plane's lock) --------------------------------------
 
     def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
-        """Return which of *ranks* are to store their state with *call*, which is being sent."""
+        """Return those of *ranks* that store their state with *call*, which is being sent."""
         with self._lock.asked():
-            if call.cuts is not None:
-                call.cuts = self._begin(call.wire, ranks, size)
+            if call.snapshots is not None:
+                call.snapshots = self._begin(call.wire, ranks, size)
                 return ranks
             marked = self._count(ranks, size)
             if marked:
                 self._begin(call.wire, marked, size)
             seconds = self._policy.every_seconds
             if seconds is not None and len(marked) < len(ranks) and self._timer is None:
-                assert self._hub is not None
-                self._timer = self._hub.call_at(time.monotonic() + seconds, self._due)
+                assert self._loop is not None
+                self._timer = self._loop.call_at(time.monotonic() + seconds, self._due)
             return marked
 
     def hear(self, rank: int, frame: Frame) -> None:
-        """Take what *rank* has stored, or why it could not."""
+        """Take *rank*'s part, or why it could not be stored."""
         with self._lock.asked():
-            cut = self._open.get((frame.call_id, rank))
-            if cut is None:  # void since: somebody has died
+            snapshot = self._open.get((frame.call_id, rank))
+            if snapshot is None:  # void since: a rank has died
                 frame.drop()
-                self.kept.note_stray()  # it may have left a file
-                self._tell(CutsChanged())
+                self.store.note_stray()  # it may have left a file
+                self._tell(SnapshotsChanged())
             elif frame.kind == Kind.NOT_SAVED:
-                failure = cut.failures[rank] = RemoteFailure.read(frame)
-                self._tell(CutFailed(rank, cut.number, failure))
+                failure = snapshot.failures[rank] = RemoteFailure.read(frame)
+                self._tell(SnapshotFailed(rank, snapshot.number, failure))
             elif frame.flags & Flag.LOST:
-                frame.drop()  # its part is missing when it has answered
+                frame.drop()  # so the part is missing when the call is answered
             elif isinstance(frame, FarFrame) and frame.fds:
                 file = descriptors.own(frame.fds.pop())
-                cut.parts[rank] = Part(file, os.fstat(file).st_size)
+                snapshot.parts[rank] = SnapshotPart(file, os.fstat(file).st_size)
             else:
-                with contextlib.suppress(Exception):  # the same
-                    cut.parts[rank] = Part(-1, frame.value())
+                with contextlib.suppress(Exception):  # as above
+                    snapshot.parts[rank] = SnapshotPart(-1, frame.value())
 
     def answered(self, rank: int, wire: int) -> None:
-        """*rank* has answered the call *wire*."""
+        """Note that *rank* has answered the call *wire*."""
         with self._lock.asked():
-            cut = self._open.pop((wire, rank), None)
-            if cut is None:
+            snapshot = self._open.pop((wire, rank), None)
+            if snapshot is None:
                 return
-            cut.waiting.discard(rank)
-            if cut.waiting:
+            snapshot.waiting.discard(rank)
+            if snapshot.waiting:
                 return
-            if len(cut.parts) == len(cut.ranks):
-                cut.end = "kept"
-                cut.at = time.time()
-                self.kept.add(cut)
-                self._counts.save(cut.covers)
+            if len(snapshot.parts) == len(snapshot.ranks):
+                snapshot.end = "kept"
+                snapshot.at = time.time()
+                self.store.add(snapshot)
+                self._counts.save(snapshot.covers)
             else:
-                cut.end = "failed"
-                self.kept.discard(cut)
-            self._tell(CutsChanged(cut if cut.end == "kept" else None))
+                snapshot.end = "failed"
+                self.store.discard(snapshot)
+            self._tell(SnapshotsChanged(snapshot if snapshot.end == "kept" else None))
 
     def abandon(self, wire: int) -> None:
-        """The call *wire* did not reach every rank: not all will answer it."""
+        """Void the snapshots of the call *wire*, which not every rank will answer."""
         with self._lock.asked():
-            self._void([cut for (number, _), cut in self._open.items() if number == wire])
+            self._void([each for (number, _), each in self._open.items() if number == wire])
 
     def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
-        """*ranks* are gone, or are about to be stopped; what they had answered has been heard."""
+        """Note that *ranks* have ended or will be stopped; their answers have been read."""
         with self._lock.asked():
-            lost = [cut for (_, rank), cut in self._open.items() if self._together or rank in ranks]
+            lost = [
+                each for (_, rank), each in self._open.items() if self._together or rank in ranks
+            ]
             self._void(lost)
             if everybody or not self._together:
                 self._counts.forget([_GROUP] if self._together else ranks)
             if self._counts.is_begun:
                 self._stop_timer()
             if lost:
-                self._tell(CutsChanged())
+                self._tell(SnapshotsChanged())
 
-    # --- afterwards ---------------------------------------------------------------------------
+    # --- kept snapshots ---------------------------------------------------------------------
 
     def is_unsaved(self) -> bool:
-        """Whether any call has been sent that no cut has in it."""
+        """Whether a call has been sent that no kept snapshot covers."""
         with self._lock.asked():
             return not self._counts.is_saved
 
     def prune(self, *, everything: bool = False) -> None:
-        """Remove what is not kept; *everything*: also what nobody knows of."""
-        self.kept.prune(self._begun, everything=everything)
+        """See `SnapshotStore.prune`."""
+        self.store.prune(self._begun, everything=everything)
 
     def outcome(self, call: Call) -> Checkpoint:
-        """Return what *call*, which was made for it and has been answered, has stored.
+        """Return what *call*, a `checkpoint_call` that has been answered, has stored.
 
         Raises:
-            Exception: what a rank raised instead.
+            Exception: what `WorkerActor.checkpoint` raised on a rank.
         """
         with self._lock.asked():
-            cuts = list(call.cuts or ())
-            for cut in cuts:
-                for rank, failure in sorted(cut.failures.items()):
+            snapshots = list(call.snapshots or ())
+            for snapshot in snapshots:
+                for rank, failure in sorted(snapshot.failures.items()):
                     error = failure.revive()
                     with contextlib.suppress(Exception):  # it may refuse further attributes
                         trace = failure.trace.rstrip()
                         error.add_note(f"raised by rank {rank} in checkpoint; remote:\n{trace}")
                     raise error
-                if cut.end != "kept":
-                    msg = f"snapshot {cut.number} did not arrive: {cut.end}"
+                if snapshot.end != "kept":
+                    msg = f"snapshot {snapshot.number} did not arrive: {snapshot.end}"
                     raise RuntimeFault(msg)
-            shown = [cut.show(self.kept.where) for cut in cuts]
+            shown = [snapshot.show(self.store.where) for snapshot in snapshots]
         return Checkpoint(
             number=shown[0].number,
             ranks=tuple(rank for each in shown for rank in each.ranks),
             at=max(each.at for each in shown),
             size_bytes=sum(each.size_bytes for each in shown),
-            where=self.kept.where,
+            where=self.store.where,
         )
 
-    # --- inside -------------------------------------------------------------------------------
+    # --- inside -------------------------------------------------------------------------
 
     def _count(self, ranks: Collection[int], size: int) -> Collection[int]:
-        """Count a call to *ranks*; return who is to store its state with it."""
+        """Count a call to *ranks*; return the ranks that store their state with it."""
         every = self._policy.every_calls
         if not self._together:
             return self._counts.add(ranks, every)
@@ -323,38 +300,38 @@ class Cuts:
             return ()
         if len(ranks) == size:
             return ranks
-        # It goes to some ranks only: one with which all of them store their state follows behind.
+        # It goes to some ranks only: a call with which all ranks store their state follows it.
         self._counts.begin([_GROUP])
-        self._tell(CutDue())
+        self._tell(CheckpointDue())
         return ()
 
-    def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Cut]:
-        self._last = self._base + wire
-        cuts: list[Cut] = []
+    def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Snapshot]:
+        self._last = self.base + wire
+        snapshots: list[Snapshot] = []
         for each in [frozenset(ranks)] if self._together else [frozenset((r,)) for r in ranks]:
             covers = self._counts.begin([_GROUP] if self._together else each)
-            cut = Cut(self._last, size, each, waiting=set(each), covers=covers)
+            snapshot = Snapshot(self._last, size, each, waiting=set(each), covers=covers)
             for rank in each:
-                self._open[wire, rank] = cut
-            cuts.append(cut)
+                self._open[wire, rank] = snapshot
+            snapshots.append(snapshot)
         if self._counts.is_begun:
             self._stop_timer()
-        return cuts
+        return snapshots
 
     def _begun(self) -> set[int]:
-        """Return the numbers of the cuts that are under way."""
+        """Return the numbers of the snapshots under way."""
         with self._lock.asked():
-            return {cut.number for cut in self._open.values()}
+            return {snapshot.number for snapshot in self._open.values()}
 
-    def _void(self, cuts: Iterable[Cut]) -> None:
-        for cut in cuts:
-            if cut.end:
+    def _void(self, snapshots: Iterable[Snapshot]) -> None:
+        for snapshot in snapshots:
+            if snapshot.end:
                 continue
-            cut.end = "void"
-            for rank in cut.ranks:
-                self._open.pop((cut.number - self._base, rank), None)
-            self.kept.discard(cut)
-            self._counts.void(cut.covers)
+            snapshot.end = "void"
+            for rank in snapshot.ranks:
+                self._open.pop((snapshot.number - self.base, rank), None)
+            self.store.discard(snapshot)
+            self._counts.void(snapshot.covers)
 
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
@@ -362,42 +339,44 @@ class Cuts:
             timer.cancel()
 
     def _due(self) -> None:
-        """Have a cut taken because of the time; on the hub's thread."""
+        """Have a snapshot taken after `every_seconds`; runs on the event loop."""
         with self._lock.asked():
             self._timer = None
-            tell = _nobody if self._counts.is_begun else self._tell
-        tell(CutDue())
+            tell = _drop if self._counts.is_begun else self._tell
+        tell(CheckpointDue())
 
 
 _GROUP = -1
 
 
-def _nobody(_notice: Any) -> None:
-    """Tell nobody: no executor is served."""
+def _drop(_notice: Any) -> None:
+    """Drop a notice: no executor is served."""
 
 
-_RETRIES = 3  # deaths in a row that one outlives; arbitrary
+_RETRIES = 3  # of a checkpoint that deaths interrupt; arbitrary
 
 
-def saving_call(plane: Plane, seq: int, timeout: float | None, now: float) -> Call:
+def checkpoint_call(plane: CallPlane, seq: int, timeout: float | None, now: float) -> Call:
     """Return a call with which every rank stores its state."""
     if timeout is not None:
         check_timeout(timeout)
-    terms = terms_of(now=now, timeout=timeout, on_death="retry", retries=_RETRIES)
+    options = options_of(now=now, timeout=timeout, retries=_RETRIES)
     payload = plane.pack(encode((_nothing, (), dict[str, Any]()), "checkpoint"))
-    call = Call(seq, "checkpoint", Shape.COLLECTIVE, [payload], terms)
-    call.cuts = []
+    call = Call(seq, "checkpoint", Shape.COLLECTIVE, [payload], options)
+    call.snapshots = []
     return call
 
 
-def save_now(plane: Plane, cuts: Cuts, call: Call, *, under_hold: bool = False) -> Checkpoint:
+def take_checkpoint(
+    plane: CallPlane, coordinator: CheckpointCoordinator, call: Call, *, under_hold: bool = False
+) -> Checkpoint:
     """Have every rank store its state with *call*; return what has been stored.
 
     Args:
         plane: The group's.
-        cuts: As above.
-        call: Made by `saving_call`.
-        under_hold: New calls are being held back, and this one is not.
+        coordinator: The group's.
+        call: Made by `checkpoint_call`.
+        under_hold: Whether new calls are paused, and this one is not.
 
     Raises:
         CallTimeout, WorkerDied, ExecutorClosed: as any call.
@@ -406,22 +385,22 @@ def save_now(plane: Plane, cuts: Cuts, call: Call, *, under_hold: bool = False) 
     call.under_hold = under_hold
     try:
         plane.insert(call, first=under_hold)
-        if not plane.wait(call, call.terms.deadline):
+        if not plane.wait(call, call.options.deadline):
             plane.expire(call)
     except BaseException:
-        plane.cancel(call)
+        plane.abandon(call)
         raise
     call.result()
-    return cuts.outcome(call)
+    return coordinator.outcome(call)
 
 
-def cuts_of(spec: ExecutorSpec) -> Cuts | None:
+def coordinator_of(spec: ExecutorSpec) -> CheckpointCoordinator | None:
     """Return what keeps the states of an executor's ranks, where they are to be kept."""
     if spec.checkpoint is None:
         return None
-    together = spec.strategy is not Strategy.ONE_FOR_ONE
-    limit = declared_limit(spec.worker.checkpoint, spec.hang_after)
-    return Cuts(
+    together = spec.policy.strategy is not Strategy.ONE_FOR_ONE
+    limit = declared_limit(spec.worker.checkpoint, spec.limits.hang)
+    return CheckpointCoordinator(
         spec.checkpoint,
         spec.snapshots,
         together=together,

@@ -1,18 +1,14 @@
-"""A cut: the state of some ranks at one call, and where each part of it lies.
-
-Guarantees: what is found in a folder is offered as a cut only where all of it is there.
-
-Left to others: when a cut is kept (`cuts`), what is in its parts (`runtime.snapshots`).
-"""
+"""A snapshot: the state of some ranks at one call, where its parts lie, and how they are read."""
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
-from phalanx.runtime import SnapshotName, descriptors
+from phalanx.runtime import SnapshotName, descriptors, join_snapshots
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,37 +17,36 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Part:
-    """One rank's state in a cut.
+class SnapshotPart:
+    """The state of one rank.
 
     Attributes:
-        file: The memory it lies in, or -1 where it lies in the folder.
-        size: Bytes of it.
+        file: The descriptor of its memory; -1 if it lies in the folder.
+        size: In bytes.
     """
 
     file: int
     size: int
 
     def close(self) -> None:
-        """Give its memory back."""
+        """Release its memory."""
         if self.file >= 0:
             descriptors.close(self.file)
             self.file = -1
 
 
 @dataclass(slots=True, eq=False)
-class Cut:
+class Snapshot:
     """The state of *ranks* at one call.
 
     Attributes:
-        number: Rises from cut to cut, also from one executor to the next in the same folder.
-        ranks: Whose state it is.
-        covers: How many calls it has in it.
-        waiting: Those that have not answered its call yet.
-        failures: Those that could not store their part, and why.
-        end: What has become of it.
-        bad: A rank could not be restored from it: used only where there is no other.
-        damaged: It is not what was stored: never used.
+        number: Increases, also from one executor to the next in the same folder.
+        covers: How many calls it contains, by rank or for the group.
+        waiting: The ranks that have not answered its call yet.
+        failures: Why ranks could not store their part.
+        end: ``"kept"``, ``"failed"`` or ``"void"``; empty while it is under way.
+        bad: A rank could not be restored from it: used only if there is no other.
+        damaged: Its bytes are not those that were stored: never used.
     """
 
     number: int
@@ -61,14 +56,14 @@ class Cut:
     at: float = 0.0
     covers: dict[int, int] = field(default_factory=dict[int, int])
     waiting: set[int] = field(default_factory=set[int])
-    parts: dict[int, Part] = field(default_factory=dict[int, Part])
+    parts: dict[int, SnapshotPart] = field(default_factory=dict[int, SnapshotPart])
     failures: dict[int, RemoteFailure] = field(default_factory=dict[int, "RemoteFailure"])
     end: str = ""
     bad: bool = False
     damaged: bool = False
 
     def name(self, rank: int) -> SnapshotName:
-        """Return what *rank*'s part is called in a folder."""
+        """Return the name of *rank*'s part in a folder."""
         return SnapshotName(self.number, rank, self.world_size)
 
     def show(self, where: str) -> Checkpoint:
@@ -78,33 +73,106 @@ class Cut:
         return Checkpoint(number=self.number, ranks=ranks, at=self.at, size_bytes=size, where=where)
 
     def close(self) -> None:
-        """Give the memory of its parts back."""
+        """Release the memory of its parts."""
         for part in self.parts.values():
             part.close()
 
 
-def find_cuts(
+def find_snapshots(
     folder: SnapshotFolder, names: Iterable[SnapshotName], *, together: bool
-) -> list[Cut]:
-    """Return the cuts in *folder* of which all parts are there, oldest first.
+) -> list[Snapshot]:
+    """Return the complete snapshots in *folder* among *names*, oldest first.
 
-    Args:
-        folder: Where they lie.
-        names: What is there.
-        together: Whether all ranks make one cut.
+    *together* says whether one snapshot has the state of all ranks, or of one.
     """
     sets: dict[tuple[int, int], list[int]] = {}
     for name in names:
         sets.setdefault((name.number, name.world_size), []).append(name.rank)
-    found: list[Cut] = []
+    found: list[Snapshot] = []
     for (number, size), ranks in sorted(sets.items()):
         if together and set(ranks) != set(range(size)):
             continue
         for each in [frozenset(ranks)] if together else [frozenset((rank,)) for rank in ranks]:
-            cut = Cut(number, size, each, end="kept")
+            snapshot = Snapshot(number, size, each, end="kept")
             for rank in each:
-                seen = folder.look(cut.name(rank))
-                cut.parts[rank] = Part(-1, seen.st_size)
-                cut.at = max(cut.at, seen.st_mtime)
-            found.append(cut)
+                seen = folder.look(snapshot.name(rank))
+                snapshot.parts[rank] = SnapshotPart(-1, seen.st_size)
+                snapshot.at = max(snapshot.at, seen.st_mtime)
+            found.append(snapshot)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """The state that a new incarnation is given.
+
+    Attributes:
+        file: The descriptor of the data.
+        spans: The (start, size) of its parts: the rank's own, or those of all ranks there were.
+        is_spread: Whether it is a snapshot of another number of ranks, for `reshard`.
+    """
+
+    number: int
+    at: float
+    file: int
+    spans: tuple[tuple[int, int], ...]
+    is_spread: bool = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since the snapshot was complete."""
+        return max(0.0, time.time() - self.at)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.file)
+
+
+def open_restore_points(
+    snapshot: Snapshot,
+    folder: SnapshotFolder | None,
+    ranks: Iterable[int],
+    *,
+    spread: bool,
+    sealed: bool = False,
+) -> dict[int, RestorePoint]:
+    """Return what each of *ranks* is given of *snapshot*; the caller closes them.
+
+    Args:
+        snapshot: A complete one.
+        folder: Where it lies; None for memory.
+        ranks: Those that are started.
+        spread: Whether each is given all parts.
+        sealed: Whether parts in a folder are copied into memory, to travel to another machine.
+
+    Raises:
+        ValueError: a part is damaged.
+    """
+    opened: dict[int, int] = {}
+    try:
+        for rank in sorted(snapshot.ranks) if spread else ranks:
+            if folder is None:
+                opened[rank] = os.dup(snapshot.parts[rank].file)
+            else:
+                opened[rank] = folder.open(snapshot.name(rank))
+        files = {rank: (file, os.fstat(file).st_size) for rank, file in opened.items()}
+        if sealed and folder is not None and not spread:
+            for rank, (file, size) in list(files.items()):
+                opened[rank], _ = join_snapshots([(file, size)])
+                files[rank] = opened[rank], size
+                os.close(file)
+        if not spread:
+            opened.clear()
+            return {
+                rank: RestorePoint(snapshot.number, snapshot.at, file, ((0, size),))
+                for rank, (file, size) in files.items()
+            }
+        whole, spans = join_snapshots(list(files.values()))
+        opened[-1] = whole
+        return {
+            rank: RestorePoint(snapshot.number, snapshot.at, os.dup(whole), spans, is_spread=True)
+            for rank in ranks
+        }
+    finally:
+        for file in opened.values():
+            os.close(file)

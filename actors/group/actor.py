@@ -1,29 +1,14 @@
-"""Actor of a rank group: the only thread that changes its membership.
+"""`GroupActor`: the only thread that changes the membership of a rank group.
 
-The actor that owns a rank group: it hears what happens, has it decided, and does it.
+- It handles one message at a time, and waits for no process to start.
+- A death is classified, reported and settled before anything is started in its place.
+- When the group ends for good, every call is settled, everything is given back, the failure
+  callbacks have run at most once, and `Group.gone` is set; an exception in this actor ends the
+  group in the same way.
+- A message about an earlier incarnation is dropped.
 
-Guarantees: one thread, one thing at a time, and no waiting for a process to start; every death is
-classified, reported and settled before anything is started in its place; when the group ends for
-good, by whatever cause, every call is settled, everything is given back, the failure callback has
-fired at most once, and whoever waits for the end is woken. An exception in this actor itself ends
-the group the same way; nobody else's does.
-
-Left to others: what to do (`decide_ranks`), processes (`Members`), calls (`Plane`). Calls do not
-pass through here: they run in their callers' threads.
-
-The planned change of a group: a restart or a resize that somebody asked for and waits for.
-
-Guarantees: one at a time; whoever waits for one is woken, whether or not it was carried out.
-
-What ranks say beside their answers, and what it means.
-
-Guarantees: what an earlier incarnation said is dropped unread.
-
-Left to others: reading it (`control`), what follows for the group (`decide_ranks`).
-
-What the actor of a group works with: made together, given back together.
-
-Guarantees: whatever of it fails to be given back, the rest is.
+`decide_ranks` decides, `Workers` holds processes, `CallPlane` carries calls, which do not pass
+through here: they run in their callers' threads.
 """
 
 from __future__ import annotations
@@ -31,7 +16,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,20 +23,28 @@ from typing import TYPE_CHECKING, Any
 
 import pykka
 
-from phalanx.actors.checkpoint.restore import Keeper
-from phalanx.actors.health.monitor import Suspicion
+from phalanx.actors.checkpoint.manager import CheckpointManager
+from phalanx.actors.health.monitor import HealthMonitor
 from phalanx.actors.remote.links import Links
-from phalanx.actors.spec.results import view_of
+from phalanx.actors.spec.factory import SourceFile
+from phalanx.actors.spec.results import Status, rank_infos
+from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
     Frame,
     GroupEnded,
+    GroupUp,
     Kind,
+    Payload,
     RemoteFailure,
+    RendezvousStore,
     ReportFolder,
     WorkerReady,
+    WorkerStarted,
+    descriptor_limit,
     occupied,
 )
 from phalanx.supervision import (
+    SHUTDOWN,
     Begin,
     CallerError,
     CloseAsked,
@@ -62,9 +54,9 @@ from phalanx.supervision import (
     ExitReason,
     GroupState,
     Hold,
+    NoDevice,
     Phase,
-    RankAction,
-    RankEvent,
+    ProtectedActor,
     RankExited,
     RankReady,
     RankReformed,
@@ -74,7 +66,6 @@ from phalanx.supervision import (
     RuntimeFault,
     Serve,
     StartRanks,
-    SteadfastActor,
     StopRanks,
     WaitOver,
     WaitUntil,
@@ -82,28 +73,21 @@ from phalanx.supervision import (
     new_group,
 )
 
-from .deaths import Deaths, Farewell, deaths_behind, reason_of
-from .devices import Leases
-from .epoch import Forming
-from .events import Herald
-from .launcher import Launches, Outfit, threads_of_each
+from .deaths import Deaths, EndErrors, deaths_behind, reason_of
+from .devices import DeviceLeases
+from .events import EventBus
+from .launcher import EpochSpec, Launches, WorkerBuilder, threads_of_each
 from .members import Members
 from .messages import (
-    BackOffOver,
+    CheckpointDue,
     Close,
-    CutDue,
-    CutFailed,
-    CutsChanged,
-    DevicesDue,
     Emitted,
     Examined,
     HubLost,
     KillAll,
     Launched,
-    LeaveDue,
     LinkLost,
     Look,
-    LookAtDevices,
     NotStarted,
     OutOfStep,
     Overdue,
@@ -111,295 +95,43 @@ from .messages import (
     ProcessGone,
     RankSaid,
     RankSaidNothing,
-    Refill,
     ReformOverdue,
+    SnapshotFailed,
+    SnapshotsChanged,
     Started,
-    StopOverdue,
     StreamEnded,
+    Timeout,
 )
-from .shutdown import Deadlines, Stopping
+from .shutdown import Shutdown
 from .standby import Standby
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import Runtime
+    from phalanx.runtime import Rendezvous, Runtime
+    from phalanx.supervision import RankAction, RankEvent
 
-    from .handle import Place, Shared
+    from .handle import Group, Place
     from .launcher import Launch
-    from .messages import Notice
-    from .worker import Member
-
-
-class Hearing:
-    """Hears the ranks of the group called *name*. Used by its actor's thread alone.
-
-    Args:
-        find: Returns the member, or spare, of that rank and incarnation.
-        show: Has the group's view made anew.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        shared: Shared,
-        *,
-        find: Callable[[int, int], Member | None],
-        show: Callable[[], None],
-        standby: Standby,
-        deadlines: Deadlines,
-        stopping: Stopping,
-        keeper: Keeper,
-        herald: Herald,
-    ) -> None:
-        self._name = name
-        self._shared = shared
-        self._seating = shared.plane.seating
-        self._find = find
-        self._show = show
-        self._standby = standby
-        self._deadlines = deadlines
-        self._stopping = stopping
-        self._keeper = keeper
-        self._herald = herald
-
-    def hear(self, notice: RankSaid) -> RankEvent | None:
-        """Take what a rank has said; return what is to be decided on, if anything is."""
-        member, frame = self._find(notice.rank, notice.incarnation), notice.frame
-        if member is None or frame.incarnation != member.incarnation:
-            frame.drop()
-            return None
-        match frame.kind:
-            case Kind.STANDBY:
-                self._standby.warm(member)
-                self._show()
-            case Kind.READY if member.seated:
-                now = time.monotonic()
-                return RankReformed(member.rank, member.incarnation, frame.epoch, now)
-            case Kind.READY:
-                return self._seat(member)
-            case Kind.LEFT:
-                member.left = frame.epoch
-            case Kind.ENDING:
-                self._seating.expect_end(member.rank, member.incarnation)
-            case Kind.NOT_REFORMED:
-                failure = RemoteFailure.read(frame)
-                if frame.epoch == member.epoch:
-                    member.failure = failure
-                    self._deadlines.doubt_reform(member)
-            case Kind.RESTORING:
-                member.restoring = True
-            case Kind.EVENT:
-                self._hand_on(member, frame)
-            case Kind.START_FAILED | Kind.LAST_WORDS:
-                member.failure = RemoteFailure.read(frame)
-                # A thread of the user's may keep the process from ending by itself.
-                self._deadlines.exit(member)
-            case _:
-                frame.drop()
-        return None
-
-    def _seat(self, member: Member) -> RankEvent | None:
-        """Have *member*, which is ready for the first time, take part in calls."""
-        greeting = member.channel.receive()
-        if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
-            member.hung = f"its call socket is broken: {greeting!r}"
-            self._stopping.kill(member)
-            return None
-        member.ready = True
-        member.seated = True
-        self._seating.join(member.rank, member.incarnation, member.channel)
-        now = time.monotonic()
-        self._herald.publish(WorkerReady(**member.who(), took=now - member.started_at, at=now))
-        self._keeper.welcome(member)
-        return RankReady(member.rank, member.incarnation, now)
-
-    def _hand_on(self, member: Member, frame: Frame) -> None:
-        """Hand an event of the user's to who listens."""
-        try:
-            value = frame.value()
-        except Exception as error:  # noqa: BLE001  # a type this process does not know
-            value = error
-        now = time.monotonic()
-        self._shared.deliver(
-            Emitted(self._name, member.rank, member.incarnation, member.epoch, value, now)
-        )
-
+    from .worker import Worker
 
 _CALLBACKS = 5.0  # seconds for the last callbacks to be run
 
 
-class Staff:
-    """Those who work for one group's actor, on its thread.
+class GroupActor(ProtectedActor):
+    """See the module's docstring. Started by `Group`, which is posted to as `Message` values.
 
     Args:
-        tell: Puts a notice into the actor's mailbox.
-        state: Returns what the group is just now.
-        show: Has the group's view made anew.
+        release_runtime: Gives back the runtime; called last.
+        place: Where the executor is in a supervision tree; None if it stands alone.
     """
 
     def __init__(
         self,
         spec: ExecutorSpec,
         runtime: Runtime,
-        shared: Shared,
-        *,
-        tell: Callable[[Notice], None],
-        state: Callable[[], GroupState],
-        show: Callable[[], None],
-    ) -> None:
-        hub = runtime.hub
-        self._forget = hub.when_lost(lambda cause: tell(HubLost(cause)))
-        self._shared = shared
-        self.herald = herald = Herald(spec.name, runtime.scribe, shared)
-        publish = herald.publish
-        self.leases = Leases(spec, runtime, tell, publish, shared.deliver)
-        links = None
-        if spec.transport is not None:
-            links = Links(spec.transport, runtime, spec.name, tell, publish)
-        self.deadlines = Deadlines(hub, shared.watch, tell)
-        self.stopping = Stopping(spec.stop, self.deadlines)
-        self.outfit = Outfit(spec, runtime, shared.plane.arena, probe=shared.probe)
-        self.launches = Launches(spec.name, tell)
-        self.members = Members(
-            spec,
-            runtime,
-            leases=self.leases,
-            outfit=self.outfit,
-            launches=self.launches,
-            deadlines=self.deadlines,
-            links=links,
-            pulses=shared.pulses,
-            tell=tell,
-        )
-        self.keeper = Keeper(
-            spec, shared.cuts, shared.plane, publish, shared.deliver, ends=shared.owns_cuts
-        )
-        self.standby = Standby(
-            spec.standby, self.members, self.stopping, hub, tell=tell, publish=publish
-        )
-        self.deaths = Deaths(
-            spec,
-            shared,
-            self.members,
-            self.keeper,
-            herald,
-            folder=spec.report_dir or runtime.reports or ReportFolder.from_environment(),
-            show=show,
-        )
-        self.forming = Forming(
-            spec,
-            runtime,
-            shared,
-            leases=self.leases,
-            members=self.members,
-            stopping=self.stopping,
-            keeper=self.keeper,
-            herald=herald,
-            tell=tell,
-            take_spare=self.standby.take,
-        )
-        self.suspicion = Suspicion(
-            spec,
-            shared,
-            self.members,
-            self.stopping,
-            hub,
-            tell=tell,
-            find=self.find,
-            state=state,
-        )
-        self.hearing = Hearing(
-            spec.name,
-            shared,
-            find=self.find,
-            show=show,
-            standby=self.standby,
-            deadlines=self.deadlines,
-            stopping=self.stopping,
-            keeper=self.keeper,
-            herald=herald,
-        )
-
-    def find(self, rank: int, incarnation: int) -> Member | None:
-        """Return that spare, while it is one, or that incarnation, while it is the current one."""
-        return self.standby.find(rank) or self.members.find(rank, incarnation)
-
-    def land(self, launch: Launch, *, first: bool) -> None:
-        """Take over what *launch* has brought, once; *first* where none has served yet."""
-        if not self.launches.take(launch):
-            return
-        if launch.members[0].spare:
-            self.standby.land(launch)
-        else:
-            self.forming.land(launch, first=first)
-
-    def close(self, release_runtime: Callable[[], None]) -> None:
-        """Give everything back; the ranks are buried. The shared parts go last."""
-        shared = self._shared
-        for give_back in (
-            self._forget,
-            shared.watch.close,
-            self.suspicion.close,
-            self.standby.close,
-            self.members.close,
-            self.forming.close,
-            self.leases.close,
-            shared.plane.close,
-            self.deaths.close,
-            partial(shared.callbacks.close, _CALLBACKS),
-            release_runtime,
-        ):
-            try:
-                give_back()
-            except Exception as error:  # noqa: BLE001  # the rest must still be given back
-                self.herald.complain(error)
-
-
-class Planning:
-    """The planned changes of one group. Used by its actor's thread alone.
-
-    Attributes:
-        count: How many have been begun, in all.
-        at: When the latest was begun, on the monotonic clock; at first when this was made.
-    """
-
-    def __init__(self) -> None:
-        self._plan: Planned | None = None
-        self.count = 0
-        self.at = time.monotonic()
-
-    def begin(self, plan: Planned, state: GroupState) -> RankEvent | None:
-        """Return what is to be decided on; None where *plan* has come too late, or too early."""
-        has_ranks = plan.ranks <= {rank.number for rank in state.ranks}
-        if state.phase is not Phase.SERVING or self._plan is not None or not has_ranks:
-            plan.done.set()
-            return None
-        plan.accepted = True
-        self._plan = plan
-        self.count += 1
-        self.at = now = time.monotonic()
-        if plan.size is not None:
-            return ResizeAsked(plan.size, now)
-        return RestartAsked(plan.ranks, now, force=plan.force)
-
-    def finish(self, *, accepted: bool) -> None:
-        """Wake whoever waits: the change is done, or was not *accepted* after all."""
-        plan, self._plan = self._plan, None
-        if plan is not None:
-            plan.accepted = accepted
-            plan.done.set()
-
-
-class ExecutorActor(SteadfastActor):
-    """See the module's docstring. Started by `Executor`, told `Notice` values."""
-
-    def __init__(
-        self,
-        spec: ExecutorSpec,
-        runtime: Runtime,
-        shared: Shared,
+        group: Group,
         release_runtime: Callable[[], None],
         place: Place | None,
     ) -> None:
@@ -409,53 +141,115 @@ class ExecutorActor(SteadfastActor):
         self._release_runtime = release_runtime
         self._place = place
         self._state: GroupState = new_group(
-            spec.strategy,
-            spec.intensity.window(),
+            spec.policy.strategy,
+            spec.policy.intensity.window(),
             spec.world_size,
-            restart=spec.restart,
-            backoff=spec.backoff,
-            keep=spec.survivors == "keep",
+            restart=spec.policy.restart,
+            backoff=spec.policy.backoff,
+            keep=spec.policy.survivors == "keep",
         )
-        self._planning = Planning()
+        self.group = group
+        self._plane = plane = group.plane
+        self._clock = group.clock
         self._ending = False
-        self.shared = shared
-        self._seating = shared.plane.seating
-        self._staff = staff = Staff(
-            spec, runtime, shared, tell=self._tell, state=lambda: self._state, show=self._show
+        self._layout = spec.layout  # of the ranks that are started from now on
+        self._no_device: NoDevice | None = None  # why the group has given up
+        self._plan: Planned | None = None  # the planned change under way
+        self._planned = 0
+        self._planned_at = self._clock()
+        tell, loop = self._tell, runtime.loop
+        self._forget = loop.when_lost(lambda cause: tell(HubLost(cause)))
+        self._events = events = EventBus(runtime.collector, group)
+        publish = events.publish
+        self._leases = DeviceLeases(spec, runtime, tell, publish, group.deliver, clock=group.clock)
+        group.devices = self._leases.status
+        self._stopping = Shutdown(spec.limits.stop, loop, group.watchdog, tell, group.clock)
+        self._builder = WorkerBuilder(
+            spec,
+            runtime,
+            plane.arena,
+            probe=group.probe,
+            clock=group.clock,
+            channel=group.channel,
         )
-        shared.devices = staff.leases.status
-        self._herald = staff.herald
-        self._leases = staff.leases
-        self._members = staff.members
-        self._stopping = staff.stopping
-        self._keeper = staff.keeper
-        self._standby = staff.standby
-        self._deaths = staff.deaths
-        self._forming = staff.forming
-        self._suspicion = staff.suspicion
+        self._launches = Launches(spec.name, tell, group.spawn)
+        self._members = Members(
+            spec,
+            runtime,
+            leases=self._leases,
+            builder=self._builder,
+            launches=self._launches,
+            stopping=self._stopping,
+            links=Links(spec.transport, runtime, spec.name, tell, publish)
+            if spec.transport is not None
+            else None,
+            heartbeats=group.heartbeats,
+            tell=tell,
+            clock=group.clock,
+        )
+        self._checkpoints = CheckpointManager(
+            spec, group.checkpoints, plane, publish, group.deliver, ends=group.owns_checkpoints
+        )
+        self._standby = Standby(
+            spec.policy.standby,
+            self._members,
+            self._stopping,
+            loop,
+            tell=tell,
+            publish=publish,
+            clock=group.clock,
+        )
+        self._deaths = Deaths(
+            spec,
+            group,
+            self._members,
+            self._checkpoints,
+            events,
+            folder=spec.report_dir or runtime.reports or ReportFolder.from_environment(),
+            show=self._show,
+        )
+        self._store = RendezvousStore(
+            loop,
+            runtime.launcher,
+            preload=spec.launch.preload,
+            group=spec.name,
+            on_event=publish,
+        )
+        self._rendezvous: Rendezvous | None = None
+        self._source = SourceFile(spec.worker)
+        self._health = HealthMonitor(
+            spec,
+            group,
+            self._members,
+            self._stopping,
+            loop,
+            tell=tell,
+            find=self._find,
+            state=lambda: self._state,
+        )
 
     def _start_actor_loop(self) -> None:
         try:
             super()._start_actor_loop()
         except BaseException:  # no thread is to be had: nothing else would give all that back
             pykka.ActorRegistry.unregister(self.actor_ref)
-            self._staff.close(lambda: None)
-            self.shared.gone.set()
+            self._release_runtime = lambda: None
+            self._give_back()
+            self.group.gone.set()
             raise
 
-    # --- hearing ------------------------------------------------------------------------
+    # --- messages -----------------------------------------------------------------------
 
-    def _tell(self, notice: object) -> None:
-        # The actor may have ended meanwhile: then nobody is left who would care.
-        with suppress(pykka.ActorDeadError):
-            self.actor_ref.tell(notice)
+    def _tell(self, message: object) -> None:
+        with suppress(pykka.ActorDeadError):  # it has ended meanwhile
+            self.actor_ref.tell(message)
 
     def _actor_loop_running(self) -> None:
         with occupied:
             super()._actor_loop_running()
 
     def hear(self, notice: Any, /) -> None:
-        """Act on one notice."""
+        """Act on one message; a value that is no `Message` has no effect."""
         if self._ending:
             if isinstance(notice, Planned):
                 notice.done.set()
@@ -468,178 +262,255 @@ class ExecutorActor(SteadfastActor):
             case RankSaid():
                 self._said(notice)
             case RankSaidNothing(rank, incarnation, packets):
-                self._seating.count_foreign(rank, incarnation, packets)
-            case ProcessGone():
-                self._gone(notice)
+                self._plane.count_foreign(rank, incarnation, packets)
+            case ProcessGone(rank, incarnation):
+                self._gone(rank, incarnation)
             case StreamEnded(rank, incarnation):
                 member = self._members.find(rank, incarnation)
                 if member is not None:
-                    self._staff.deadlines.exit(member)
-            case Overdue() | ReformOverdue() | LeaveDue() | Look() | Examined() | OutOfStep():
-                self._suspicion.hear(notice)
-            case StopOverdue():
-                self._stop_overdue(notice)
+                    self._stopping.expect_exit(member)
+            case LinkLost(rank, incarnation, why):
+                member = self._find(rank, incarnation)
+                if member is not None:
+                    self._stopping.examine(member, why)
+            case Overdue() | ReformOverdue() | Look() | Examined() | OutOfStep():
+                self._health.handle(notice)
+            case Timeout():
+                self._timeout(notice)
             case Launched(launch):
-                self._staff.land(launch, first=self._state.served_at is None)
+                self._land(launch)
                 self._show()
             case NotStarted(ranks, reason):
-                if self.shared.probe is not None:
-                    self.shared.probe.not_started(ranks, str(reason))
-                now = time.monotonic()
-                jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
-                for rank, incarnation in ranks:
-                    self._act(RankExited(rank, incarnation, reason, now, jitter))
-            case BackOffOver():
-                self._act(WaitOver(time.monotonic()))
+                self._not_started(ranks, reason)
             case Planned():
                 self._change(notice)
             case Close(reason):
-                self.shared.pulses.tell_draining()
-                self._planning.finish(accepted=False)
-                self._act(CloseAsked(reason, time.monotonic()))
-                if self.shared.probe is not None:
-                    self.shared.probe.closing()
-            case CutDue() | CutFailed() | CutsChanged():
-                self._keeper.hear(notice)
+                self.group.heartbeats.tell_draining()
+                self._finish_plan(accepted=False)
+                self._act(CloseAsked(reason, self._clock()))
+                if self.group.probe is not None:
+                    self.group.probe.on_point("closing")
+            case CheckpointDue() | SnapshotFailed() | SnapshotsChanged():
+                self._checkpoints.hear(notice)
             case KillAll():
                 for member in self._members.current():
                     self._stopping.kill(member)
-            case _:
-                self._on_time(notice)
-
-    def _on_time(self, notice: Any) -> None:
-        match notice:
             case HubLost(cause):
                 fault = RuntimeFault(cause)
-                self._seating.end(lambda call: RuntimeFault(f"{call.name}: {cause}"), lambda: fault)
+                self._plane.end(lambda call: RuntimeFault(f"{call.name}: {cause}"), lambda: fault)
                 raise fault
-            case Refill():
+            case _:
+                pass
+
+    def _timeout(self, timeout: Timeout) -> None:
+        match timeout:
+            case Timeout("group"):
+                self._act(WaitOver(self._clock()))
+            case Timeout("standby"):
                 if self._state.phase is Phase.SERVING:
                     self._standby.fill()
-            case DevicesDue(start):
+            case Timeout("devices", StartRanks() as start):
                 if self._leases.is_waiting(start):
-                    self._forming.start(start, first=self._state.served_at is None)
+                    self._start_ranks(start)
                     self._show()
-            case LookAtDevices():
+            case Timeout("devices"):
                 self._stopping.kill_broken(self._members.current(), self._leases.look())
-            case LinkLost(rank, incarnation, why):
-                member = self._staff.find(rank, incarnation)
-                if member is not None:
-                    self._stopping.examine(member, why)
+            case Timeout((rank, incarnation), stage):
+                member = self._find(rank, incarnation)
+                if member is None:
+                    return
+                if stage != "abandon":
+                    self._stopping.escalate(member, stage)
+                elif left := self._stopping.abandon(member):
+                    self._abandon(member, left)
             case _:
-                pass  # an actor may be told anything; only notices mean something here
+                pass
 
-    def _stop_overdue(self, notice: StopOverdue) -> None:
-        member = self._staff.find(notice.rank, notice.incarnation)
-        if member is None:
+    def _find(self, rank: int, incarnation: int) -> Worker | None:
+        """Return that spare, while it is one, or that incarnation, while it is the current one."""
+        return self._standby.find(rank) or self._members.find(rank, incarnation)
+
+    def _said(self, said: RankSaid) -> None:
+        """Act on a message of a worker's control socket."""
+        member, frame = self._find(said.rank, said.incarnation), said.frame
+        if member is None or frame.incarnation != member.incarnation:
+            frame.drop()
             return
-        if notice.stage != "abandon":
-            self._stopping.escalate(member, notice)
-        elif left := self._stopping.abandon(member):
-            self._herald.abandoned(member.who(), left)
-            if self._standby.find(notice.rank) is not None:
-                self._standby.gone(member)
+        match frame.kind:
+            case Kind.STANDBY:
+                self._standby.warm(member)
                 self._show()
-            else:
-                detail = f"{member.hung}; {left}" if member.hung else left
-                self._bury(member, ExitReason(ExitKind.UNRESPONSIVE, detail))
+            case Kind.READY if member.seated:
+                now = self._clock()
+                self._act(RankReformed(member.rank, member.incarnation, frame.epoch, now))
+            case Kind.READY:
+                self._attach(member)
+            case Kind.LEFT:
+                member.left = frame.epoch
+            case Kind.ENDING:
+                self._plane.expect_end(member.rank, member.incarnation)
+            case Kind.NOT_REFORMED:
+                failure = RemoteFailure.read(frame)
+                if frame.epoch == member.epoch:
+                    member.failure = failure
+                    self._stopping.doubt_reform(member)
+            case Kind.RESTORING:
+                member.restoring = True
+            case Kind.EVENT:
+                self._emit(member, frame)
+            case Kind.START_FAILED | Kind.LAST_WORDS:
+                member.failure = RemoteFailure.read(frame)
+                # A thread of the user's may keep the process from ending by itself.
+                self._stopping.expect_exit(member)
+            case _:
+                frame.drop()
 
-    def _said(self, notice: RankSaid) -> None:
-        event = self._staff.hearing.hear(notice)
-        if event is not None:
-            self._act(event)
+    def _attach(self, member: Worker) -> None:
+        """Have *member*, which is ready for the first time, take part in calls."""
+        greeting = member.channel.receive()
+        if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
+            member.hung = f"its call socket is broken: {greeting!r}"
+            self._stopping.kill(member)
+            return
+        member.ready = member.seated = True
+        self._plane.attach(member.rank, member.incarnation, member.channel)
+        now = self._clock()
+        self._events.publish(WorkerReady(**member.who(), took=now - member.started_at, at=now))
+        self._checkpoints.welcome(member)
+        self._act(RankReady(member.rank, member.incarnation, now))
+
+    def _emit(self, member: Worker, frame: Frame) -> None:
+        """Hand an event of the user's to the subscribers."""
+        try:
+            value = frame.value()
+        except Exception as error:  # noqa: BLE001  # a type this process does not know
+            value = error
+        name, now = self._spec.name, self._clock()
+        self.group.deliver(Emitted(name, member.rank, member.incarnation, member.epoch, value, now))
 
     # --- deaths -------------------------------------------------------------------------
 
-    def _gone(self, notice: ProcessGone) -> None:
-        member = self._staff.find(notice.rank, notice.incarnation)
+    def _gone(self, rank: int, incarnation: int) -> None:
+        member = self._find(rank, incarnation)
         if member is None:
             return
-        if self._standby.find(notice.rank) is None:
-            self._bury(member, reason_of(member))
+        if self._standby.find(rank) is None:
+            self._settle(member, reason_of(member))
             return
         report = self._deaths.report_spare(member)
         self._standby.gone(member)
         self._show()
         self._deaths.file(report)
 
-    def _bury(self, member: Member, reason: ExitReason) -> None:
+    def _abandon(self, member: Worker, left: str) -> None:
+        self._events.abandoned(member.who(), left)
+        if self._standby.find(member.rank) is not None:
+            self._standby.gone(member)
+            self._show()
+        else:
+            detail = f"{member.hung}; {left}" if member.hung else left
+            self._settle(member, ExitReason(ExitKind.UNRESPONSIVE, detail))
+
+    def _settle(self, member: Worker, reason: ExitReason) -> None:
         """Have it decided what follows from the end of *member*, and do it."""
-        now = time.monotonic()
-        self._keeper.blame(member, reason)
-        progress = self._seating.progress(member.rank, member.incarnation)
+        now = self._clock()
+        self._checkpoints.blame(member, reason)
+        progress = self._plane.progress(member.rank, member.incarnation)
         if progress.served and self._place is not None:
             self._place.on_use()
-        jitter = random.random()  # noqa: S311  # spreads restarts, hides nothing
-        directive = self._deaths.directive(member, reason)
         event = RankExited(
             member.rank,
             member.incarnation,
             reason,
             now,
-            jitter,
-            directive,
+            _jitter(),
+            self._deaths.directive(member, reason),
             out_of_step=member.out_of_step,
         )
         epoch = self._state.epoch
         self._state, actions = decide_ranks(self._state, event)
         self._deaths.settle(member, reason, progress, self._state, actions, epoch=epoch, at=now)
-        self._members.bury(member)
+        self._members.release(member)
         self._perform(actions)
 
-    # --- doing --------------------------------------------------------------------------
+    def _not_started(self, ranks: tuple[tuple[int, int], ...], reason: ExitReason) -> None:
+        if self.group.probe is not None:
+            self.group.probe.on_point("not_started", ranks=ranks, reason=str(reason))
+        now, jitter = self._clock(), _jitter()
+        for rank, incarnation in ranks:
+            self._act(RankExited(rank, incarnation, reason, now, jitter))
 
-    def _begin(self) -> None:
-        """Start the group for the first time, unless what its ranks go on from cannot be used."""
-        if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._spec.env:
-            self._herald.threads_limited(threads_of_each(self._spec.world_size))
-        try:
-            base = self._keeper.open(self._runtime.hub, self._tell)
-        except (CallerError, OSError) as error:
-            self.shared.start_error = error
-            reason = ExitReason(ExitKind.CRASH, str(error))
-            self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
-            self._end(reason)
-            return
-        if base is not None:
-            self._staff.outfit.save_from(base)
-        self._act(Begin(time.monotonic()))
-
-    def _act(self, event: RankEvent) -> None:
-        self._state, actions = decide_ranks(self._state, event)
-        self._perform(actions)
+    # --- planned changes ----------------------------------------------------------------
 
     def _change(self, plan: Planned) -> None:
-        event = self._planning.begin(plan, self._state)
-        if event is None:
+        """Begin a planned change, unless it comes too late, or too early."""
+        has_ranks = plan.ranks <= {rank.number for rank in self._state.ranks}
+        if self._state.phase is not Phase.SERVING or self._plan is not None or not has_ranks:
+            plan.done.set()
             return
-        if self.shared.probe is not None:
-            self.shared.probe.planned(plan.ranks, plan.size)
+        plan.accepted = True
+        self._plan = plan
+        self._planned += 1
+        self._planned_at = now = self._clock()
+        event: RankEvent = RestartAsked(plan.ranks, now, force=plan.force)
+        if plan.size is not None:
+            event = ResizeAsked(plan.size, now)
+        if self.group.probe is not None:
+            self.group.probe.on_point("planned", ranks=plan.ranks, size=plan.size)
         if plan.layout is not None:
-            self._forming.layout = plan.layout
-            self._seating.expect(plan.layout.world_size, self._show)
+            self._layout = plan.layout
+            self._plane.expect(plan.layout.world_size, self._show)
         self._state, actions = decide_ranks(self._state, event)
         stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
         for member in self._members.current():
             member.forced = plan.force and member.rank in stopped
         self._perform(actions)
 
+    def _finish_plan(self, *, accepted: bool) -> None:
+        """Release the caller of the planned change: it is done, or was not *accepted* after all."""
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.accepted = accepted
+            plan.done.set()
+
+    # --- actions ------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Start the group for the first time, unless what its ranks go on from cannot be used."""
+        if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._spec.launch.env:
+            self._events.threads_limited(threads_of_each(self._spec.world_size))
+        try:
+            base = self._checkpoints.open(self._runtime.loop, self._tell)
+        except (CallerError, OSError) as error:
+            self.group.start_error = error
+            reason = ExitReason(ExitKind.CRASH, str(error))
+            self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
+            self._end(reason)
+            return
+        if base is not None:
+            self._builder.save_from(base)
+        self._act(Begin(self._clock()))
+
+    def _act(self, event: RankEvent) -> None:
+        self._state, actions = decide_ranks(self._state, event)
+        self._perform(actions)
+
     def _perform(self, actions: tuple[RankAction, ...]) -> None:
         for action in actions:
             match action:
                 case StartRanks():
-                    self._forming.start(action, first=self._state.served_at is None)
+                    self._start_ranks(action)
                 case ReformRanks():
-                    self._forming.reform(action)
-                    self._suspicion.watch_leaving(action.epoch)
+                    self._reform_ranks(action)
                 case StopRanks():
-                    self._forming.stop(action)
+                    self._stop_ranks(action)
                 case Hold():
-                    self._seating.hold()
+                    self._plane.close_epoch()
                 case Serve(epoch):
                     self._serve(epoch)
                 case WaitUntil(at):
-                    self._runtime.hub.call_at(at, lambda: self._tell(BackOffOver()))
+                    over = Timeout("group", "back-off")
+                    self._runtime.loop.call_at(at, partial(self._tell, over))
                 case Decided():
                     pass  # it is in the report
                 case End(reason):
@@ -647,90 +518,253 @@ class ExecutorActor(SteadfastActor):
         if not self._ending:
             self._show()
 
-    def _serve(self, epoch: int) -> None:
-        since = max(self._planning.at, self._deaths.at)
-        self._forming.open(epoch, since=since, recovered=self._deaths.is_down)
-        self._deaths.is_down = False
+    @property
+    def _is_first(self) -> bool:
+        """Whether the group has not served yet."""
+        return self._state.served_at is None
+
+    def _start_ranks(self, action: StartRanks) -> None:
+        """Begin to start ranks, or have them wait for their devices."""
+        self._plane.resize(action.size)
+        if not self._is_first and self._source.has_changed():
+            self._events.code_changed(
+                self._spec.worker, self._source.path, self._spec.launch.preload
+            )
+        try:
+            leases = self._leases.ask(action, first=self._is_first)
+            if leases is None:
+                return  # a `Timeout` of the devices follows
+            try:
+                epoch = self._epoch(action.epoch)
+                restore_points = self._checkpoints.restore_points(action)
+            except BaseException:
+                self._leases.give_all_back(leases)
+                raise
+            taken = self._members.start(
+                epoch, action.ranks, leases, self._standby.take, restore_points
+            )
+        except NoDevice as none:
+            self._no_device = none
+            reason = replace(SHUTDOWN, detail=f"gave up: {none}")
+            # To try again would only wait again.
+            self._tell(Close(reason))
+            self._start_failed(action.ranks, none, reason)
+        except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
+            self._start_failed(action.ranks, error)
+        else:
+            self._started(taken)
+
+    def _land(self, launch: Launch) -> None:
+        """Take over what *launch* has brought, once."""
+        if not self._launches.take(launch):
+            return
+        members = launch.members
+        if members[0].spare:
+            self._standby.land(launch)
+            return
+        error = self._members.land(launch)
+        if error is None:
+            self._started(members)
+            for member in members:
+                self._stopping.kill_unwanted(member)
+            return
+        asked = tuple((each.rank, each.incarnation) for each in members if each.asked)
+        if asked:
+            self._tell(NotStarted(asked, SHUTDOWN))
+        missed = tuple((each.rank, each.incarnation) for each in members if not each.asked)
+        if missed:
+            self._start_failed(missed, error)
+
+    def _started(self, members: Sequence[Worker]) -> None:
+        """Publish that *members* have a process."""
+        for member in members:
+            device, at = member.labels.device, member.started_at
+            self._events.publish(WorkerStarted(**member.who(), device=device, at=at))
+        if members and self.group.probe is not None:
+            pairs = tuple((each.rank, each.incarnation) for each in members)
+            self.group.probe.on_point("restarting", ranks=pairs)
+
+    def _start_failed(
+        self,
+        ranks: tuple[tuple[int, int], ...],
+        error: BaseException,
+        reason: ExitReason | None = None,
+    ) -> None:
+        """Post that *ranks* could not be started, for *reason* or because of *error*."""
+        if descriptor_limit.is_shortage(error):
+            error = too_few_descriptors(error)
+        if self._is_first and self.group.start_error is None:
+            self.group.start_error = error
+        if reason is None:
+            detail = f"it could not be started: {type(error).__name__}: {error}"
+            reason = ExitReason(ExitKind.CRASH, detail)
+            if not isinstance(error, CallerError):  # the caller alone gets that one
+                self._events.start_failed(error)
+        # Through the mailbox, as any exit: a retry that fails again must not nest.
+        self._tell(NotStarted(ranks, reason))
+
+    def _reform_ranks(self, action: ReformRanks) -> None:
+        """Have ranks that are kept leave their process group and join another."""
+        why, epoch = "", None
+        try:
+            epoch = self._epoch(action.epoch)
+        except Exception as error:  # noqa: BLE001  # ranks that get no order are replaced
+            self._events.start_failed(error)
+            why = f"it could not be re-formed: {type(error).__name__}: {error}"
+        for rank, incarnation in action.ranks:
+            member = self._members.find(rank, incarnation)
+            if member is None:
+                continue
+            if epoch is None:
+                member.broken = why
+                self._stopping.kill(member)
+            else:
+                order = self._members.reform(member, epoch)
+                self._plane.post(rank, incarnation, order, leaves_epoch=True)
+
+    def _stop_ranks(self, action: StopRanks) -> None:
+        """Begin to stop ranks; those that wait for a device, or a process, never start."""
+        for start in self._leases.withdraw(frozenset(action.ranks)):
+            self._tell(NotStarted(start.ranks, SHUTDOWN))
+        for member in self._members.current():
+            if member.rank not in action.ranks:
+                continue
+            # In its start it reads no message; with its group broken it may never.
+            hurry = action.hurry or not member.seated
+            if not hurry:
+                stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
+                self._plane.post(member.rank, member.incarnation, stop)
+            self._stopping.ask_to_stop(member, hurry=hurry)
+
+    def _serve(self, number: int) -> None:
+        """Let collective calls go under epoch *number*: every rank is up."""
+        now = self._clock()
+        recovered, self._deaths.is_down = self._deaths.is_down, False
+        self._plane.open(number)
+        self._checkpoints.prune()
+        self._events.publish(
+            GroupUp(
+                group=self._spec.name,
+                epoch=number,
+                world_size=self._layout.world_size,
+                took=now - max(self._planned_at, self._deaths.at),
+                at=now,
+                level="warning" if recovered else "info",  # the log has seen it go down
+            )
+        )
         self._show()
-        self._planning.finish(accepted=True)
-        self.shared.ready.set()
-        self._tell(Refill())  # after what is waiting to be heard already
+        self._finish_plan(accepted=True)
+        self.group.ready.set()
+        self._tell(Timeout("standby", "refill"))  # after the messages that are queued already
+
+    def _epoch(self, number: int) -> EpochSpec:
+        if self._rendezvous is None or self._rendezvous.epoch != number:
+            self._rendezvous = self._store.open(number)
+        trace = self.group.trace.starting()
+        return EpochSpec(number, self._layout, not self._spec.is_plain, self._rendezvous, trace)
 
     # --- the end ------------------------------------------------------------------------
 
     def _end(self, reason: ExitReason) -> None:
         """Give everything back; runs once, last."""
         self._ending = True
-        shared = self.shared
-        name = self._spec.name
-        if not shared.closing:
-            shared.cause = reason
-        cause = None if shared.closing else reason
+        group = self.group
+        if not group.closing:
+            group.cause = reason
+        cause = None if group.closing else reason
         deaths = deaths_behind(self._state, self._deaths.reports)
-        farewell = Farewell(name, cause, deaths, self._forming.no_device)
-        self._seating.end(farewell.settle, farewell.refuse)
-        self._planning.finish(accepted=False)
-        for launch in self._staff.launches.close():
-            self._staff.land(launch, first=False)
+        farewell = EndErrors(self._spec.name, cause, deaths, self._no_device)
+        self._plane.end(farewell.settle, farewell.refuse)
+        self._finish_plan(accepted=False)
+        for launch in self._launches.close():
+            self._land(launch)
         for member in self._members.current():
             member.asked = True
-            if member.process is not None:  # no deadline behind it: the hub may have ended
+            if member.process is not None:  # no deadline behind it: the event loop may have ended
                 member.process.send_signal(signal.SIGKILL)
-            self._seating.leave(member.rank, member.incarnation)
-            self._members.bury(member)
+            self._plane.detach(member.rank, member.incarnation)
+            self._members.release(member)
         self._show()
-        was_lost = not shared.closing and reason.kind is not ExitKind.NORMAL
+        was_lost = cause is not None and reason.kind is not ExitKind.NORMAL
         level = "error" if self._place is not None else "critical"
-        self._herald.publish(
+        self._events.publish(
             GroupEnded(
-                group=name,
+                group=self._spec.name,
                 epoch=self._state.epoch,
-                cause="" if shared.closing else str(reason),
-                at=time.monotonic(),
-                level=level if was_lost and self._state.served_at is not None else "info",
+                cause="" if cause is None else str(reason),
+                at=self._clock(),
+                level=level if was_lost and not self._is_first else "info",
             )
         )
-        if not shared.closing and self._state.served_at is not None:
-            shared.tell_failed(reason)
-        shared.ready.set()
-        self._keeper.close()
+        if cause is not None and not self._is_first:
+            group.tell_failed(reason)
+        group.ready.set()
+        self._checkpoints.close()
         place, self._place = self._place, None  # it may hold on to what holds on to us
         if place is not None:
-            # Before the shared parts are let go: whoever starts the next one finds them warm.
+            # Before the shared parts are let go: the next executor finds them warm.
             place.on_end(reason)
-        self._staff.close(self._release_runtime)
+        self._give_back()
         self.stop()
-        shared.gone.set()
+        group.gone.set()
+
+    def _give_back(self) -> None:
+        """Give everything back; the ranks are buried. The shared parts go last."""
+        group = self.group
+        for give_back in (
+            self._forget,
+            group.watchdog.close,
+            self._standby.close,
+            self._members.close,
+            self._store.close,
+            self._leases.close,
+            self._plane.close,
+            self._deaths.close,
+            partial(group.callbacks.close, _CALLBACKS),
+            self._release_runtime,
+        ):
+            try:
+                give_back()
+            except Exception as error:  # noqa: BLE001  # the rest must still be given back
+                self._events.complain(error)
 
     def failed(self, error: BaseException, /) -> None:
         """End the group after an exception of our own."""
-        self._herald.complain(error)
+        self._events.complain(error)
         if not self._ending:
-            if not self.shared.ready.is_set():
-                self.shared.start_error = error
+            if not self.group.ready.is_set():
+                self.group.start_error = error
             what = f"the executor itself: {type(error).__name__}: {error}"
             reason = ExitReason(ExitKind.CRASH, what)
             self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
             try:
                 self._end(reason)
             except BaseException as second:  # noqa: BLE001  # nothing is left to try
-                self._herald.complain(second)
+                self._events.complain(second)
             else:
                 return
-        self.shared.ready.set()
-        self.shared.gone.set()
+        self.group.ready.set()
+        self.group.gone.set()
         self.stop()
 
     def _show(self) -> None:
         """Publish what the group looks like now."""
-        self.shared.show(
-            view_of(
-                self._state,
-                self._members.current(),
-                layout=self._forming.layout,
+        state = self._state
+        self.group.show(
+            Status(
+                name=self._spec.name,
+                layout=self._layout,
+                phase=state.phase,
+                epoch=state.epoch,
+                ranks=rank_infos(state, self._members.current()),
                 restarts=self._deaths.restarts,
-                planned=self._planning.count,
+                window=state.window,
+                planned=self._planned,
                 standby=self._standby.count,
                 reports=self._deaths.reports,
             )
         )
+
+
+def _jitter() -> float:
+    return random.random()  # noqa: S311  # spreads restarts, hides nothing

@@ -1,47 +1,24 @@
-"""A death: exit reason, crash report, what becomes of the calls, who learns of it.
+"""A death: exit reason, crash report, the errors of calls, and files of reports.
 
-What the end of a rank means to its group: told, reported, and settled with its calls.
-
-Guarantees: whoever hears of a death from a call finds its report in the status already; each report
-says what became of every call the death cut short; no disk delays a restart.
-
-Left to others: why a rank died and what is known of it (`postmortem`), what follows for the group
-(`decide_ranks`), what becomes of calls (`seating`), files (`filing`).
-
-What is known of a rank that died: why it did, and its crash report.
-
-Guarantees: nothing here waits for the dead for more than a tenth of a second, or raises for what
-cannot be known.
-
-Left to others: what was decided (`decide_ranks`), and what became of calls (`plane`), which is
-added when that is known.
-
-What callers are told by a group that has ended.
-
-Guarantees: where it ended by itself they get the story: the reports on the deaths it ended for, and
-why there was no device where that was it.
-
-Crash reports on their way into a folder.
-
-Guarantees: each report is written once, in the order of the deaths, by a thread of its own: nobody
-waits for the disk. One that cannot be written, because the disk is full or not there, is told of
-once, and is kept and written with the next one that can be, or at the end; no more than the latest
-few hundred are kept so.
-
-Left to others: the files (`runtime.report_folder`), what is in a report.
+- A caller that gets an error because of a death finds its report in the status already; each report
+  lists the fate of every call that the death cut short.
+- No disk delays a restart: a thread writes the files. A report without room is kept, a
+  few hundred at most, and written with the next one for which there is, or at the end.
+- When a group ends by itself, callers get the reports of the deaths that it ended for, and the
+  `NoDevice` if that was the reason.
+- Nothing here waits for the last lines of a dead worker for more than a tenth of a second.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import math
-import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors.calls.callbacks import Callbacks
+from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.rank import Progress
 from phalanx.runtime import (
     CallInProgress,
@@ -70,22 +47,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from phalanx.actors.calls.call import Call
-    from phalanx.actors.checkpoint.restore import Keeper
+    from phalanx.actors.checkpoint.manager import CheckpointManager
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import CallFate, RemoteFailure
     from phalanx.supervision import GroupState, NoDevice, RankAction
 
-    from .events import Herald
-    from .handle import Shared
+    from .events import EventBus
+    from .handle import Group
     from .members import Members
-    from .worker import Member
+    from .worker import Worker
 
 
 _KEPT = 256  # reports that wait for room on a disk
 _PATIENCE = 5.0  # seconds for the disk at the end
 
 
-class Filing:
+class ReportWriter:
     """Writes the reports of one group.
 
     Args:
@@ -102,7 +79,7 @@ class Filing:
     ) -> None:
         self._folder = folder
         self._publish = publish
-        self._thread = Callbacks(complain)
+        self._thread = CallbackThread(complain)
         self._unwritten: list[CrashReport] = []  # the thread's own
 
     def file(self, report: CrashReport) -> None:
@@ -136,8 +113,8 @@ class Filing:
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """How a group has ended.
+class EndErrors:
+    """The errors of calls to a group that has ended.
 
     Attributes:
         reason: Why by itself; None where it was closed.
@@ -161,17 +138,19 @@ class Farewell:
         own = call.reports
         others = (each for each in self.deaths if all(each is not report for report in own))
         story = (*own, *others)
+        error: ExecutorClosed | WorkerDied
         if self.reason is None or not story:
-            error: BaseException = ExecutorClosed(f"{message} before it was answered")
+            error = ExecutorClosed(f"{message} before it was answered")
         else:
             error = WorkerDied(message, story)
+        error.sent = bool(call.wire or own)
         if self.reason is not None:
             error.__cause__ = self.no_device
         return error
 
     def refuse(self) -> BaseException:
         """Return what a call that comes too late is refused with."""
-        error = ExecutorClosed(f"{self._message}; build a new one")
+        error = ExecutorClosed(f"{self._message}; build a new one", sent=False)
         if self.reason is not None:
             died = WorkerDied(self._message, self.deaths) if self.deaths else None
             error.__cause__ = self.no_device or died
@@ -199,10 +178,9 @@ _COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_n
 
 
 def report_on(
-    member: Member, reason: ExitReason, progress: Progress, decided: Decided
+    member: Worker, reason: ExitReason, progress: Progress, decided: Decided, now: float
 ) -> CrashReport:
     """Return the report on *member*, whose process has ended, as far as it can be told by now."""
-    now = time.monotonic()
     assert member.process is not None
     status = member.process.status
     last = member.last_lines()
@@ -241,7 +219,7 @@ def report_on(
     )
 
 
-def reason_of(member: Member) -> ExitReason:
+def reason_of(member: Worker) -> ExitReason:
     """Return why *member*, whose process has ended, did."""
     assert member.process is not None
     status = member.process.status
@@ -266,17 +244,16 @@ def reason_of(member: Member) -> ExitReason:
     return reason
 
 
-def start_error(member: Member, reason: ExitReason, report: CrashReport) -> BaseException:
-    """Return what the constructor raises: the worker's own exception where there is one."""
-    where = f"raised in the start of rank {member.rank} (pid {report.pid})"
+def start_error(member: Worker, reason: ExitReason, report: CrashReport) -> StartFailed:
+    """Return what the constructor raises; its cause is the worker's own exception, if it raised."""
+    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
     failure: RemoteFailure | None = member.failure
     if failure is not None and failure.type_name != "SystemExit":
-        error = failure.revive()
-        if isinstance(error, Exception):
-            with suppress(Exception):  # an exception type may refuse further attributes
-                error.add_note(f"{where}; remote traceback:\n{failure.trace.rstrip()}")
-            return error
-    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
+        error = StartFailed(detail, (report,))
+        error.__cause__ = failure.revive()
+        with suppress(Exception):  # an exception type may refuse further attributes
+            error.__cause__.add_note(f"remote traceback:\n{failure.trace.rstrip()}")
+        return error
     tail = (report.last_words or report.stderr).strip()
     return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
 
@@ -302,23 +279,23 @@ class Deaths:
     def __init__(
         self,
         spec: ExecutorSpec,
-        shared: Shared,
+        group: Group,
         members: Members,
-        keeper: Keeper,
-        herald: Herald,
+        checkpoints: CheckpointManager,
+        events: EventBus,
         *,
         folder: ReportFolder | None,
         show: Callable[[], None],
     ) -> None:
         self._name = spec.name
-        self._decider = spec.decider
-        self._shared = shared
-        self._seating = shared.plane.seating
+        self._decider = spec.policy.decider
+        self._group = group
+        self._plane = group.plane
         self._members = members
-        self._keeper = keeper
-        self._herald = herald
+        self._checkpoints = checkpoints
+        self._events = events
         self._show = show
-        self._filing = Filing(folder, herald.publish, herald.complain)
+        self._filing = ReportWriter(folder, events.publish, events.complain)
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
         self.restarts = 0
         self.at = 0.0
@@ -330,18 +307,18 @@ class Deaths:
         """The latest reports, oldest first."""
         return tuple(self._reports)
 
-    def directive(self, member: Member, reason: ExitReason) -> Directive | None:
+    def directive(self, member: Worker, reason: ExitReason) -> Directive | None:
         """Return what the user's decider says of an unasked exit, or said in the worker."""
         failure, decider = member.failure, self._decider
         if failure is not None and failure.directive:
             return Directive(failure.directive)
         if decider is None or member.asked:
             return None
-        return decider.directive(reason, str(member.rank), failed=self._herald.complain)
+        return decider.directive(reason, str(member.rank), failed=self._events.complain)
 
     def settle(
         self,
-        member: Member,
+        member: Worker,
         reason: ExitReason,
         progress: Progress,
         state: GroupState,
@@ -362,24 +339,24 @@ class Deaths:
             at: When the end was heard of.
         """
         ran_for = at - member.started_at
-        self._herald.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
+        self._events.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)
         if decided is None and member.forced and (progress.method or progress.queued):
             decided = Decided("restart it", "restart(force=True) was called")
         if decided is None:
-            self._seating.lose({member.rank: member.incarnation}, None, self._stopped)
+            self._plane.lose({member.rank: member.incarnation}, None, self._stopped)
         else:
             self._report(member, reason, progress, state, actions, decided=decided, epoch=epoch)
-        self._seating.leave(member.rank, member.incarnation)
+        self._plane.detach(member.rank, member.incarnation)
 
-    def report_spare(self, spare: Member) -> CrashReport:
+    def report_spare(self, spare: Worker) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""
         decided = Decided("replace the spare", "its death is no failure of the group")
-        return report_on(spare, reason_of(spare), Progress(), decided)
+        return report_on(spare, reason_of(spare), Progress(), decided, self._group.clock())
 
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
-        self._herald.publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        self._events.publish(WorkerCrashed(report=report, at=report.at_monotonic))
         self._filing.file(report)
 
     def close(self) -> None:
@@ -388,7 +365,7 @@ class Deaths:
 
     def _report(
         self,
-        member: Member,
+        member: Worker,
         reason: ExitReason,
         progress: Progress,
         state: GroupState,
@@ -397,12 +374,12 @@ class Deaths:
         decided: Decided,
         epoch: int,
     ) -> None:
-        now = time.monotonic()
+        now = self._group.clock()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
         if not ends and not member.forced:
             self.restarts += 1
             self.at = now
-        known = report_on(member, reason, progress, decided)
+        known = report_on(member, reason, progress, decided, now)
         message = f"rank {member.rank} (pid {known.pid}) died: {reason}; {decided}"
         lost = {member.rank: member.incarnation}
         for action in actions:
@@ -413,7 +390,7 @@ class Deaths:
 
         def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
             settled = known.settled(fates, waiting)
-            prospect = "" if ends else self._keeper.prospect(member.rank)
+            prospect = "" if ends else self._checkpoints.prospect(member.rank)
             self.last = report = replace(settled, checkpoint=prospect)
             self._reports.append(report)
             self._show()  # whoever hears of the death from a call finds its report in the status
@@ -422,19 +399,19 @@ class Deaths:
         def died(call: Call) -> BaseException:
             return WorkerDied(f"{call.name}: {message}", call.reports or (self.last,))
 
-        self._seating.lose(lost, story, died, ends=ends)
+        self._plane.lose(lost, story, died, ends=ends)
         report = self.last
         assert report is not None
-        if state.served_at is None and self._shared.start_error is None:
-            self._shared.start_error = start_error(member, reason, report)
+        if state.served_at is None and self._group.start_error is None:
+            self._group.start_error = start_error(member, reason, report)
         self.file(report)
         if not member.forced:
             self.is_down = True
-            self._herald.publish(GroupDown(group=self._name, epoch=epoch, cause=message, at=now))
+            self._events.publish(GroupDown(group=self._name, epoch=epoch, cause=message, at=now))
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""
         message = f"{call.name}: a rank was stopped before it had answered"
-        if self._shared.closing or self.last is None:
+        if self._group.closing or self.last is None:
             return ExecutorClosed(message)
         return WorkerDied(message, call.reports or (self.last,))

@@ -1,18 +1,15 @@
-"""The devices of one group: asked for together, awaited, looked after, and taken again.
+"""The device leases of one group: acquired together, monitored, released.
 
-Guarantees: the ranks of one start get their devices together or not at all; a rank gets the one it
-had before where that is well; memory that is just being released is waited for without holding up
-the group's actor. While there is no device for a restart the group waits, up to its
-*device_timeout*, then `ask` raises. The first start waits only for what is being released. Nobody
-waits for that for longer than the group's *start_timeout*: where several groups share a pool, each
-release may be another's again before it is noticed.
-
-Left to others: who has what (`DevicePool`), and what the group does when it has waited in vain.
+- The ranks of one start get their devices together or not at all; a rank gets the one that it had
+  before, if that is well.
+- Memory that is being released is waited for without blocking the actor, at most *limits.start*:
+  if groups share a pool, each release may be another group's again before it is noticed.
+- A restart for which there is no device waits for *devices.timeout*, then `ask` raises. The first
+  start waits only for what is being released.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import DeviceAwaited, DeviceQuarantined, Request
 from phalanx.supervision import NoDevice, StartRanks
 
-from .messages import DevicesDue, LookAtDevices
+from .messages import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,7 +25,7 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import DevicePool, DeviceRestored, DeviceStatus, Lease, Runtime, Timer
 
-    from .messages import Notice
+    from .messages import Message
 
 _SOON = 0.02  # seconds until a release is looked at again: NVML has no event for it
 _LATER = 0.25  # the same for a device that others hold, or that is in quarantine
@@ -48,33 +45,36 @@ class _Wait:
     without: float | None = None
 
 
-class Leases:
+class DeviceLeases:
     """The leases of one group. Used by its actor's thread alone."""
 
     def __init__(
         self,
         spec: ExecutorSpec,
         runtime: Runtime,
-        tell: Callable[[Notice], None],
+        tell: Callable[[Message], None],
         publish: Callable[[Any], None],
         deliver: Callable[[Any], None],
+        *,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._spec = spec
-        self._hub = runtime.hub
+        self._hub = runtime.loop
         self._tell = tell
         self._publish = publish
         self._pool: DevicePool = runtime.devices(
-            spec.devices, spec.world_size, spec.devices_per_rank
+            spec.devices.names, spec.world_size, spec.devices.per_rank
         )
         self._last: dict[int, tuple[str, ...]] = {}
         self._waiting: dict[StartRanks, _Wait] = {}
         self._given_back: list[Lease] = []
         self._timer: Timer | None = None
         self._deliver = deliver
-        self._forget = self._pool.subscribe(self._hear, runtime.scribe.emit)
+        self._forget = self._pool.subscribe(self._hear, runtime.collector.emit)
 
     def ask(self, start: StartRanks, *, first: bool) -> dict[int, Lease] | None:
-        """Return a lease for each rank of *start*; None where `DevicesDue` will be told.
+        """Return a lease for each rank of *start*; None if they are waited for.
 
         Raises:
             NoDevice: there is none, and no more waiting.
@@ -85,7 +85,9 @@ class Leases:
             for rank, _ in start.ranks
         ]
         try:
-            leases = self._pool.acquire_all(requests, spec.devices_per_rank, spec.visibility)
+            leases = self._pool.acquire_all(
+                requests, spec.devices.per_rank, spec.devices.visibility
+            )
         except NoDevice as none:
             self._wait(start, none, first=first)
             return None
@@ -96,17 +98,17 @@ class Leases:
 
     def _wait(self, start: StartRanks, none: NoDevice, *, first: bool) -> None:
         """Have *start* ask again, as long as it may wait; raises where it may not."""
-        spec, now = self._spec, time.monotonic()
+        spec, now = self._spec, self._clock()
         wait = self._waiting.setdefault(start, _Wait(now))
-        timeout = 0.0 if first else spec.device_timeout
+        timeout = 0.0 if first else spec.devices.timeout
         fresh = not none.soon and wait.without is None
         if fresh:
             wait.without = now
-        name, limit, since = "device_timeout", timeout, wait.without or now
+        name, limit, since = "devices.timeout", timeout, wait.without or now
         if none.soon:
             since = wait.since
-            if limit is not None and limit <= spec.start_timeout:
-                name, limit = "start_timeout", spec.start_timeout
+            if limit is not None and limit <= spec.limits.start:
+                name, limit = "limits.start", spec.limits.start
         if limit is not None and now - since >= limit:
             del self._waiting[start]
             raise none.after(f"{name}={limit:g} s" if limit else "") from None
@@ -118,7 +120,7 @@ class Leases:
                 )
             )
         later = _SOON if none.soon else _LATER
-        self._hub.call_at(now + later, partial(self._tell, DevicesDue(start)))
+        self._hub.call_at(now + later, partial(self._tell, Timeout("devices", start)))
 
     def is_waiting(self, start: StartRanks) -> bool:
         """Whether *start* still waits for its devices."""
@@ -166,9 +168,9 @@ class Leases:
         """Hand on what is told of a device; called in whichever thread has looked at it."""
         self._deliver(event)
         if isinstance(event, DeviceQuarantined) and event.fatal:
-            self._tell(LookAtDevices())
+            self._tell(Timeout("devices", "look"))
 
     def _look_later(self) -> None:
         if self._timer is None and self._pool.has_gpus:
-            at = time.monotonic() + _CHECK
-            self._timer = self._hub.call_at(at, partial(self._tell, LookAtDevices()))
+            at = self._clock() + _CHECK
+            self._timer = self._hub.call_at(at, partial(self._tell, Timeout("devices", "look")))

@@ -1,22 +1,9 @@
-"""Handle of a rank group: what outlives the user's `Executor` object.
+"""`Group`: the handle of a rank group, which outlives the user's `Executor` object.
 
-What stays of an executor when its handle is forgotten: enough to end it.
-
-Guarantees: ending is idempotent and may come from several threads at once, from a callback, from
-the garbage collector or from the end of the program; whoever may wait returns once everything has
-been given back.
-
-What an executor's actor shares with its users' threads.
-
-Guarantees: what changes is changed under `changed`, whose waiters are told; whoever registers for
-the end of the group hears of it once, also where it registers too late.
-
-Left to others: when a group is ready, and when it has ended (`executor_actor`).
-
-An executor's place in a supervision tree.
-
-Guarantees: nothing of it holds on to the executor, so a place outlives those that follow each other
-in it.
+- Ending is idempotent, and may be asked for by several threads at once, by a callback, the garbage
+  collector or the end of the program; what may wait returns once everything has been given back.
+- State that others wait for changes under `changed`, which is notified.
+- A callback for the end of the group runs once, also if it is registered after the end.
 """
 
 from __future__ import annotations
@@ -26,158 +13,112 @@ import os
 import threading
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pykka
 
-from phalanx.actors.calls.callbacks import Callbacks
-from phalanx.actors.calls.plane import Plane
-from phalanx.actors.checkpoint.coordinator import cuts_of
-from phalanx.actors.health.heartbeat import Pulses
-from phalanx.actors.health.monitor import HangWatch
+from phalanx.actors.calls.callbacks import CallbackThread
+from phalanx.actors.calls.plane import CallPlane
+from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of, take_checkpoint
+from phalanx.actors.health.heartbeat import HeartbeatClient
+from phalanx.actors.health.watchdog import Watchdog
 from phalanx.actors.observe.feed import glance_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
-from phalanx.actors.remote.links import PRELOAD
 from phalanx.actors.signals.process_exit import living
-from phalanx.actors.spec.results import GroupView
+from phalanx.actors.spec.results import Status
 from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
+    RELAY_PRELOAD,
     ReentrantLock,
+    SocketChannel,
     acquire_shared,
     check_machine,
     descriptor_limit,
     is_holding,
     release_shared,
 )
-from phalanx.supervision import SHUTDOWN, ExecutorClosed, Phase, SpecError
+from phalanx.supervision import (
+    SHUTDOWN,
+    CallerError,
+    ExecutorClosed,
+    Phase,
+    SpecError,
+    StartFailed,
+    check_seconds,
+    start_actor,
+)
 
-from .actor import ExecutorActor
+from .actor import GroupActor
+from .launcher import spawn_thread
 from .messages import Close, KillAll, OutOfStep, Started, StreamEnded
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from phalanx.actors.calls.call import Call
-    from phalanx.actors.checkpoint.coordinator import Cuts
+    from phalanx.actors.calls.reader import Poller
+    from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
     from phalanx.actors.observe.hooks import GroupProbe, Probe
+    from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import DeviceStatus, Runtime
-    from phalanx.supervision import ExitReason, SupervisorSnapshot
+    from phalanx.actors.spec.results import RankInfo
+    from phalanx.runtime import Arena, DeviceStatus, Runtime
+    from phalanx.supervision import ExitReason, ProtectedActor, SupervisorSnapshot
+
+    from .launcher import Spawn
+    from .messages import Planned
+
+_QUIET = 0.5  # seconds of a close before the log says what it waits for
+_TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
+_SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What an executor has of the supervisor it is a child of.
+    """What an executor has of the supervisor it is a child of; holds no reference to the executor.
 
     Attributes:
-        on_end: Told why the group has ended, once, whatever the cause.
-        on_use: Told when a rank has served a call, at the rank's end at the latest.
+        on_end: Called with the reason once the group has ended, once, whatever the cause.
+        on_use: Called when a rank has served a call, at the rank's end at the latest.
         emit_by: Given what logs events, for those of the tree.
-        look: Returns what the tree looks like.
-        cuts: What keeps the states of the ranks beyond one executor; None where none are kept.
+        look: Returns a snapshot of the tree.
+        checkpoints: Coordinates checkpoints beyond one executor; None without a policy.
     """
 
     on_end: Callable[[ExitReason], None]
     on_use: Callable[[], None]
     emit_by: Callable[[Callable[[Any], object]], None]
     look: Callable[[], SupervisorSnapshot]
-    cuts: Cuts | None
+    checkpoints: CheckpointCoordinator | None
 
 
-@dataclass(slots=True)
-class Shared:
-    """What an executor's actor shares with its users' threads.
-
-    Attributes:
-        ready: Set once the group has served for the first time, or has ended.
-        gone: Set once everything has been given back.
-        start_error: Why the group never came up.
-        owns_cuts: Whether *cuts* end with the executor.
-        cause: Why the group ended by itself; None where it was closed or lives.
-        devices: Returns how the devices are.
-        probe: What looks on, where faults are injected.
-    """
-
-    plane: Plane
-    callbacks: Callbacks
-    watch: HangWatch
-    trace: GroupTrace
-    pulses: Pulses
-    view: GroupView
-    changed: threading.Condition
-    cuts: Cuts | None = None
-    owns_cuts: bool = True
-    ready: threading.Event = field(default_factory=threading.Event)
-    gone: threading.Event = field(default_factory=threading.Event)
-    start_error: BaseException | None = None
-    cause: ExitReason | None = None
-    closing: bool = False
-    devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
-    probe: GroupProbe | None = None
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-    _listeners: dict[int, Callable[[Any], None]] = field(
-        default_factory=dict[int, "Callable[[Any], None]"]
-    )
-    _when_failed: list[Callable[[ExitReason], None]] = field(
-        default_factory=list["Callable[[ExitReason], None]"]
-    )
-
-    def show(self, view: GroupView) -> None:
-        """Have *view* be what the group looks like now."""
-        with self.changed:
-            self.view = view
-            self.changed.notify_all()
-
-    def listen(self, listener: Callable[[Any], None]) -> Callable[[], None]:
-        """Hand every event to *listener* from now on; return what ends that."""
-        with self.changed:
-            number = next(self._numbers)
-            self._listeners[number] = listener
-
-        def leave() -> None:
-            with self.changed:
-                self._listeners.pop(number, None)
-
-        return leave
-
-    def deliver(self, event: Any) -> None:
-        """Hand *event* to the listeners, on the thread of the callbacks."""
-        with self.changed:
-            listeners = list(self._listeners.values())
-        for listener in listeners:
-            self.callbacks.run(listener, event)
-
-    def when_failed(self, callback: Callable[[ExitReason], None]) -> None:
-        """Run *callback* once the group has ended by itself; at once where it has."""
-        with self.changed:
-            if self.cause is None:
-                self._when_failed.append(callback)
-                return
-        self.callbacks.run(callback, self.cause)
-
-    def tell_failed(self, reason: ExitReason) -> None:
-        """Run what was to be run once the group has ended by itself."""
-        with self.changed:
-            callbacks, self._when_failed = self._when_failed, []
-        for callback in callbacks:
-            self.callbacks.run(callback, reason)
-
-
-_QUIET = 0.5  # seconds of a close before the log says what it waits for
-_TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
-
-
-class Core:
-    """One executor's actor, and the way to end it.
+class Group:
+    """One rank group: what its actor and its users' threads share, and the way to end it.
 
     Args:
         runtime: The shared parts to use; None takes this process's own.
         named: The name its user gave, which no other may have; None for none.
         replace: Whether an executor that has that name is ended first.
-        place: Where it is in a tree; None where it stands alone.
+        place: Where it is in a tree; None if it stands alone.
+        clock: The monotonic clock of its limits and of the runtime's event loop.
+        poller: The readiness of channels; None for epoll(7).
+        spawn: Runs launches beside the actor.
+        begin: Starts the thread of the group's actor.
+        channel: Makes a channel to a worker that is not there yet, from the arena and the epoch.
+
+    Attributes:
+        view: What the group looks like; replaced as a whole.
+        ready: Set once the group has served for the first time, or has ended.
+        gone: Set once everything has been given back.
+        start_error: Why the group never came up.
+        owns_checkpoints: Whether *checkpoints* end with the executor.
+        cause: Why the group ended by itself; None if it was closed or lives.
+        devices: Returns how the devices are.
+        probe: The hook of fault injection; None if there is none.
+        numbers: Numbers of calls.
     """
 
     def __init__(
@@ -188,9 +129,34 @@ class Core:
         place: Place | None = None,
         *,
         replace: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        poller: Poller | None = None,
+        spawn: Spawn = spawn_thread,
+        begin: Callable[[ProtectedActor], None] = start_actor,
+        channel: Callable[[Arena, int], SocketChannel] = SocketChannel.create,
     ) -> None:
         probe = current_probe()
-        self.spec = spec if probe is None else probe.adjust(spec)
+        self.clock = clock
+        self.spawn = spawn
+        self.channel = channel
+        self._begin = begin
+        self._poller = poller
+        self.spec = spec = spec if probe is None else probe.adjust(spec)
+        self.view = Status(name=spec.name, layout=spec.layout)
+        self.ready, self.gone = threading.Event(), threading.Event()
+        self.start_error: BaseException | None = None
+        self.cause: ExitReason | None = None
+        self.closing = False
+        self.devices: Callable[[], tuple[DeviceStatus, ...]] = tuple
+        self.probe: GroupProbe | None = None
+        self.numbers = itertools.count(1)
+        self.trace = GroupTrace(spec.name, spec.worker.__name__)
+        self.heartbeats = HeartbeatClient()
+        self._state_lock = ReentrantLock()
+        self.changed = threading.Condition(cast("Any", self._state_lock))
+        self._keys = itertools.count()
+        self._subscribers: dict[int, Callable[[Any], None]] = {}
+        self._when_failed: list[Callable[[ExitReason], None]] = []
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
         try:
@@ -199,7 +165,7 @@ class Core:
         except BaseException:
             living.remove(self)
             raise
-        # Only now: from here on anybody may end it, and there is something to end.
+        # Only now: from here on any thread may end it, and there is something to end.
         living.add(self)
 
     def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
@@ -209,81 +175,161 @@ class Core:
         self._reserve(spec.world_size, serving=0)
         release = ExitStack()
         release.callback(self._room.set, 0)
+        plane: CallPlane | None = None
         try:
             self.runtime = acquire_shared() if runtime is None else runtime
             if runtime is None:
                 release.callback(release_shared, self.runtime)
             # Boots while the rest is being made.
-            self.runtime.launcher(spec.preload).warm()
+            self.runtime.launcher.warm(spec.launch.preload)
             if spec.transport is not None:
-                self.runtime.launcher(PRELOAD).warm()
+                self.runtime.launcher.warm(RELAY_PRELOAD)
             if place is not None:
-                place.emit_by(self.runtime.scribe.emit)
-            self.shared = self._share(None if place is None else place.cuts)
+                place.emit_by(self.runtime.collector.emit)
+            self.log = self.runtime.collector.log.bind(group=spec.name)
+            checkpoints = None if place is None else place.checkpoints
+            self.owns_checkpoints = checkpoints is None
+            self.checkpoints = coordinator_of(spec) if checkpoints is None else checkpoints
+            self.callbacks = CallbackThread(self._callback_failed)
+            self.watchdog = Watchdog(self.runtime.loop, spec.limits.stopped, self.tell)
+            self.plane = plane = self._make_plane()
             if probe is not None:
-                self.shared.probe = probe.attach(spec, self.shared)
-            self.ref: pykka.ActorRef[ExecutorActor] = ExecutorActor.start(
-                spec,
-                self.runtime,
-                self.shared,
-                self._ended(release.close),
-                place,
-            )
+                self.probe = probe.attach(spec, self)
+            ended = partial(self._ended, release.close)
+            actor = GroupActor(spec, self.runtime, self, ended, place)
+            self.ref: pykka.ActorRef[GroupActor] = actor.actor_ref
+            self._begin(actor)
         except BaseException as error:
-            shared: Shared | None = getattr(self, "shared", None)
-            if shared is not None and not shared.gone.is_set():
-                shared.watch.close()
-                shared.plane.close()
+            if plane is not None and not self.gone.is_set():
+                self.watchdog.close()
+                plane.close()
             release.close()
             if descriptor_limit.is_shortage(error):
                 raise too_few_descriptors(error) from error
             raise
         look = None if place is None else place.look
-        self._unshow = self.runtime.glances.add(partial(glance_of, spec, self.shared, look))
+        self._unshow = self.runtime.glances.add(partial(glance_of, spec, self, look))
 
-    def start(self) -> None:
-        """Have its ranks started, once what had its name has ended."""
-        before, self._before = self._before, None
-        if before is not None:
-            if not before.is_ending:
-                self.runtime.scribe.log.warning("phalanx.executor_replaced", group=self.spec.name)
-            before.end(drains=False)
-        self.tell(Started())
+    def _make_plane(self) -> CallPlane:
+        log = self.log
+
+        def untaken(call: Call) -> None:
+            assert call.stream is not None
+            seconds = call.stream.take_within
+            event = "phalanx.stream_not_taken"
+            log.warning(event, rank=call.rank, method=call.name, seconds=seconds)
+
+        return CallPlane(
+            self.runtime.loop,
+            self.spec.world_size,
+            depth=self.spec.limits.queue_depth,
+            snapshots=self.checkpoints,
+            spins=self.spec.transport is None,
+            on_foreign=lambda rank: log.warning("phalanx.foreign_packet", rank=rank, on="driver"),
+            on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
+            on_busy=self.watchdog.wake,
+            on_untaken=untaken,
+            on_desync=lambda wire: self.tell(OutOfStep(wire)),
+            inner=(self._state_lock.is_mine,),
+            poller=self._poller,
+            clock=self.clock,
+        )
+
+    def _callback_failed(self, error: BaseException) -> None:
+        with suppress(Exception):
+            self.log.error("phalanx.callback_failed", exc_info=error)
+
+    def _ended(self, release: Callable[[], None]) -> None:
+        living.remove(self)
+        self._unshow()
+        release()
+
+    # --- the actor's part ---------------------------------------------------------------
+
+    def tell(self, message: object) -> None:
+        """Post *message* to the actor; void once it has ended."""
+        with suppress(pykka.ActorDeadError):
+            self.ref.tell(message)
+
+    def show(self, view: Status) -> None:
+        """Publish *view* as what the group looks like now."""
+        with self.changed:
+            self.view = view
+            self.changed.notify_all()
+
+    def deliver(self, event: Any) -> None:
+        """Hand *event* to the subscribers, on the thread of the callbacks."""
+        with self.changed:
+            subscribers = list(self._subscribers.values())
+        for subscriber in subscribers:
+            self.callbacks.run(subscriber, event)
+
+    def tell_failed(self, reason: ExitReason) -> None:
+        """Run what was registered for the end of the group."""
+        with self.changed:
+            callbacks, self._when_failed = self._when_failed, []
+        for callback in callbacks:
+            self.callbacks.run(callback, reason)
+
+    # --- inspection ---------------------------------------------------------------------
 
     @property
-    def is_ending(self) -> bool:
-        """Whether it has ended, or is about to."""
-        shared: Shared | None = getattr(self, "shared", None)  # None while it is being built
-        if shared is None:
-            return False
-        return shared.closing or shared.view.phase in (Phase.CLOSING, Phase.ENDED)
+    def has_room(self) -> bool:
+        """Whether a call would be accepted without blocking."""
+        return self.plane.has_room()
 
-    def tell(self, notice: object) -> None:
-        """Tell the actor something; void once it has ended."""
-        with suppress(pykka.ActorDeadError):
-            self.ref.tell(notice)
+    def room(self, wake: Callable[[], None]) -> object:
+        """See `CallPlane.room`."""
+        return self.plane.room(wake)
 
-    def wait_ready(self) -> None:
-        """Return once the group has served for the first time; raise why it did not."""
-        # No deadline of its own: each start has one, and so has the stop that follows a failed one.
-        self.shared.ready.wait()
-        if self.shared.closing:
-            living.stay_until_the_end()
-        view = self.shared.view
-        if view.phase in (Phase.CLOSING, Phase.ENDED) and self.shared.start_error is not None:
-            self.shared.gone.wait(_TEARDOWN)
-            raise self.shared.start_error
-        if self.shared.closing:
-            msg = f"executor {self.spec.name} was closed during its start"
-            raise ExecutorClosed(msg)
+    @property
+    def is_failed(self) -> bool:
+        """Whether it has ended by itself."""
+        return self.cause is not None
 
-    def reserve(self, world_size: int) -> None:
-        """Set descriptors aside for *world_size* ranks, some of which may have theirs.
+    @property
+    def exit_reason(self) -> ExitReason | None:
+        """Why it has ended; None while it has not."""
+        return (self.cause or SHUTDOWN) if self.gone.is_set() else None
 
-        Raises:
-            SpecError: there are too few.
-        """
-        self._reserve(world_size, serving=len(self.shared.view.ranks) + self.spec.standby)
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """Return its ranks, and what each is running."""
+        running = self.plane.progress_by_rank()
+        return tuple(
+            replace(info, doing=running[info.rank].doing) if info.rank in running else info
+            for info in self.view.ranks
+        )
+
+    def status(self) -> Status:
+        """Return how the executor is doing."""
+        counts: dict[str, Any] = dict(self.plane.counts())
+        return replace(
+            self.view,
+            ranks=self.ranks(),
+            checkpoint=None if self.checkpoints is None else self.checkpoints.store.latest(),
+            devices=self.devices(),
+            **counts,
+        )
+
+    def subscribe(self, subscriber: Callable[[Any], None]) -> Callable[[], None]:
+        """Hand every event to *subscriber* from now on; return what unsubscribes it."""
+        key = next(self._keys)
+        with self.changed:
+            self._subscribers[key] = subscriber
+
+        def unsubscribe() -> None:
+            with self.changed:
+                self._subscribers.pop(key, None)
+
+        return unsubscribe
+
+    def when_failed(self, callback: Callable[[ExitReason], None]) -> None:
+        """Run *callback* once the group has ended by itself; at once if it has."""
+        with self.changed:
+            if self.cause is None:
+                self._when_failed.append(callback)
+                return
+        self.callbacks.run(callback, self.cause)
 
     def check_process(self) -> None:
         """Raise unless this is the process that built the executor."""
@@ -293,6 +339,157 @@ class Core:
             )
             raise ExecutorClosed(msg)
 
+    def check_open(self) -> None:
+        """Raise `ExecutorClosed` if it takes no calls, or not from this process."""
+        self.check_process()
+        self.plane.check_open()
+
+    def _check_may_wait(self, what: str) -> None:
+        self.plane.check_may_enter(what, waits=True)
+        self.callbacks.check_may_wait(what)
+
+    # --- starting -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Have its ranks started, once what had its name has ended."""
+        before, self._before = self._before, None
+        if before is not None:
+            if not before.is_ending:
+                self.log.warning("phalanx.executor_replaced")
+            before.end(drains=False)
+        self.tell(Started())
+
+    def wait_ready(self) -> None:
+        """Return once the group has served for the first time.
+
+        Raises:
+            StartFailed, CallerError: it did not.
+            ExecutorClosed: it was closed meanwhile.
+        """
+        # No deadline of its own: each start has one, and so has the stop that follows a failed one.
+        self.ready.wait()
+        if self.closing:
+            living.stay_until_the_end()
+        error = self.start_error
+        if self.view.phase in (Phase.CLOSING, Phase.ENDED) and error is not None:
+            self.gone.wait(_TEARDOWN)
+            if isinstance(error, StartFailed | CallerError):
+                raise error
+            what = (
+                f"executor {self.spec.name} could not be started: {type(error).__name__}: {error}"
+            )
+            raise StartFailed(what) from error
+        if self.closing:
+            raise ExecutorClosed(f"executor {self.spec.name} was closed during its start")
+
+    # --- changing -----------------------------------------------------------------------
+
+    def reserve(self, world_size: int) -> None:
+        """Set descriptors aside for *world_size* ranks, some of which may have theirs.
+
+        Raises:
+            SpecError: there are too few.
+        """
+        self.check_open()
+        self._reserve(world_size, serving=len(self.view.ranks) + self.spec.policy.standby)
+
+    def _reserve(self, world_size: int, *, serving: int) -> None:
+        free = descriptor_limit.free()
+        if serving:
+            free += descriptor_limit.FOR_ALL + serving * descriptor_limit.FOR_SERVING
+        ranks = world_size + self.spec.policy.standby
+        linked = self.spec.transport is not None
+        each = descriptor_limit.FOR_RANK + linked * descriptor_limit.FOR_LINK
+        needed = descriptor_limit.FOR_ALL + ranks * each
+        if needed > free:
+            raise SpecError(
+                "world_size",
+                world_size,
+                f"{needed} descriptors are needed, with {ranks - world_size} spares, and {free} "
+                f"are free of the {descriptor_limit.hard_limit()} that this process may have: "
+                f"enough for {descriptor_limit.ranks_that_fit(free, linked=linked)} ranks; "
+                "raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd, docker run --ulimit)",
+            )
+        self._room.set(needed)
+
+    def save(self, timeout: float | None) -> Checkpoint:
+        """Have every rank store its state, and return what is kept of it."""
+        self.check_process()
+        self._check_may_wait("checkpoint")
+        return self._save(timeout, under_hold=False)
+
+    def _save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
+        assert self.checkpoints is not None
+        call = checkpoint_call(self.plane, next(self.numbers), timeout, self.plane.clock())
+        return take_checkpoint(self.plane, self.checkpoints, call, under_hold=under_hold)
+
+    def change(
+        self, make: Callable[[], Planned], timeout: float | None, *, force: bool = False
+    ) -> None:
+        """Have a planned change carried out while nothing is in flight; try until it is.
+
+        With *force* calls may be in flight, and no state is stored.
+
+        Raises:
+            TimeoutError: *timeout* seconds passed first; the message says what was changed.
+        """
+        self._check_may_wait("a planned change")
+        self.check_open()
+        deadline = self._deadline(timeout)
+        while True:
+            with self.changed:
+                if not self.changed.wait_for(
+                    lambda: self.view.phase in _SETTLED, self._left(deadline)
+                ):
+                    msg = f"the group is not whole after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
+            self.check_open()
+            try:
+                if not force and not self.plane.pause(deadline):
+                    msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
+                    raise TimeoutError(msg)
+                if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
+                    self._save(self._left(deadline), under_hold=True)
+                plan = make()
+                self.tell(plan)
+                while not plan.done.wait(max(0.01, min(1.0, self._left(deadline, 1.0)))):
+                    if self.gone.is_set():
+                        break
+                    if plan.accepted and deadline is not None and self.clock() >= deadline:
+                        msg = f"the change is under way, not done after {timeout:g} s; it goes on"
+                        raise TimeoutError(msg)
+            finally:
+                self.plane.resume()
+            if plan.accepted:
+                return
+            self.check_open()
+
+    def drain(self, timeout: float | None) -> None:
+        """Return once every call made so far has ended.
+
+        Raises:
+            TimeoutError: *timeout* seconds passed first.
+        """
+        self._check_may_wait("drain")
+        self.check_open()
+        try:
+            if not self.plane.pause(self._deadline(timeout), every_call=True):
+                msg = f"calls are still without an outcome after {timeout:g} s"
+                raise TimeoutError(msg)
+        finally:
+            self.plane.resume()
+
+    # --- ending -------------------------------------------------------------------------
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self.closing or self.view.phase in (Phase.CLOSING, Phase.ENDED)
+
+    def close(self) -> None:
+        """End it, and wait for that."""
+        self.end()
+
     def end(self, *, drains: bool = False) -> None:
         """Stop everything, and wait for it; accepted calls get their time first if it *drains*.
 
@@ -301,24 +498,22 @@ class Core:
         """
         if self._pid != os.getpid():
             return
-        shared = self.shared
-        mine = shared.callbacks.is_current() or shared.plane.is_inside(waits=True) or is_holding()
-        if drains and not mine and not shared.gone.is_set():
-            shared.pulses.tell_draining()
+        mine = self.callbacks.is_current() or self.plane.is_inside(waits=True) or is_holding()
+        if drains and not mine and not self.gone.is_set():
+            self.heartbeats.tell_draining()
             self._refuse()
-            limit = time.monotonic() + self.spec.stop.drain
-            holding = shared.plane.holding
+            limit = self.clock() + self.spec.limits.stop.drain
             try:
-                if holding.wait_idle(limit, every_call=True):
-                    holding.leave_idle()
+                if self.plane.pause(limit, every_call=True):
+                    self.plane.stay_paused()
             finally:
-                holding.resume()
-        self.request_end()
+                self.plane.resume()
+        self.request_close()
         if mine:
             return
         try:
             self._await_end()
-        except KeyboardInterrupt:  # whoever waits is in a hurry
+        except KeyboardInterrupt:  # a second Ctrl-C hurries
             self.kill()
             self._await_end()
             raise
@@ -327,122 +522,50 @@ class Core:
 
     def _await_end(self) -> None:
         """Wait until everything has been given back, and log what that waits for."""
-        shared, stop = self.shared, self.spec.stop
-        if shared.gone.wait(_QUIET):
+        stop = self.spec.limits.stop
+        if self.gone.wait(_QUIET):
             return
-        log = self._log
-        seated = shared.plane.seated()
+        seated = self.plane.progress_by_rank()
         doing = {rank: each.doing for rank, each in sorted(seated.items()) if each.doing}
         if doing:
-            log.warning("phalanx.close_waits", group=self.spec.name, doing=doing, seconds=stop.ask)
+            self.log.warning("phalanx.close_waits", doing=doing, seconds=stop.ask)
         limit = stop.ask + stop.terminate + _TEARDOWN
-        if not shared.gone.wait(limit):
-            log.error("phalanx.end_overdue", group=self.spec.name, seconds=limit)
+        if not self.gone.wait(limit):
+            self.log.error("phalanx.end_overdue", seconds=limit)
 
-    def request_end(self) -> None:
+    def wait_closed(self, timeout: float | None) -> ExitReason | None:
+        """Wait until everything has been given back; return why it ended, None at the timeout."""
+        limit = None if timeout is None else check_seconds("timeout", timeout)
+        self._check_may_wait("wait_closed")
+        self.gone.wait(limit)
+        return self.exit_reason
+
+    def request_close(self) -> None:
         """Ask for the end, once; returns at once."""
         if is_holding():  # a finalizer, in the middle of something
-            self.runtime.hub.post(self.request_end)
+            self.runtime.loop.post(self.request_close)
             return
         with self._lock:
-            if not self.shared.closing:
-                self.shared.closing = True
+            if not self.closing:
+                self.closing = True
                 self._refuse()
                 self.tell(Close(SHUTDOWN))
 
     def kill(self) -> None:
-        """Ask for the end, with no time for anybody; returns at once."""
+        """Kill every rank and have the group end; returns at once."""
         if is_holding():  # as above
-            self.runtime.hub.post(self.kill)
+            self.runtime.loop.post(self.kill)
             return
-        self.request_end()
+        self.request_close()
         self.tell(KillAll())
 
-    def _reserve(self, world_size: int, *, serving: int) -> None:
-        free = descriptor_limit.free()
-        if serving:
-            free += descriptor_limit.FOR_ALL + serving * descriptor_limit.FOR_SERVING
-        ranks = world_size + self.spec.standby
-        linked = self.spec.transport is not None
-        each = descriptor_limit.FOR_RANK + linked * descriptor_limit.FOR_LINK
-        needed = descriptor_limit.FOR_ALL + ranks * each
-        if needed > free:
-            raise SpecError(
-                "world_size",
-                world_size,
-                f"{needed} descriptors are needed, {self.spec.standby} spares included, and {free} "
-                f"are free of the {descriptor_limit.hard_limit()} that this process may have: "
-                f"enough for {descriptor_limit.ranks_that_fit(free, linked=linked)} ranks; "
-                "raise the hard limit (`ulimit -Hn`, LimitNOFILE= of systemd, docker run --ulimit)",
-            )
-        self._room.set(needed)
-
     def _refuse(self) -> None:
-        name = self.spec.name
+        message = f"executor {self.spec.name} was closed; build a new one"
+        self.plane.refuse(lambda: ExecutorClosed(message, sent=False))
 
-        def closed() -> BaseException:
-            return ExecutorClosed(f"executor {name} was closed; build a new one")
+    def _deadline(self, timeout: float | None) -> float | None:
+        return None if timeout is None else self.clock() + check_seconds("timeout", timeout)
 
-        self.shared.plane.refuse(closed)
-
-    def _share(self, cuts: Cuts | None) -> Shared:
-        """Return what the actor and its users' threads share."""
-        owns_cuts = cuts is None
-        if owns_cuts:
-            cuts = cuts_of(self.spec)
-        self._log = log = self.runtime.scribe.log
-
-        def complain(error: BaseException) -> None:
-            with suppress(Exception):
-                log.error("phalanx.callback_failed", group=self.spec.name, exc_info=error)
-
-        watch = HangWatch(self.runtime.hub, self.spec.stopped_after, self.tell)
-
-        def foreign(rank: int) -> None:
-            log.warning("phalanx.foreign_packet", group=self.spec.name, rank=rank, on="driver")
-
-        def untaken(call: Call) -> None:
-            assert call.stream is not None
-            log.warning(
-                "phalanx.stream_not_taken",
-                group=self.spec.name,
-                rank=call.rank,
-                method=call.name,
-                seconds=call.stream.take_within,
-            )
-
-        changed = ReentrantLock()
-        plane = Plane(
-            self.runtime.hub,
-            self.spec.world_size,
-            depth=self.spec.queue_depth,
-            cuts=cuts,
-            spinning=self.spec.spin,
-            on_foreign=foreign,
-            on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
-            on_busy=watch.wake,
-            on_untaken=untaken,
-            on_split=lambda wire: self.tell(OutOfStep(wire)),
-            inner=(changed.is_mine,),
-        )
-        trace = GroupTrace(self.spec.name, self.spec.worker.__name__)
-        view = GroupView(layout=self.spec.layout)
-        return Shared(
-            plane,
-            Callbacks(complain),
-            watch,
-            trace,
-            Pulses(),
-            view,
-            threading.Condition(cast("Any", changed)),
-            cuts,
-            owns_cuts,
-        )
-
-    def _ended(self, release: Callable[[], None]) -> Callable[[], None]:
-        def ended() -> None:
-            living.remove(self)
-            self._unshow()
-            release()
-
-        return ended
+    def _left(self, deadline: float | None, otherwise: Any = None) -> Any:
+        """Return the seconds until *deadline*; *otherwise* if there is none."""
+        return otherwise if deadline is None else max(0.0, deadline - self.clock())

@@ -1,23 +1,11 @@
-"""Equips and launches worker processes.
+"""How a worker is equipped and its process made, while the group's actor goes on.
 
-What a rank is given on its way: labels, sockets, a place for its output, a seed, an environment.
-
-Guarantees: environment, working directory and variables are those of the moment of the start; what
-was opened for a member that could not be equipped is closed.
-
-Left to others: its device (`Leases`) and its process (`Members`).
-
-Launches: how members of a group come by their processes while its actor goes on hearing.
-
-Guarantees: each launch is made on a thread of its own, which ends with it; what came of it is told
-as one notice, in its turn among the others; a launch all of whose members have been asked to stop
-meanwhile is given up within a moment. After `close` none is under way.
-
-Left to others: what is launched, and taking it over (`Members`); what a failure means (`Forming`,
-`Standby`).
-
-Why a thread for each: a launch may have to wait for a zygote that imports torch, or is stopped, and
-one for another rank, from a zygote or an interpreter of its own, need not wait behind it.
+- Environment, working directory and variables are those of the moment of the start; what was opened
+  for a worker that could not be equipped is closed.
+- Each launch is made on a thread of its own, since it may wait for a zygote that imports torch, or
+  is stopped; one message tells the actor that it is over.
+- A launch whose workers have all been asked to stop is given up within a moment. After `close` none
+  is under way.
 """
 
 from __future__ import annotations
@@ -27,6 +15,7 @@ import os
 import pickle
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -36,10 +25,10 @@ from phalanx.runtime import (
     Boot,
     Kind,
     LaunchSpec,
-    LockTable,
     Payload,
     SocketChannel,
     WorkerLabels,
+    create_lock_file,
     descriptors,
     encode,
     occupied,
@@ -49,17 +38,17 @@ from phalanx.runtime import (
 from phalanx.supervision import RuntimeFault
 
 from .messages import Launched
-from .worker import Member, control_pair
+from .worker import Worker, control_pair
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.actors.observe.hooks import GroupProbe
+    from phalanx.actors.spec.layout import Layout
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import Arena, Lease, Process, Runtime
+    from phalanx.runtime import Arena, Lease, Process, Rendezvous, Runtime
 
-    from .epoch import Formation
-    from .messages import Notice
+    from .messages import Message
 
     Make: TypeAlias = Callable[[Callable[[], bool]], list[Process]]
 
@@ -68,6 +57,40 @@ THREAD = "phalanx-launch"
 """What the names of the threads begin with."""
 
 _END = 30.0  # seconds for launches that nobody wants any more: a gateway may have to be ended
+
+
+@dataclass(frozen=True, slots=True)
+class EpochSpec:
+    """What the ranks of one epoch have in common; ranks of two epochs never share one.
+
+    Attributes:
+        coordinates: Whether a layout was asked for, so that places in it are shown.
+        trace: The span that the start of the ranks belongs to; empty for none.
+    """
+
+    number: int
+    layout: Layout
+    coordinates: bool
+    rendezvous: Rendezvous | None
+    trace: Mapping[str, str]
+
+
+Join: TypeAlias = "Callable[[float], bool]"
+"""Waits for what `Spawn` has begun, so many seconds at most; returns whether it has ended."""
+Spawn: TypeAlias = "Callable[[Callable[[], None], str], Join]"
+"""Begins to run a function beside the caller, under a name."""
+
+
+def spawn_thread(run: Callable[[], None], name: str) -> Join:
+    """Run *run* on a daemon thread; a `Spawn`."""
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+
+    def join(timeout: float) -> bool:
+        thread.join(timeout)
+        return not thread.is_alive()
+
+    return join
 
 
 class Launch:
@@ -79,7 +102,7 @@ class Launch:
         error: Why they could not be; None where they were.
     """
 
-    def __init__(self, members: Sequence[Member], make: Make) -> None:
+    def __init__(self, members: Sequence[Worker], make: Make) -> None:
         self.members = tuple(members)
         self.processes: list[Process] = []
         self.error: BaseException | None = None
@@ -100,12 +123,13 @@ class Launch:
 class Launches:
     """Those of one group. Used by its actor's thread alone."""
 
-    def __init__(self, group: str, tell: Callable[[Notice], None]) -> None:
+    def __init__(self, group: str, tell: Callable[[Message], None], spawn: Spawn) -> None:
         self._name = f"{THREAD} {group}"
         self._tell = tell
-        self._under_way: dict[Launch, threading.Thread] = {}
+        self._spawn = spawn
+        self._under_way: dict[Launch, Join] = {}
 
-    def begin(self, members: Sequence[Member], make: Make) -> None:
+    def begin(self, members: Sequence[Worker], make: Make) -> None:
         """Have *make* start the processes of *members*; what came of it is told as `Launched`.
 
         *make* gets what tells it whether they are still wanted.
@@ -120,20 +144,17 @@ class Launches:
                 launch.run()
             self._tell(Launched(launch))
 
-        thread = threading.Thread(target=run, name=self._name, daemon=True)
-        self._under_way[launch] = thread
         try:
-            thread.start()
+            self._under_way[launch] = self._spawn(run, self._name)
         except RuntimeError as error:
-            del self._under_way[launch]
             raise RuntimeFault(f"no thread to start processes from: {error}") from error
 
     def take(self, launch: Launch) -> bool:
         """Return whether *launch*, which is over, was not taken over yet; it is from now on."""
-        thread = self._under_way.pop(launch, None)
-        if thread is None:
+        join = self._under_way.pop(launch, None)
+        if join is None:
             return False
-        thread.join(_END)  # to have told of the launch was the last it did
+        join(_END)  # the message was the last thing that its thread did
         return True
 
     def close(self) -> list[Launch]:
@@ -142,9 +163,11 @@ class Launches:
             for member in launch.members:
                 member.asked = True
         deadline = time.monotonic() + _END
-        for thread in self._under_way.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return [launch for launch, thread in self._under_way.items() if not thread.is_alive()]
+        return [
+            launch
+            for launch, join in self._under_way.items()
+            if join(max(0.0, deadline - time.monotonic()))
+        ]
 
 
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
@@ -152,7 +175,7 @@ class Launches:
 _BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
-class Outfit:
+class WorkerBuilder:
     """Equips the ranks of one group.
 
     Args:
@@ -167,43 +190,45 @@ class Outfit:
         arena: Arena,
         *,
         probe: GroupProbe | None,
+        clock: Callable[[], float],
+        channel: Callable[[Arena, int], SocketChannel],
     ) -> None:
         self._spec = spec
-        self._scribe = runtime.scribe
+        self._clock = clock
+        self._make_channel = channel
+        self._collector = runtime.collector
         self._arena = arena
         self._probe = probe
         self._saving: Saving | None = None
-        self._locks = LockTable.create()
+        self._locks = descriptors.own(create_lock_file())
 
     def save_from(self, base: int) -> None:
         """Have ranks that are started from now on number their snapshots from *base*."""
         self._saving = Saving(base=base, folder=self._spec.snapshots)
 
-    def labels(
-        self, formation: Formation, rank: int, incarnation: int, lease: Lease
-    ) -> WorkerLabels:
+    def labels(self, epoch: EpochSpec, rank: int, incarnation: int, lease: Lease) -> WorkerLabels:
         """Return how a rank that has *lease* is called everywhere."""
-        place = formation.layout.coordinates(rank) if formation.coordinates else {}
+        place = epoch.layout.coordinates(rank) if epoch.coordinates else {}
         return WorkerLabels(
             child=f"{self._spec.name}/{rank}",
             group=self._spec.name,
             rank=rank,
             incarnation=incarnation,
-            epoch=formation.epoch,
+            epoch=epoch.number,
             coordinates=",".join(f"{name}={at}" for name, at in place.items()),
             device=str(lease),
         )
 
-    def equip(self, labels: WorkerLabels, rank: int, incarnation: int, epoch: int) -> Member:
+    def equip(self, labels: WorkerLabels, rank: int, incarnation: int, epoch: int) -> Worker:
         """Return a member without a process."""
         with contextlib.ExitStack() as made:
-            channel = SocketChannel.create(self._arena, epoch)
+            channel = self._make_channel(self._arena, epoch)
             made.callback(channel.close)
             control, control_end = control_pair(made)
-            output = self._scribe.open_worker(labels)
+            output = self._collector.open_worker(labels)
             made.callback(output.close)
             control.setblocking(False)
-            member = Member(
+            member = Worker(
                 rank=rank,
                 incarnation=incarnation,
                 epoch=epoch,
@@ -213,56 +238,56 @@ class Outfit:
                 control_end=control_end,
                 output=output,
                 lease=None,
-                started_at=time.monotonic(),
+                started_at=self._clock(),
             )
             made.pop_all()
         return member
 
-    def launch(self, member: Member, formation: Formation) -> LaunchSpec:
+    def launch(self, member: Worker, epoch: EpochSpec) -> LaunchSpec:
         """Return what the process of *member* is started with, beside the way to it."""
-        seed = self._seed(member, formation, self._spec.factory)
+        seed = self._seed(member, epoch, self._spec.factory)
         boot = Boot(member.rank, member.incarnation, member.epoch, host_worker, pickle.dumps(seed))
-        env = self._environment(member, formation)
-        return self._launch_in(member, boot, env, self._title(member, formation))
+        env = self._environment(member, epoch)
+        return self._launch_in(member, boot, env, self._title(member, epoch))
 
-    def launch_spare(self, spare: Member) -> LaunchSpec:
+    def launch_spare(self, spare: Worker) -> LaunchSpec:
         """Return what the process of *spare* is started with, beside the way to it."""
         spec = self._spec
         boot = Boot(spare.rank, 0, 0, host_spare, spec.factory)
-        env = {**threads_of_each(spec.world_size), **os.environ, **_BLIND, **spec.env}
+        env = {**threads_of_each(spec.world_size), **os.environ, **_BLIND, **spec.launch.env}
         return self._launch_in(spare, boot, env, f"phalanx: {spec.name} standby")
 
-    def assignment(self, spare: Member, formation: Formation) -> Payload:
+    def assignment(self, spare: Worker, epoch: EpochSpec) -> Payload:
         """Return what tells *spare* which rank it is from now on."""
         assignment = Assignment(
             rank=spare.rank,
             incarnation=spare.incarnation,
             epoch=spare.epoch,
-            blob=pickle.dumps(self._seed(spare, formation, b"")),
-            env=self._environment(spare, formation),
+            blob=pickle.dumps(self._seed(spare, epoch, b"")),
+            env=self._environment(spare, epoch),
             cwd=_cwd(),
-            title=self._title(spare, formation),
+            title=self._title(spare, epoch),
         )
         return Payload.of(encode(assignment, "the assignment"))
 
-    def reform(self, member: Member, formation: Formation) -> bytes:
-        """Return what tells *member*, which is kept, to join *formation*."""
+    def reform(self, member: Worker, epoch: EpochSpec) -> bytes:
+        """Return what tells *member*, which is kept, to join *epoch*."""
         env: dict[str, str] = {}
-        if formation.rendezvous is not None:
-            size, rank = formation.layout.world_size, member.rank
-            env = rendezvous_environment(formation.rendezvous, rank, rank, size)
-        order = Reform(epoch=formation.epoch, rendezvous=formation.rendezvous, env=env)
+        if epoch.rendezvous is not None:
+            size, rank = epoch.layout.world_size, member.rank
+            env = rendezvous_environment(epoch.rendezvous, rank, rank, size)
+        order = Reform(epoch=epoch.number, rendezvous=epoch.rendezvous, env=env)
         payload = Payload.of(encode(order, "the order"))
-        return payload.packet(Kind.REFORM, epoch=formation.epoch, call_id=0)
+        return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)
 
-    def _seed(self, member: Member, formation: Formation, factory: bytes) -> Seed:
+    def _seed(self, member: Worker, epoch: EpochSpec, factory: bytes) -> Seed:
         spec = self._spec
-        layout = formation.layout
+        layout = epoch.layout
         rank = member.rank
-        gift = member.gift
+        restore_point = member.restore_point
         restoring = None
-        if gift is not None:
-            restoring = Restoring(gift.spans, spread=gift.is_spread)
+        if restore_point is not None:
+            restoring = Restoring(restore_point.spans, spread=restore_point.is_spread)
         assert member.lease is not None
         return Seed(
             factory=factory,
@@ -274,36 +299,36 @@ class Outfit:
             layout=layout,
             coordinates=layout.coordinates(rank) if member.labels.coordinates else {},
             devices=member.lease.devices,
-            decider=spec.decider_blob,
-            rendezvous=formation.rendezvous,
-            trace=formation.trace,
+            decider=spec.pickled_decider,
+            rendezvous=epoch.rendezvous,
+            trace=epoch.trace,
             witness=self._probe.witness(rank, member.incarnation) if self._probe else b"",
             saving=self._saving,
             restoring=restoring,
         )
 
-    def _environment(self, member: Member, formation: Formation) -> dict[str, str]:
+    def _environment(self, member: Worker, epoch: EpochSpec) -> dict[str, str]:
         spec = self._spec
         rank = member.rank
-        rendezvous = formation.rendezvous
-        env = {**threads_of_each(formation.layout.world_size), **os.environ}
+        rendezvous = epoch.rendezvous
+        env = {**threads_of_each(epoch.layout.world_size), **os.environ}
         if rendezvous is not None:
-            env |= rendezvous_environment(rendezvous, rank, rank, formation.layout.world_size)
+            env |= rendezvous_environment(rendezvous, rank, rank, epoch.layout.world_size)
         if member.lease is not None:
             env |= member.lease.environment
-        env |= spec.env
-        if rank < len(spec.rank_env):
-            env |= spec.rank_env[rank]
+        env |= spec.launch.env
+        if rank < len(spec.launch.rank_env):
+            env |= spec.launch.rank_env[rank]
         return env
 
-    def _title(self, member: Member, formation: Formation) -> str:
+    def _title(self, member: Worker, epoch: EpochSpec) -> str:
         where = f" {member.labels.coordinates}" if member.labels.coordinates else ""
-        at = f"rank {member.rank}/{formation.layout.world_size}{where} #{member.incarnation}"
+        at = f"rank {member.rank}/{epoch.layout.world_size}{where} #{member.incarnation}"
         return f"phalanx: {self._spec.name} {at}"
 
     def _launch_in(
         self,
-        member: Member,
+        member: Worker,
         boot: Boot,
         env: dict[str, str],
         title: str,
@@ -318,7 +343,7 @@ class Outfit:
             env=env,
             stdout=member.output.stdout,
             stderr=member.output.stderr,
-            method="exec" if spec.launch == "exec" else "zygote",
+            method="exec" if spec.launch.method == "exec" else "zygote",
         )
 
     def close(self) -> None:

@@ -1,19 +1,15 @@
-"""The processes of one rank group: started together, buried one by one.
+"""The workers of one rank group: started together, released one by one.
 
-Guarantees: everything a rank holds in the driver (sockets, pages, output, lease) is made in
-`start`, belongs to one incarnation, and is given back in `bury`, also where the start failed
-half-way; its process is taken over once its launch has ended, and nothing here waits for that; a
-rank is buried only when its whole process tree is gone.
-
-Left to others: what to start (`decide_ranks`), what a rank is given on its way (`Outfit`), how it
-is stopped (`Stopping`), what became of calls (`plane`).
+- All that a worker holds in the driver (sockets, pages, output, lease) is made in `start`, belongs
+  to one incarnation, and is given back in `bury`, also if the start failed half-way.
+- A process is taken over once its launch has ended, and nothing here waits for that.
+- A worker is released only when its whole process tree is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import time
 from dataclasses import replace
 from functools import partial
 from select import EPOLLIN
@@ -27,20 +23,19 @@ from .worker import read_control, shut_control
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from phalanx.actors.checkpoint.store import Gift
-    from phalanx.actors.health.heartbeat import Pulses
+    from phalanx.actors.checkpoint.snapshot import RestorePoint
+    from phalanx.actors.health.heartbeat import HeartbeatClient
     from phalanx.actors.remote.links import Links
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import Lease, Process, Runtime
 
-    from .devices import Leases
-    from .epoch import Formation
-    from .launcher import Launch, Launches, Outfit
-    from .messages import Notice
-    from .shutdown import Deadlines
-    from .worker import Member
+    from .devices import DeviceLeases
+    from .launcher import EpochSpec, Launch, Launches, WorkerBuilder
+    from .messages import Message
+    from .shutdown import Shutdown
+    from .worker import Worker
 
-_BURIAL = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_RELEASE = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
 _LAST_TRY = 0.5  # seconds for the tree of one that was given up
 
 
@@ -56,56 +51,58 @@ class Members:
         spec: ExecutorSpec,
         runtime: Runtime,
         *,
-        leases: Leases,
-        outfit: Outfit,
+        leases: DeviceLeases,
+        builder: WorkerBuilder,
         launches: Launches,
-        deadlines: Deadlines,
+        stopping: Shutdown,
         links: Links | None,
-        pulses: Pulses,
-        tell: Callable[[Notice], None],
+        heartbeats: HeartbeatClient,
+        tell: Callable[[Message], None],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._spec = spec
         self._runtime = runtime
         self._leases = leases
-        self._outfit = outfit
+        self._builder = builder
         self._launches = launches
-        self._deadlines = deadlines
+        self._stopping = stopping
         self._links = links
-        self._pulses = pulses
+        self._heartbeats = heartbeats
         self._tell = tell
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, Worker] = {}
         self.name = spec.name
 
-    def find(self, rank: int, incarnation: int) -> Member | None:
+    def find(self, rank: int, incarnation: int) -> Worker | None:
         """Return that incarnation if it is the current one, or who was that spare."""
         if rank < 0:
             return next((m for m in self._members.values() if m.spare == rank), None)
         member = self._members.get(rank)
         return member if member is not None and member.incarnation == incarnation else None
 
-    def current(self) -> list[Member]:
+    def current(self) -> list[Worker]:
         """Return who is there, by rank."""
         return [self._members[rank] for rank in sorted(self._members)]
 
     def start(
         self,
-        formation: Formation,
+        epoch: EpochSpec,
         ranks: Iterable[tuple[int, int]],
         leases: Mapping[int, Lease],
-        take_spare: Callable[[], Member | None],
-        gifts: Mapping[int, Gift],
-    ) -> list[Member]:
+        take_spare: Callable[[], Worker | None],
+        restore_points: Mapping[int, RestorePoint],
+    ) -> list[Worker]:
         """Begin to start these (rank, incarnation) together; return those that have a process.
 
         Those are the spares, which come first; the others have theirs launched, and are taken over
         by `land`. Each rank's lease is its process's from here on, or given back; so is each of
-        *gifts*, the states that ranks are given back.
+        *restore_points*, the states that ranks are given back.
 
         Raises:
             PhalanxError, OSError: one could not be equipped; then none of them is left.
         """
-        made: list[Member] = []
-        taken: list[Member] = []
+        made: list[Worker] = []
+        taken: list[Worker] = []
         launches: list[LaunchSpec] = []
         unused = dict(leases)
         try:
@@ -114,34 +111,34 @@ class Members:
                 if spare is not None:
                     taken.append(spare)
                     spare.lease = unused.pop(rank)
-                    spare.gift = gifts.get(rank)
-                    self._assign(spare, formation, rank, incarnation)
+                    spare.restore_point = restore_points.get(rank)
+                    self._assign(spare, epoch, rank, incarnation)
                     self._give(spare)
                     continue
-                labels = self._outfit.labels(formation, rank, incarnation, unused[rank])
-                member = self._outfit.equip(labels, rank, incarnation, formation.epoch)
+                labels = self._builder.labels(epoch, rank, incarnation, unused[rank])
+                member = self._builder.equip(labels, rank, incarnation, epoch.number)
                 member.lease = unused.pop(rank)
                 made.append(member)
                 self._members[rank] = member
-                member.gift = gifts.get(rank)
+                member.restore_point = restore_points.get(rank)
                 self._give(member)
-                launches.append(self._outfit.launch(member, formation))
+                launches.append(self._builder.launch(member, epoch))
             if made:
                 self._launch(made, launches)
         except BaseException:
             for member in (*taken, *made):
                 member.asked = True
-                self.bury(member)
+                self.release(member)
             for member in made:
                 member.close_child_ends()
             self._leases.give_all_back(unused)
             raise
         finally:
-            for gift in gifts.values():
-                gift.close()
+            for restore_point in restore_points.values():
+                restore_point.close()
         return taken
 
-    def start_spare(self, number: int) -> Member:
+    def start_spare(self, number: int) -> Worker:
         """Begin to start a process that has no rank yet; *number* stands for one until it has.
 
         Raises:
@@ -152,28 +149,30 @@ class Members:
             child=f"{spec.name}/standby", group=spec.name, rank=None, incarnation=-number
         )
         with contextlib.ExitStack() as made:
-            member = self._outfit.equip(labels, number, 0, 0)
-            made.callback(self.bury, member)
+            member = self._builder.equip(labels, number, 0, 0)
+            made.callback(self.release, member)
             made.callback(member.close_child_ends)
             member.spare = number
-            self._launch([member], [self._outfit.launch_spare(member)])
+            self._launch([member], [self._builder.launch_spare(member)])
             made.pop_all()
         return member
 
-    def _launch(self, made: list[Member], launches: list[LaunchSpec]) -> None:
+    def _launch(self, made: list[Worker], launches: list[LaunchSpec]) -> None:
         """Have each of *made* given its process."""
         spec, links = self._spec, self._links
-        deadline = time.monotonic() + spec.start_timeout
+        deadline = self._clock() + spec.limits.start
         gone = {launch.label: member for launch, member in zip(launches, made, strict=True)}
 
         def make(is_wanted: Callable[[], bool]) -> list[Process]:
             if links is not None:
                 links.launch(made, deadline, is_wanted)
             complete = [
-                replace(launch, fds={**launch.fds, **member.worker_fds()})
+                replace(
+                    launch, fds={**launch.fds, **member.worker_fds()}, preload=spec.launch.preload
+                )
                 for launch, member in zip(launches, made, strict=True)
             ]
-            return self._runtime.launcher(spec.preload).launch_many(
+            return self._runtime.launcher.launch_many(
                 complete,
                 on_exit=lambda process: self._gone(gone[process.label]),
                 deadline=deadline,
@@ -188,69 +187,67 @@ class Members:
             member.close_child_ends()
         if launch.error is not None:
             for member in launch.members:
-                self.bury(member)
+                self.release(member)
             return launch.error
         for member, process in zip(launch.members, launch.processes, strict=True):
             member.process = process
         for member, process in zip(launch.members, launch.processes, strict=True):
             member.labels = _with_pid(member.labels, process.pid)
             member.output.label(pid=process.pid)
-            member.watch = self._runtime.hub.watch(
+            member.watch = self._runtime.loop.watch(
                 member.control.fileno(), EPOLLIN, partial(self._hear, member)
             )
-            self._pulses.enter(member.rank, member.incarnation, member.control.send)
-            self._deadlines.start(member, self._spec.start_timeout)
+            self._heartbeats.attach(member.rank, member.incarnation, member.control.send)
+            self._stopping.limit_start(member, self._spec.limits.start)
             if process.status is not None:
                 # Dead already. Where that was told, nobody could make anything of it yet.
-                self._runtime.hub.post(partial(self._gone, member))
+                self._runtime.loop.post(partial(self._gone, member))
         return None
 
-    def _assign(self, spare: Member, formation: Formation, rank: int, incarnation: int) -> None:
+    def _assign(self, spare: Worker, epoch: EpochSpec, rank: int, incarnation: int) -> None:
         """Make *spare* that rank."""
         assert spare.lease is not None
-        self._pulses.leave(spare.rank, spare.incarnation)
-        self._pulses.enter(rank, incarnation, spare.control.send)
-        labels = self._outfit.labels(formation, rank, incarnation, spare.lease)
-        epoch = formation.epoch
-        spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch
+        self._heartbeats.detach(spare.rank, spare.incarnation)
+        self._heartbeats.attach(rank, incarnation, spare.control.send)
+        labels = self._builder.labels(epoch, rank, incarnation, spare.lease)
+        spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch.number
         assert spare.process is not None
         spare.labels = _with_pid(labels, spare.process.pid)
-        spare.started_at = time.monotonic()
+        spare.started_at = self._clock()
         spare.ready = False
         self._members[rank] = spare
         spare.output.label(spare.labels)
-        payload = self._outfit.assignment(spare, formation)
+        payload = self._builder.assignment(spare, epoch)
         try:
             # Where it has just died its end is on the way to us, and is that rank's.
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                packet = payload.packet(Kind.ASSIGN, epoch=epoch, call_id=0)
+                packet = payload.packet(Kind.ASSIGN, epoch=epoch.number, call_id=0)
                 send(spare.control, packet, payload.file)
         finally:
             payload.close()
-        self._deadlines.start(spare, self._spec.start_timeout)
+        self._stopping.limit_start(spare, self._spec.limits.start)
 
-    def _give(self, member: Member) -> None:
+    def _give(self, member: Worker) -> None:
         """Send *member* the state it is given back, which it looks for after `on_start`."""
-        gift = member.gift
-        if gift is None:
+        restore_point = member.restore_point
+        if restore_point is None:
             return
-        payload = Payload.in_file(gift.file, os.fstat(gift.file).st_size)
+        payload = Payload.in_file(restore_point.file, os.fstat(restore_point.file).st_size)
         packet = payload.packet(Kind.RESTORE, epoch=member.epoch, call_id=0)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a spare that has died
-            send(member.control, packet, gift.file)
+            send(member.control, packet, restore_point.file)
 
-    def reform(self, member: Member, formation: Formation) -> bytes:
-        """Return the order for *member*, which is kept, to join *formation*; sees to deadlines."""
-        epoch = formation.epoch
+    def reform(self, member: Worker, epoch: EpochSpec) -> bytes:
+        """Return the order for *member*, which is kept, to join *epoch*; sees to deadlines."""
         member.failure = None  # of an epoch that is void
-        member.epoch = epoch
-        member.labels = replace(member.labels, epoch=epoch)
+        member.epoch = epoch.number
+        member.labels = replace(member.labels, epoch=epoch.number)
         member.output.label(member.labels)
         spec = self._spec
-        self._deadlines.reform(member, leave=spec.leave_within, join=spec.start_timeout)
-        return self._outfit.reform(member, formation)
+        self._stopping.limit_reform(member, leave=spec.policy.leave_within, join=spec.limits.start)
+        return self._builder.reform(member, epoch)
 
-    def bury(self, member: Member) -> None:
+    def release(self, member: Worker) -> None:
         """Give back what *member* holds; kills what is left of its process tree first."""
         if self._members.get(member.rank) is member:
             del self._members[member.rank]
@@ -258,8 +255,8 @@ class Members:
             timer.cancel()
         if member.watch is not None:
             member.watch.cancel()
-        self._pulses.leave(member.rank, member.incarnation)
-        deadline = time.monotonic() + (_LAST_TRY if member.abandoned else _BURIAL)
+        self._heartbeats.detach(member.rank, member.incarnation)
+        deadline = self._clock() + (_LAST_TRY if member.abandoned else _RELEASE)
         if member.process is not None:
             member.process.kill_tree(deadline)
             if not member.abandoned or member.process.status is not None:
@@ -276,13 +273,13 @@ class Members:
 
     def close(self) -> None:
         """Give back what the ranks shared; all of them are buried."""
-        self._outfit.close()
+        self._builder.close()
         if self._links is not None:
             self._links.close()
 
     # --- hearing ------------------------------------------------------------------------
 
-    def _gone(self, member: Member) -> None:
+    def _gone(self, member: Worker) -> None:
         if member.process is None:
             return  # `land` sees it
         if member.abandoned:
@@ -292,7 +289,7 @@ class Members:
         else:
             self._tell(ProcessGone(member.rank, member.incarnation))
 
-    def _hear(self, member: Member, _events: int) -> None:
+    def _hear(self, member: Worker, _events: int) -> None:
         """Pass on what *member* says; runs on the hub's thread."""
         frames, foreign, ended = read_control(member.control)
         if foreign:
@@ -300,7 +297,7 @@ class Members:
         remote = member.remote
         for frame in frames:
             if frame.kind == Kind.PULSE:
-                self._pulses.hear(member.rank, frame)
+                self._heartbeats.receive(member.rank, frame)
             elif remote is None or not remote.heard(frame):
                 self._tell(RankSaid(member.rank, member.incarnation, frame))
         if ended and member.watch is not None:

@@ -1,6 +1,6 @@
-"""What an executor's actor is told: by the hub, by the plane, by its users.
+"""Messages to a group's actor: from the event loop, the call plane and the group's users.
 
-Guarantees: what concerns a rank names its incarnation, so that news of an earlier one is void.
+A message about a rank names its incarnation; one about an earlier incarnation is void.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from phalanx.actors.checkpoint.snapshot import Cut
+    from phalanx.actors.checkpoint.snapshot import Snapshot
     from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Frame, RemoteFailure
     from phalanx.supervision import ExitReason, StartRanks
@@ -103,12 +103,18 @@ class Examined:
 
 
 @dataclass(frozen=True, slots=True)
-class StopOverdue:
-    """A rank that was asked to stop, or was killed, has not ended; the next stage follows."""
+class Timeout:
+    """A time limit has passed.
 
-    rank: int
-    incarnation: int
-    stage: Literal["terminate", "kill", "abandon"]
+    Attributes:
+        owner: ``"group"`` for the back-off, ``"standby"``, ``"devices"``, or a worker's rank and
+            incarnation.
+        what: What follows: the start that waits for its devices, the next stage of stopping a
+            worker (``"terminate"``, ``"kill"``, ``"abandon"``), or a word for readers.
+    """
+
+    owner: str | tuple[int, int]
+    what: str | StartRanks
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,25 +133,10 @@ class NotStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class DevicesDue:
-    """It is time to ask again for the devices of a start."""
-
-    start: StartRanks
-
-
-@dataclass(frozen=True, slots=True)
-class LookAtDevices:
-    """It is time to see how the leased devices are."""
-
-
-@dataclass(frozen=True, slots=True)
-class BackOffOver:
-    """The back-off before a restart has passed."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReformOverdue:
     """A rank that is kept has had its time: to leave the old group, or to join the new one.
+
+    *part* comes halfway: from then on the connections of the old group are ended under it.
 
     Or it failed to join, and no news of another death has come that would explain it.
     """
@@ -153,24 +144,7 @@ class ReformOverdue:
     rank: int
     incarnation: int
     epoch: int
-    what: Literal["leave", "join", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveDue:
-    """It is time to see who of the ranks that are kept for *epoch* has yet to leave its old group.
-
-    Attributes:
-        question: The one whose answers are there, or had their time; 0 where none was asked yet.
-    """
-
-    epoch: int
-    question: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Refill:
-    """It is time to replace the spares that are missing."""
+    what: Literal["part", "leave", "join", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +179,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """A worker's own event, as `Executor.events` hands it on.
+    """A worker's own event, as `Executor.subscribe` hands it on.
 
     Attributes:
         at: When the driver read it, in seconds on the monotonic clock.
@@ -220,12 +194,12 @@ class Emitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CutDue:
+class CheckpointDue:
     """It is time to take the state of the ranks."""
 
 
 @dataclass(frozen=True, slots=True)
-class CutFailed:
+class SnapshotFailed:
     """A rank could not store its state."""
 
     rank: int
@@ -234,14 +208,14 @@ class CutFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class CutsChanged:
-    """A cut is kept, or some are void: there is something to remove.
+class SnapshotsChanged:
+    """A snapshot is kept, or some are void: there is something to remove.
 
     Attributes:
-        kept: The one that is kept; None where that is not the news.
+        kept: The one that is kept; None if there is none.
     """
 
-    kept: Cut | None = None
+    kept: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +223,7 @@ class KillAll:
     """Every rank is to be killed now."""
 
 
-Notice = (
+Message = (
     ProcessGone
     | RankSaid
     | RankSaidNothing
@@ -260,20 +234,15 @@ Notice = (
     | OutOfStep
     | Look
     | Examined
-    | StopOverdue
+    | Timeout
     | Launched
     | NotStarted
-    | DevicesDue
-    | LookAtDevices
-    | BackOffOver
-    | Refill
     | ReformOverdue
-    | LeaveDue
     | Started
     | Planned
-    | CutDue
-    | CutFailed
-    | CutsChanged
+    | CheckpointDue
+    | SnapshotFailed
+    | SnapshotsChanged
     | Close
     | KillAll
 )

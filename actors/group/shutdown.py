@@ -1,104 +1,95 @@
-"""Ends workers: ask, SIGTERM, SIGKILL, each within its limit.
+"""How workers are stopped: asked, SIGTERM, SIGKILL, at last given up; and their other limits.
 
-How ranks are stopped: asked, terminated, killed, and at last given up.
-
-Guarantees: each stage has its deadline, after which the next one follows; a rank that hangs has
-written the stacks of its threads before it is killed, if it still can.
-
-Left to others: when a stage is over (`Deadlines`), burying whoever has ended (`Members`).
-
-What the ranks of a group have how long for.
-
-Guarantees: what is told when a time is over names the incarnation it was for; a member's deadlines
-end with it. Who is waited for while it starts, or joins another epoch, is looked at meanwhile.
-
-Left to others: what follows (`Suspicion`, `Stopping`).
+- Each stage has its deadline, after which the next one follows.
+- A worker that hangs has written the stacks of its threads before it is killed, if it still can.
+- A message about a limit names the incarnation that it was for; a worker's timers end with it.
 """
 
 from __future__ import annotations
 
 import signal
-import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import STACKS, Kind, Payload, Vitals, describe_threads, size_of
 
-from .messages import Overdue, ReformOverdue, StopOverdue
+from .messages import Overdue, ReformOverdue, Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from phalanx.actors.health.monitor import HangWatch
+    from phalanx.actors.health.watchdog import Watchdog
     from phalanx.actors.spec.options import StopPolicy
-    from phalanx.runtime import Hub, Lease
+    from phalanx.runtime import EventLoop, Lease
 
-    from .messages import Notice
-    from .worker import Member
+    from .messages import Message
+    from .worker import Worker
 
 
 _LAST_BREATH = 1.0  # seconds a process may live on after its call socket, or its last words
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
-
-
-class Deadlines:
-    """Has it told when a member's time is over; all times are seconds from now."""
-
-    def __init__(self, hub: Hub, watch: HangWatch, tell: Callable[[Notice], None]) -> None:
-        self._hub = hub
-        self._watch = watch
-        self._tell = tell
-
-    def start(self, member: Member, seconds: float) -> None:
-        """Give *member* so long to become ready."""
-        self._after(member, seconds, Overdue(member.rank, member.incarnation, "start"))
-        self._watch.wake(None)
-
-    def reform(self, member: Member, *, leave: float, join: float) -> None:
-        """Give *member* so long to leave its old process group, and to be ready in the new one."""
-        late = partial(ReformOverdue, member.rank, member.incarnation, member.epoch)
-        self._after(member, leave, late("leave"))
-        self._after(member, join, late("join"))
-        self._watch.wake(None)
-
-    def doubt_reform(self, member: Member) -> None:
-        """Have it told soon that *member* could not join, unless another epoch explains that."""
-        failed = ReformOverdue(member.rank, member.incarnation, member.epoch, "failed")
-        self._after(member, _DOUBT, failed)
-
-    def stop(
-        self, member: Member, stage: Literal["terminate", "kill", "abandon"], seconds: float
-    ) -> None:
-        """Give *member* so long to end before the next *stage*."""
-        self._after(member, seconds, StopOverdue(member.rank, member.incarnation, stage))
-
-    def exit(self, member: Member) -> None:
-        """Have it told if *member*, which has said or shown that it ends, lives on."""
-        self._after(member, _LAST_BREATH, Overdue(member.rank, member.incarnation, "stream"))
-
-    def _after(self, member: Member, seconds: float, notice: Notice) -> None:
-        at = time.monotonic() + seconds
-        member.timers.append(self._hub.call_at(at, partial(self._tell, notice)))
-
-
 _TERMINATE = Payload.of(None).packet(Kind.TERMINATE, epoch=0, call_id=0)
 _UNDEAD = 10.0  # seconds from SIGKILL until a process that does not end is looked at
 _LONGEST_END = 120.0  # seconds that one may take to end: 100 ms for each GiB it held
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
 
 
-class Stopping:
+class Shutdown:
     """Stops the ranks of one group by *policy*."""
 
-    def __init__(self, policy: StopPolicy, deadlines: Deadlines) -> None:
+    def __init__(
+        self,
+        policy: StopPolicy,
+        loop: EventLoop,
+        watchdog: Watchdog,
+        tell: Callable[[Message], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._policy = policy
-        self._deadlines = deadlines
+        self._loop = loop
+        self._watchdog = watchdog
+        self._tell = tell
+        self._clock = clock
 
-    def ask_to_stop(self, member: Member, *, hurry: bool) -> None:
-        """Begin to stop *member*; what follows comes as notices.
+    # --- limits of starts and re-forms; all times are seconds from now -----------------------
 
-        One that still waits for its process is not launched any more, or killed by `make_up`.
+    def limit_start(self, member: Worker, seconds: float) -> None:
+        """Give *member* so long to become ready."""
+        self._after(member, seconds, Overdue(member.rank, member.incarnation, "start"))
+        self._watchdog.wake(None)
+
+    def limit_reform(self, member: Worker, *, leave: float, join: float) -> None:
+        """Give *member* so long to leave its old process group, and to be ready in the new one."""
+        late = partial(ReformOverdue, member.rank, member.incarnation, member.epoch)
+        self._after(member, leave / 2, late("part"))
+        self._after(member, leave, late("leave"))
+        self._after(member, join, late("join"))
+        self._watchdog.wake(None)
+
+    def doubt_reform(self, member: Worker) -> None:
+        """Post soon that *member* could not join, unless another epoch explains that."""
+        failed = ReformOverdue(member.rank, member.incarnation, member.epoch, "failed")
+        self._after(member, _DOUBT, failed)
+
+    def expect_exit(self, member: Worker) -> None:
+        """Post it if *member*, which has said or shown that it ends, lives on."""
+        self._after(member, _LAST_BREATH, Overdue(member.rank, member.incarnation, "stream"))
+
+    def _next(self, member: Worker, stage: str, seconds: float) -> None:
+        """Give *member* so long to end before the next *stage*."""
+        self._after(member, seconds, Timeout((member.rank, member.incarnation), stage))
+
+    def _after(self, member: Worker, seconds: float, message: Message) -> None:
+        at = self._clock() + seconds
+        member.timers.append(self._loop.call_at(at, partial(self._tell, message)))
+
+    # --- stages ------------------------------------------------------------------------------
+
+    def ask_to_stop(self, member: Worker, *, hurry: bool) -> None:
+        """Begin to stop *member*; further stages follow by `escalate`.
+
+        One that still waits for its process is not launched any more, or killed by `kill_unwanted`.
         """
         if member.asked:
             return
@@ -109,43 +100,43 @@ class Stopping:
         if hurry:
             if stop.hurry > 0:
                 self._terminate(member)
-                self._deadlines.stop(member, "kill", stop.hurry)
+                self._next(member, "kill", stop.hurry)
             else:
                 self.kill(member)
         else:
-            self._deadlines.stop(member, "terminate", stop.ask)
+            self._next(member, "terminate", stop.ask)
 
-    def escalate(self, member: Member, notice: StopOverdue) -> None:
+    def escalate(self, member: Worker, stage: object) -> None:
         """Go one stage further with a member that has not stopped."""
         if member.process is None:
             return
-        if notice.stage == "terminate":
+        if stage == "terminate":
             self._terminate(member)
             # A stopped process takes no SIGTERM; SIGCONT lets it.
             member.process.send_signal(signal.SIGCONT)
-            self._deadlines.stop(member, "kill", self._policy.terminate)
+            self._next(member, "kill", self._policy.terminate)
         else:
             self.kill(member)
 
-    def _terminate(self, member: Member) -> None:
+    def _terminate(self, member: Worker) -> None:
         assert member.process is not None
         with suppress(OSError):  # it has ended, or hears nothing
             member.control.send(_TERMINATE)  # a worker holds off a SIGTERM that is not ours
         member.process.send_signal(signal.SIGTERM)
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: Worker) -> None:
         """Kill *member* now; its exit is told like any other."""
         if member.process is not None and member.process.send_signal(signal.SIGKILL):
             if not member.killed_at:
-                member.killed_at = time.monotonic()
-            self._deadlines.stop(member, "abandon", _UNDEAD)
+                member.killed_at = self._clock()
+            self._next(member, "abandon", _UNDEAD)
 
-    def make_up(self, member: Member) -> None:
+    def kill_unwanted(self, member: Worker) -> None:
         """Kill *member*, which has its process now, where it was to end before it had one."""
         if member.asked or member.hung or member.broken:
             self.kill(member)
 
-    def kill_broken(self, members: Iterable[Member], broken: Mapping[Lease, str]) -> None:
+    def kill_broken(self, members: Iterable[Worker], broken: Mapping[Lease, str]) -> None:
         """Kill those of *members* whose lease is *broken*, for the reason given with it."""
         for member in members:
             why = None if member.lease is None else broken.get(member.lease)
@@ -153,7 +144,7 @@ class Stopping:
                 member.broken = why
                 self.kill(member)
 
-    def abandon(self, member: Member) -> str:
+    def abandon(self, member: Worker) -> str:
         """Give *member* up, which was killed and does not end; return how that looks.
 
         Empty where it is too early for that: a process that has begun to end gives back its memory,
@@ -163,9 +154,9 @@ class Stopping:
         if process is None or process.status is not None:
             return ""
         vitals = Vitals.of(process.pid)
-        took = time.monotonic() - member.killed_at
+        took = self._clock() - member.killed_at
         if vitals.is_ending and took < _LONGEST_END:
-            self._deadlines.stop(member, "abandon", _UNDEAD)
+            self._next(member, "abandon", _UNDEAD)
             return ""
         member.abandoned = True
         place = f" in {vitals.wait}" if vitals.wait else ""
@@ -174,7 +165,7 @@ class Stopping:
             f"it withstood SIGKILL for {took:.0f} s ({state}) and is left behind as {process.pid}"
         )
 
-    def examine(self, member: Member, why: str, seen: str = "") -> None:
+    def examine(self, member: Worker, why: str, seen: str = "") -> None:
         """End *member*, which hangs, and have it write the stacks of its threads as it goes.
 
         *seen* is what it was found doing.
@@ -191,4 +182,4 @@ class Stopping:
         if process.is_stopped():
             # Only a running process handles a signal; this one takes it before anything else.
             process.send_signal(signal.SIGCONT)
-        self._deadlines.stop(member, "kill", _EXAMINE)
+        self._next(member, "kill", _EXAMINE)

@@ -1,35 +1,32 @@
 """The warm spares of one rank group.
 
-Guarantees: after the group is up, as many spares as were asked for are on their way or warm; a
-rank that died gets a warm one at once; one that is taken, or dies while it waits, is replaced, at
-once the first time and after a growing delay where they go on dying. A spare's death is no failure
-of the group. None outlives the group.
-
-Left to others: which ranks are started (`decide_ranks`), the processes (`members`).
+- After the group is up, as many spares as were asked for are starting or warm.
+- A rank that died gets a warm one at once. One that is taken, or dies while it waits, is replaced,
+  at once the first time and after a growing delay if they go on dying.
+- A spare's death is no failure of the group. None outlives the group.
 """
 
 from __future__ import annotations
 
 import random
 import signal
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.supervision import BackOff, PhalanxError
 
-from .messages import Refill
+from .messages import Timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import Hub
+    from phalanx.runtime import EventLoop
 
     from .launcher import Launch
     from .members import Members
-    from .messages import Notice
-    from .shutdown import Stopping
-    from .worker import Member
+    from .messages import Message
+    from .shutdown import Shutdown
+    from .worker import Worker
 
 _BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to harm nobody
 
@@ -58,19 +55,21 @@ class Standby:
         self,
         wanted: int,
         members: Members,
-        stopping: Stopping,
-        hub: Hub,
+        stopping: Shutdown,
+        hub: EventLoop,
         *,
-        tell: Callable[[Notice], None],
+        tell: Callable[[Message], None],
         publish: Callable[[Any], None],
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._wanted = wanted
         self._members = members
         self._stopping = stopping
         self._hub = hub
         self._tell = tell
         self._publish = publish
-        self._spares: dict[int, Member] = {}
+        self._spares: dict[int, Worker] = {}
         self._last = 0
         self._losses = 0  # in a row, without one that became warm
         self._not_before = 0.0
@@ -80,13 +79,13 @@ class Standby:
         """How many are warm."""
         return sum(spare.ready for spare in self._spares.values())
 
-    def find(self, number: int) -> Member | None:
+    def find(self, number: int) -> Worker | None:
         """Return that spare, while it is one."""
         return self._spares.get(number)
 
     def fill(self) -> None:
         """Start what is missing, unless it is too early for that."""
-        while len(self._spares) < self._wanted and time.monotonic() >= self._not_before:
+        while len(self._spares) < self._wanted and self._clock() >= self._not_before:
             self._last -= 1
             try:
                 self._spares[self._last] = self._members.start_spare(self._last)
@@ -98,20 +97,20 @@ class Standby:
         (spare,) = launch.members
         error = self._members.land(launch)
         if error is None:
-            self._stopping.make_up(spare)
+            self._stopping.kill_unwanted(spare)
             return
         del self._spares[spare.rank]
         if not spare.asked:
             self._lost(None, f"{type(error).__name__}: {error}")
 
-    def warm(self, spare: Member) -> None:
+    def warm(self, spare: Worker) -> None:
         """Note that *spare* can be taken."""
         spare.ready = True
         self._losses = 0
         while spare.timers:
             spare.timers.pop().cancel()
 
-    def take(self) -> Member | None:
+    def take(self) -> Worker | None:
         """Return a warm spare, which is none any more, or None."""
         for number, spare in list(self._spares.items()):
             process = spare.process
@@ -126,7 +125,7 @@ class Standby:
             return spare
         return None
 
-    def gone(self, spare: Member) -> None:
+    def gone(self, spare: Worker) -> None:
         """Bury *spare*, whose process has ended, and see to another."""
         del self._spares[spare.rank]
         failure = spare.failure
@@ -137,7 +136,7 @@ class Standby:
         elif status is not None and status.signal is not None:
             cause = spare.hung or f"signal {status.signal}"
         pid = spare.labels.pid or None
-        self._members.bury(spare)
+        self._members.release(spare)
         self._lost(pid, cause)
 
     def close(self) -> None:
@@ -147,7 +146,7 @@ class Standby:
         for spare in spares:
             self._stopping.kill(spare)
         for spare in spares:
-            self._members.bury(spare)
+            self._members.release(spare)
 
     def _lost(self, pid: int | None, cause: str) -> None:
         self._losses += 1
@@ -155,8 +154,8 @@ class Standby:
         if self._losses > 1:
             jitter = random.random()  # noqa: S311  # spreads starts, hides nothing
             wait = _BACKOFF.delay(self._losses - 1, jitter)
-        now = time.monotonic()
+        now = self._clock()
         self._not_before = now + wait
         group = self._members.name
         self._publish(StandbyLost(group=group, pid=pid, cause=cause, wait=wait, at=now))
-        self._hub.call_at(self._not_before, lambda: self._tell(Refill()))
+        self._hub.call_at(self._not_before, lambda: self._tell(Timeout("standby", "refill")))

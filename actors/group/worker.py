@@ -1,17 +1,7 @@
-"""One worker incarnation as the driver holds it: process, sockets, lease, state.
+"""`Worker`: one incarnation of one rank as the driver holds it, and its control socket.
 
-One incarnation of one rank, as the driver holds it.
-
-Guarantees: everything that belongs to it is here, and nowhere else.
-
-Left to others: making it (`Outfit`), its place in the group and its burial (`Members`).
-
-The control socket of one rank, on which everything is said that is no call and no answer.
-
-Guarantees: nobody else can connect to it; the driver's end is closed in its forks; what had arrived
-before it ended is read.
-
-Left to others: what is said (`hearing`, and `hosting` at the worker's end).
+The control socket carries everything that is neither call nor answer. No other process can connect
+to it; the driver's end is closed in forks; packets that arrived before its end are read.
 """
 
 from __future__ import annotations
@@ -25,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.runtime import Frame, descriptors, read_stacks, receive
 
 if TYPE_CHECKING:
-    from phalanx.actors.checkpoint.store import Gift
+    from phalanx.actors.checkpoint.snapshot import RestorePoint
     from phalanx.actors.remote.links import Remote
     from phalanx.runtime import (
         Lease,
@@ -78,27 +68,27 @@ _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its re
 
 
 @dataclass(slots=True)
-class Member:
+class Worker:
     """One incarnation of one rank, as the driver holds it.
 
     Attributes:
-        spare: Its number among the spares, below 0, where it is or was one; then that is also its
-            rank until it takes one.
-        asked: A stop was asked for, so its exit is no failure.
-        forced: Whether that was by force: what it runs is ended, which is reported.
+        spare: Its number among the spares, below 0, if it is or was one; also its rank until it
+            takes one.
+        asked: A stop was requested, so its exit is no failure.
+        forced: Whether that was by force: the calls that it runs are ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
         broken: What happened to its device, or its process group, or how it failed to be re-formed,
             for which it is being killed; empty otherwise.
         out_of_step: It is being ended so that the group can be formed anew.
         killed_at: When it was first sent SIGKILL by us; 0.0 for never.
-        abandoned: It withstood that, and is not waited for any more.
+        abandoned: It withstood that, and is no longer waited for.
         left: The last epoch for which it has left the process group of the one before.
-        gift: The state it is given back; None where it begins anew.
-        restoring: Whether it has got as far as restoring that.
+        restore_point: The state that it restores; None if it begins anew.
+        restoring: Whether it has begun to restore it.
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
-        failure: The exception of its start, or the one that ended it, once it has told.
-        remote: Its link, where it is elsewhere.
+        failure: The exception of its start, or the one that ended it, once reported.
+        remote: Its link, if it is on another machine.
     """
 
     rank: int
@@ -124,7 +114,7 @@ class Member:
     killed_at: float = 0.0
     abandoned: bool = False
     left: int = 0
-    gift: Gift | None = None
+    restore_point: RestorePoint | None = None
     restoring: bool = False
     threads: str = ""
     words_end: int | None = None

@@ -1,192 +1,91 @@
-"""What a rank is doing that does not answer; `check_health`.
+"""`Executor.check_health`: whether every rank's main loop replies, and what silent ranks do.
 
-What a rank that does not answer is doing, as far as can be told from outside.
-
-Guarantees: nothing is asked of its main loop: what counts is its own page, what the kernel shows,
-and whether it gives a sign of life beside that loop. That tells one that waits, whose interpreter
-runs, from one that is wedged, in which native code keeps everything else from running. It costs
-nothing until somebody asks.
-
-Left to others: when a rank is taken for hung and ended (`watch`).
-
-Whether every rank's main loop answers, and what those are doing that do not.
-
-Guarantees: whoever answers in time is not looked at; those that do not are asked for a sign of life
-beside their main loops, and diagnosed, before anything is raised.
-
-Left to others: what the signs mean (`health`).
+The state of a silent rank comes from its progress page, from /proc, and from a heartbeat beside its
+main loop: a rank that waits replies to that; a wedged one, in which native code holds the
+interpreter lock, does not.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Shape
 from phalanx.actors.spec.results import OutcomeKind
-from phalanx.actors.spec.validate import check_seconds
-from phalanx.runtime import Vitals
-from phalanx.supervision import CallTimeout, Unhealthy
+from phalanx.runtime import Pulse, Vitals
+from phalanx.supervision import CallTimeout, Unhealthy, check_seconds
 
 from .heartbeat import PATIENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
     from phalanx.actors.calls.rank import Running
-    from phalanx.actors.group.handle import Shared
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.results import RankInfo
 
-    from .heartbeat import Sign
+
+_HEARTBEAT_TICKS = 2  # clock ticks that the reply to a heartbeat may have used
 
 
-_ASKING = 2  # clock ticks that the question for a sign of life may have cost
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """What one rank is doing; `state` is one of those of `Unhealthy`."""
-
-    state: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.state} ({self.detail})" if self.detail else self.state
-
-
-def diagnose(
-    silent: Iterable[int],
-    ranks: Iterable[RankInfo],
-    running: Iterable[Running],
-    before: Mapping[int, Vitals],
-    signs: Mapping[int, Sign],
-    *,
-    gone: Container[int],
-) -> dict[int, Diagnosis]:
-    """Return what the *silent* ones are doing.
+def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None:
+    """Return once every rank has replied.
 
     Args:
-        silent: Those that have not answered.
-        ranks: All of them.
-        running: What they run.
-        before: Vitals from a while ago.
-        signs: What came of asking for a sign of life.
-        gone: Those that died meanwhile: who has their place now is not who was silent.
-    """
-    infos = {info.rank: info for info in ranks}
-    busy = {each.rank: each for each in running}
-    now = time.monotonic()
-    return {
-        rank: _one(
-            infos.get(rank),
-            busy.get(rank),
-            before.get(rank, Vitals()),
-            signs.get(rank),
-            now,
-            is_gone=rank in gone,
-        )
-        for rank in silent
-    }
-
-
-def _one(
-    info: RankInfo | None,
-    running: Running | None,
-    before: Vitals,
-    sign: Sign | None,
-    now: float,
-    *,
-    is_gone: bool,
-) -> Diagnosis:
-    vitals = Vitals.of(info.pid) if info is not None and info.pid is not None else Vitals()
-    pulse = sign.pulse if sign is not None else None
-    silent = sign is not None and pulse is None
-    place = f", in {vitals.wait}" if vitals.wait else ""
-    if info is None or not vitals.state:
-        return Diagnosis("dead")
-    if info.state == "starting":
-        return Diagnosis("stopped" if vitals.state == "T" else "starting")
-    if is_gone:
-        return Diagnosis("dead")
-    if vitals.state == "T":
-        return Diagnosis("stopped")
-    if info.state == "stopping":
-        return Diagnosis("dead", "being stopped")
-    if running is None or not (running.began or running.method):
-        where = "has begun no call"
-    elif not running.began:
-        where = f"in {running.method}, until its items are taken"
-    else:
-        where = f"in {running.method} " if running.method else ""
-        where += f"for {now - running.began:.1f} s"
-    if pulse is not None and pulse.where:
-        where += f", at {pulse}"
-    if running is not None and running.limit is not None and now - running.began >= running.limit:
-        return Diagnosis("hung", where)
-    used = vitals.ticks - before.ticks
-    if used > _ASKING or (used and vitals.state == "R"):
-        return Diagnosis("busy", f"{where}, holds the interpreter lock" if silent else where)
-    if vitals.state == "D" and silent:
-        return Diagnosis("wedged", f"{where}, uninterruptible{place}")
-    if silent:
-        return Diagnosis("wedged", f"{where}, native code holds the interpreter lock{place}")
-    return Diagnosis("waiting", f"{where}{place}")
-
-
-def check_up(
-    shared: Shared, call: Callable[..., Any], check_open: Callable[[], None], timeout: float
-) -> None:
-    """Return once every rank has answered.
-
-    Args:
-        shared: The group's.
-        call: Makes a call of it, as `Caller.call`.
-        check_open: Raises where there is no group any more.
-        timeout: Seconds for the answers.
+        group: The group to check.
+        call: Makes a call of it.
+        timeout: Seconds for the replies.
 
     Raises:
         Unhealthy: see `Executor.check_health`.
     """
-    shared.callbacks.check_may_wait("check_health")
-    ranks = shared.view.ranks
+    group.callbacks.check_may_wait("check_health")
+    before = group.view.ranks
     deadline = time.monotonic() + check_seconds("timeout", timeout)
     ping = [((), dict[str, Any]())]
-    future = call(Shape.GATHER, _ping, ping, timeout=timeout, on_death="fail", non_block=True)
-    before: dict[int, Vitals] = {}
-    signs: dict[int, Sign] = {}
-    asking = min(PATIENCE, timeout / 2)
-    there = {info.rank: info.incarnation for info in ranks}
-    late, gone = set(there), set[int]()
-    if _is_done(future, deadline - asking):
-        late, gone = _silent(future, there)
-    if late:  # so far, or when this was woken long after the deadline
-        before = {info.rank: Vitals.of(info.pid) for info in ranks}
-        with shared.pulses.ask(there) as asked:
-            late, gone = _silent(future, there)  # its own deadline ends that
-            asked.wait(late, time.monotonic() + PATIENCE - asking)
-            signs = asked.signs()
+    future = call(Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True)
+    vitals: dict[int, Vitals] = {}
+    replies: dict[int, Pulse | None] = {}
+    incarnations = {info.rank: info.incarnation for info in before}
+    late, gone = set(incarnations), set[int]()
+    if _is_done(future, deadline - min(PATIENCE, timeout / 2)):
+        late, gone = _silent(future, incarnations)
+    if late:  # so far, or because this thread woke up long after the deadline
+        vitals = {info.rank: Vitals.of(info.pid) for info in before}
+        with group.heartbeats.request(incarnations) as request:
+            late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
+            request.wait(late, time.monotonic() + PATIENCE - min(PATIENCE, timeout / 2))
+            replies = request.replies()
     if not late and not gone:
         return
-    check_open()
+    group.check_open()
     silent = sorted(late | gone)
-    now = shared.view.ranks
-    gone |= {info.rank for info in now if there.get(info.rank) != info.incarnation}
-    running = shared.plane.seating.running()
-    diagnoses = diagnose(silent, now, running, before, signs, gone=gone)
-    states = {rank: each.state for rank, each in diagnoses.items()}
-    details = {rank: str(each) for rank, each in diagnoses.items()}
+    infos = {info.rank: info for info in group.view.ranks}
+    gone |= {rank for rank, info in infos.items() if incarnations.get(rank) != info.incarnation}
+    running = {each.rank: each for each in group.plane.running()}
+    states: dict[int, str] = {}
+    details: dict[int, str] = {}
+    for rank in silent:
+        states[rank], detail = _diagnose(
+            infos.get(rank),
+            running.get(rank),
+            vitals.get(rank, Vitals()),
+            replies.get(rank),
+            is_silent=rank in replies and replies[rank] is None,
+            is_gone=rank in gone,
+        )
+        details[rank] = f"{states[rank]} ({detail})" if detail else states[rank]
     raise Unhealthy("check_health", silent, timeout, states, details)
 
 
-def _silent(future: Future[Any], there: Iterable[int]) -> tuple[set[int], set[int]]:
-    """Return who of those *there* has not answered in time, and who died before it could."""
+def _silent(future: Future[Any], ranks: Iterable[int]) -> tuple[set[int], set[int]]:
+    """Return which of *ranks* have not replied in time, and which died before they could."""
     try:
         outcomes = future.result()
-    except CallTimeout:  # it was never sent: the group is not whole
-        return set(there), set()
+    except CallTimeout:  # it was not sent: the group is not whole
+        return set(ranks), set()
     late = {each.rank for each in outcomes if each.kind not in (OutcomeKind.OK, OutcomeKind.DEAD)}
     return late, {each.rank for each in outcomes if each.kind is OutcomeKind.DEAD}
 
@@ -199,4 +98,56 @@ def _is_done(future: Future[Any], deadline: float) -> bool:
 
 
 def _ping(_worker: object) -> None:
-    """Answer, from the main loop."""
+    """Reply, from the main loop."""
+
+
+def _diagnose(
+    info: RankInfo | None,
+    running: Running | None,
+    before: Vitals,
+    pulse: Pulse | None,
+    *,
+    is_silent: bool,
+    is_gone: bool,
+) -> tuple[str, str]:
+    """Return the state of one silent rank, one of those of `Unhealthy`, and the details.
+
+    Args:
+        info: The rank's present incarnation.
+        running: The call it is in.
+        before: Vitals from before the heartbeat was requested.
+        pulse: Its heartbeat; None if it has not replied, or was not asked.
+        is_silent: Whether it was asked, and has not replied.
+        is_gone: Whether the incarnation that was silent has died.
+    """
+    vitals = Vitals.of(info.pid) if info is not None and info.pid is not None else Vitals()
+    if info is None or not vitals.state:
+        return "dead", ""
+    if info.state == "starting":
+        return ("stopped" if vitals.state == "T" else "starting"), ""
+    if is_gone:
+        return "dead", ""
+    if vitals.state == "T":
+        return "stopped", ""
+    if info.state == "stopping":
+        return "dead", "being stopped"
+    age = 0.0 if running is None else time.monotonic() - running.began
+    if running is None or not (running.began or running.method):
+        where = "has begun no call"
+    elif not running.began:
+        where = f"in {running.method}, until its items are taken"
+    else:
+        where = f"in {running.method} for {age:.1f} s" if running.method else f"for {age:.1f} s"
+    if pulse is not None and pulse.where:
+        where += f", at {pulse}"
+    if running is not None and running.limit is not None and age >= running.limit:
+        return "hung", where
+    used = vitals.ticks - before.ticks
+    if used > _HEARTBEAT_TICKS or (used and vitals.state == "R"):
+        return "busy", f"{where}, holds the interpreter lock" if is_silent else where
+    place = f", in {vitals.wait}" if vitals.wait else ""
+    if is_silent and vitals.state == "D":
+        return "wedged", f"{where}, uninterruptible{place}"
+    if is_silent:
+        return "wedged", f"{where}, native code holds the interpreter lock{place}"
+    return "waiting", f"{where}{place}"

@@ -1,10 +1,10 @@
-"""Asking ranks for a sign of life from outside their main loops.
+"""Heartbeats: requests to ranks on their control sockets, answered beside their main loops.
 
-Guarantees: a question costs each rank one packet each way and nobody anything once it is closed;
-it is put and answered without the executor's actor, which may have its hands full with the dead;
-an answer to a question nobody asks any more is dropped.
+- A request costs one packet to each rank and one back, and nothing once it is closed.
+- Requests and replies do not pass the group's actor, which may be busy with deaths.
+- A reply to a closed request is dropped.
 
-Left to others: the worker's side (`runtime.pulse`), what silence means (`health`).
+The worker's side is `runtime.worker.control.Link.serve`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from phalanx.runtime import Kind, OwnedLock, Payload, Pulse
@@ -24,74 +23,54 @@ if TYPE_CHECKING:
     from phalanx.runtime import Frame
 
 PATIENCE = 1.0
-"""Seconds for an answer, a thousand times what it takes: the machine may have more to do."""
+"""Seconds for a reply, a thousand times what it takes on an idle machine."""
 
 _NOTHING = Payload.of(None)
 
 
-@dataclass(frozen=True, slots=True)
-class Sign:
-    """What came of asking one rank.
+class HeartbeatRequest:
+    """One request to some ranks; a context manager that closes it."""
 
-    Attributes:
-        pulse: What it said; None where it has said nothing.
-        after: Seconds that took, or since it was asked.
-    """
-
-    pulse: Pulse | None
-    after: float
-
-
-class Question:
-    """One question, put to some ranks; close it, or use it as a context manager."""
-
-    def __init__(self, pulses: Pulses, number: int, ranks: frozenset[int]) -> None:
-        self._pulses = pulses
+    def __init__(
+        self,
+        client: HeartbeatClient,
+        number: int,
+        ranks: Collection[int],
+        when_complete: Callable[[], object] | None,
+    ) -> None:
+        self._client = client
         self._number = number
-        self._ranks = ranks
-        self._answers: dict[int, tuple[Pulse, float]] = {}
+        self._ranks = frozenset(ranks)
+        self._when_complete = when_complete
+        self._pulses: dict[int, Pulse] = {}
         self._changed = threading.Condition()
-        self._then: list[Callable[[], None]] = []
-        self._at = time.monotonic()
 
     def wait(self, ranks: Collection[int], deadline: float) -> None:
-        """Return once these *ranks* have answered, or at *deadline* (monotonic)."""
+        """Return once these *ranks* have replied, or at *deadline* (monotonic)."""
         with self._changed:
-            patience = max(0.0, deadline - time.monotonic())
-            self._changed.wait_for(lambda: self._answers.keys() >= set(ranks), patience)
+            timeout = max(0.0, deadline - time.monotonic())
+            self._changed.wait_for(lambda: self._pulses.keys() >= set(ranks), timeout)
 
-    def when_answered(self, then: Callable[[], None]) -> None:
-        """Run *then* once every rank has answered; on whichever thread hears of it: be quick."""
+    def replies(self) -> dict[int, Pulse | None]:
+        """Return the reply of each rank; None for a rank that has not replied by now."""
         with self._changed:
-            if not self._is_answered():
-                self._then.append(then)
-                return
-        then()
-
-    def signs(self) -> dict[int, Sign]:
-        """Return what is known by now."""
-        silence = Sign(None, time.monotonic() - self._at)
-        with self._changed:
-            answers = dict(self._answers)
-        return {rank: Sign(*answers[rank]) if rank in answers else silence for rank in self._ranks}
+            return {rank: self._pulses.get(rank) for rank in self._ranks}
 
     def close(self) -> None:
-        """Wait for no more answers."""
-        self._pulses.forget(self._number)
+        """Drop later replies."""
+        self._client.forget(self._number)
 
-    def hear(self, rank: int, pulse: Pulse) -> None:
-        """Note what *rank* has answered."""
+    def receive(self, rank: int, pulse: Pulse) -> None:
+        """Note the reply of *rank*."""
         with self._changed:
-            self._answers[rank] = pulse, time.monotonic() - self._at
+            self._pulses[rank] = pulse
             self._changed.notify_all()
-            if not self._is_answered():
-                return
-            then, self._then = self._then, []
-        for each in then:
-            each()
+        self.check_complete()
 
-    def _is_answered(self) -> bool:
-        return self._answers.keys() >= self._ranks
+    def check_complete(self) -> None:
+        """Call *when_complete* if every rank has replied; maybe again, on any thread."""
+        if self._when_complete is not None and self._pulses.keys() >= self._ranks:
+            self._when_complete()
 
     def __enter__(self) -> Self:
         return self
@@ -100,69 +79,75 @@ class Question:
         self.close()
 
 
-class Pulses:
-    """The ranks that can be asked, and the questions that are open."""
+class HeartbeatClient:
+    """The control sockets of one group's ranks, and the open requests. For any thread."""
 
     def __init__(self) -> None:
         self._lock = OwnedLock()
         self._numbers = itertools.count(1)
-        self._ways: dict[int, tuple[int, Callable[[bytes], object]]] = {}
-        self._open: dict[int, Question] = {}
+        self._ranks: dict[int, tuple[int, Callable[[bytes], object]]] = {}
+        self._open: dict[int, HeartbeatRequest] = {}
 
-    def enter(self, rank: int, incarnation: int, send: Callable[[bytes], object]) -> None:
-        """Have *rank* asked by *send*, which takes a packet and does not wait."""
+    def attach(self, rank: int, incarnation: int, send: Callable[[bytes], object]) -> None:
+        """Send requests to *rank* by *send*, which takes a packet and does not block."""
         with self._lock.asked():
-            self._ways[rank] = incarnation, send
+            self._ranks[rank] = incarnation, send
 
-    def leave(self, rank: int, incarnation: int) -> None:
-        """Ask that incarnation no more, if it ever was here; then nobody is using its way."""
+    def detach(self, rank: int, incarnation: int) -> None:
+        """Send nothing more to that incarnation; its *send* is not in use on return."""
         with self._lock.asked():
-            known, _ = self._ways.get(rank, (None, None))
-            if known == incarnation:
-                del self._ways[rank]
+            if self._ranks.get(rank, (None, None))[0] == incarnation:
+                del self._ranks[rank]
 
-    def ask(self, ranks: Mapping[int, int]) -> Question:
-        """Ask these (rank: incarnation); those that are not here any more stay silent."""
+    def request(
+        self, ranks: Mapping[int, int], when_complete: Callable[[], object] | None = None
+    ) -> HeartbeatRequest:
+        """Request heartbeats of *ranks* (rank: incarnation); detached ones do not reply.
+
+        *when_complete* is called once all have replied, at least once, on any thread; it must not
+        block.
+        """
         number = next(self._numbers)
-        question = Question(self, number, frozenset(ranks))
+        request = HeartbeatRequest(self, number, ranks, when_complete)
         with self._lock.asked():
-            self._open[number] = question
+            self._open[number] = request
             self._send(ranks, _NOTHING.packet(Kind.ASK, epoch=0, call_id=number))
-        return question
+        request.check_complete()
+        return request
 
-    def part(self, ranks: Mapping[int, int], epoch: int) -> None:
-        """Have these (rank: incarnation) cut from the process group they leave for *epoch*."""
+    def part(self, rank: int, incarnation: int, epoch: int) -> None:
+        """Have a rank end the connections of the process group that it leaves for *epoch*."""
         with self._lock.asked():
-            self._send(ranks, _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0))
+            packet = _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0)
+            self._send({rank: incarnation}, packet)
 
     def tell_draining(self) -> None:
-        """Tell every rank that it will be stopped in good order: SIGTERM is not to end it now."""
+        """Tell every rank that the driver stops it in good order: it ignores SIGTERM until then."""
         with self._lock.asked():
-            ranks = {rank: known for rank, (known, _) in self._ways.items() if rank >= 0}
+            ranks = {rank: known for rank, (known, _) in self._ranks.items() if rank >= 0}
             self._send(ranks, _NOTHING.packet(Kind.DRAINING, epoch=0, call_id=0))
 
-    def _send(self, ranks: Mapping[int, int], packet: bytes) -> None:
-        for rank, incarnation in ranks.items():
-            known, send = self._ways.get(rank, (None, None))
-            if known == incarnation and send is not None:
-                # Full or broken: then it is not for want of questions that it is silent.
-                with suppress(OSError):
-                    send(packet)
-
-    def hear(self, rank: int, frame: Frame) -> None:
-        """Take *rank*'s answer to where it is waited for."""
+    def receive(self, rank: int, frame: Frame) -> None:
+        """Pass *rank*'s reply on to its request."""
         with self._lock.asked():
-            question = self._open.get(frame.call_id)
-        if question is None:
+            request = self._open.get(frame.call_id)
+        if request is None:
             frame.drop()
             return
         pulse: object = None
-        with suppress(Exception):  # one that cannot be read is no sign of life
+        with suppress(Exception):  # one that cannot be decoded is no reply
             pulse = frame.value()
         if isinstance(pulse, Pulse):
-            question.hear(rank, pulse)
+            request.receive(rank, pulse)
 
     def forget(self, number: int) -> None:
-        """Close the question of that number."""
+        """Close the request of that number."""
         with self._lock.asked():
             self._open.pop(number, None)
+
+    def _send(self, ranks: Mapping[int, int], packet: bytes) -> None:
+        for rank, incarnation in ranks.items():
+            known, send = self._ranks.get(rank, (None, None))
+            if known == incarnation and send is not None:
+                with suppress(OSError):  # a full or broken socket: that rank does not reply
+                    send(packet)

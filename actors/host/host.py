@@ -1,7 +1,8 @@
-"""What runs the user's object inside a worker process.
+"""The worker side: builds the user's object, runs its hooks and calls, stores and restores state.
 
-Guarantees: the object is built and started once per incarnation; a process group it joined is
-left when it stops; its hooks' own exceptions are reported and do not hide the reason of the stop.
+- The object is built and started once per incarnation.
+- The process group that it has joined is left when it stops.
+- Exceptions of hooks are logged; they do not hide the reason of the stop.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import pickle
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +22,6 @@ from phalanx.runtime import (
     Board,
     FarFrame,
     Kind,
-    LockTable,
     ServerSpan,
     Stamp,
     Telemetry,
@@ -47,17 +48,20 @@ if TYPE_CHECKING:
     from phalanx.supervision import Decider, ExitReason
 
 
+_MANY_MODULES = 100  # imported in a start: some tenths of a second
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
-    """What one incarnation grows from; pickled by name.
+    """The parameters of one incarnation; pickled by name.
 
     Attributes:
-        factory: The pickled (class, args, kwargs), by value where they have no importable name;
-            empty for a spare, which has had it.
+        factory: The pickled (class, args, kwargs), by value if they have no importable name;
+            empty for a spare, which has it already.
         keywords: The pickled keyword arguments of this rank alone.
-        witness: The pickled `Witness` that looks on; empty for none.
-        decider: The user's pickled decider; empty for the usual one.
-        trace: The span that this start belongs to; empty for none.
+        witness: The pickled `Witness`; empty for none.
+        decider: The user's pickled decider; empty for the default.
+        trace: The context of the span of this start; empty for none.
     """
 
     factory: bytes
@@ -82,8 +86,8 @@ class Saving:
     """How a worker stores its state; pickled by name.
 
     Attributes:
-        base: What the number of a snapshot exceeds the call's by.
-        folder: Where it is stored; None for memory, which is handed to the driver.
+        base: The number of a snapshot less that of its call.
+        folder: Where it is stored; None for memory, whose descriptor the driver gets.
     """
 
     base: int
@@ -92,11 +96,11 @@ class Saving:
 
 @dataclass(frozen=True, slots=True)
 class Restoring:
-    """Where in the file that follows on the control socket a state lies; pickled by name.
+    """Where a state lies in the file that follows on the control socket; pickled by name.
 
     Attributes:
-        spans: The (start, size) of its own, or those of all ranks there were.
-        spread: Whether it is all of them.
+        spans: The (start, size) of the rank's own state, or those of all ranks there were.
+        spread: Whether they are those of all ranks, for `reshard`.
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -105,10 +109,10 @@ class Restoring:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reform:
-    """What a rank that is kept is told of the next epoch; pickled by name.
+    """The next epoch, for a survivor; pickled by name.
 
     Attributes:
-        env: The variables that have changed.
+        env: The environment variables that have changed.
     """
 
     epoch: int
@@ -117,21 +121,21 @@ class Reform:
 
 
 class Recipe:
-    """How the user's object is built: unpickled once, which imports what it needs."""
+    """The user's class and arguments: unpickled once, which imports their modules."""
 
     def __init__(self, factory: bytes) -> None:
         self._cls, self._args, self._kwargs = pickle.loads(factory)
         self._made: WorkerActor | None = None
 
     def prepare(self) -> None:
-        """Build it now and run `on_standby`, where its class has that."""
+        """Build the object now and run `on_standby`, if its class has that hook."""
         if self._cls.on_standby is not WorkerActor.on_standby:
             made: WorkerActor = self._cls(*self._args, **self._kwargs)
             made.on_standby()
             self._made = made
 
     def build(self, keywords: bytes) -> WorkerActor:
-        """Return it."""
+        """Return the object."""
         if self._made is not None:
             return self._made
         own = pickle.loads(keywords)
@@ -163,7 +167,7 @@ class WorkerHost:
 
     @property
     def after_reply(self) -> Callable[[], None] | None:
-        """Called when a call has been answered; None where nobody looks on."""
+        """Called when a call has been answered; None without a witness."""
         return None if self._witness is None else self._witness.after_reply
 
     def start(self) -> None:
@@ -176,6 +180,7 @@ class WorkerHost:
             outside(token)
 
     def _start(self) -> None:
+        known = set(sys.modules)
         recipe = Recipe(self._seed.factory) if self._recipe is None else self._recipe
         actor = recipe.build(self._seed.keywords)
         actor.ctx = self._context
@@ -184,12 +189,25 @@ class WorkerHost:
             if self._witness is not None:
                 self._witness.woke(self._context, kept=False)
             actor.on_start(self._context)
+            self._report_imports(set(sys.modules) - known)
             if self._seed.restoring is not None:
                 self._restore(actor, self._seed.restoring)
         except Exception as error:
             self.end_copy()
             self.fail(error)
             raise
+
+    def _report_imports(self, new: set[str]) -> None:
+        """Log what the first start of rank 0 has imported, if every start will take long for it."""
+        if len(new) < _MANY_MODULES or (self._context.rank, self._context.incarnation) != (0, 1):
+            return
+        below = Counter(_root(name, new) for name in new)
+        self._context.log.warning(
+            "phalanx.start_imports",
+            modules=len(new),
+            most=", ".join(f"{root} ({count})" for root, count in below.most_common(5)),
+            remedy="each start imports these again; name them in preload=",
+        )
 
     def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
         assert self._link is not None
@@ -208,7 +226,7 @@ class WorkerHost:
             actor.restore(states.pop())
 
     def save(self, call_id: int) -> Payload:
-        """Store what `checkpoint` returns; return what the driver is told of it."""
+        """Store what `checkpoint` returns; return the message for the driver."""
         seed = self._seed
         assert seed.saving is not None
         assert self._actor is not None
@@ -235,10 +253,10 @@ class WorkerHost:
             self.end_copy()
 
     def end_copy(self) -> None:
-        """End this process if it is a forked copy of the worker, which has left the user's code.
+        """End this process if it is a forked copy of the worker that has left the user's code.
 
-        Only the process that was started may answer, store its state or run further hooks. As
-        `multiprocessing` does in its children: without clean-up, which is the worker's to do.
+        Only the process that was started may answer, store state or run further hooks. The copy
+        ends without clean-up, as children of `multiprocessing` do.
         """
         link = self._link
         if link is None or os.getpid() == link.pid:
@@ -281,7 +299,7 @@ class WorkerHost:
         return ServerSpan(self._telemetry, f"{service}/{name}", about, carrier)
 
     def adopt(self, epoch: int) -> None:
-        """Note that the group around this worker has a new epoch."""
+        """Note the group's new epoch."""
         self._context.epoch = epoch
 
     def reform(self, order: Reform) -> None:
@@ -310,28 +328,25 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_stop(reason)
-        except BaseException:  # SystemExit too: reported; it stops all the same
+        except BaseException:  # SystemExit too: logged; the worker stops anyway
             self._context.log.exception("phalanx.on_stop_failed")
         self.end_copy()
         _leave_process_group()
 
     def judge(self, error: BaseException) -> Directive:
-        """Return what the decider says of an error of a method: to go on, where it says nothing."""
-        decider = self._decider
-        if decider is None:
+        """Return the decider's directive for an error of a method; *resume* if it has none."""
+        if self._decider is None:
             own = self._seed.decider
-            decider = RESUME_UNLESS_BROKEN
-            if own:
-                decider = cast("Decider", pickle.loads(own))
-            self._decider = decider
-        directive = decider.directive(error, str(self._seed.rank), failed=self._undecided)
+            self._decider = cast("Decider", pickle.loads(own)) if own else RESUME_UNLESS_BROKEN
+
+        def failed(raised: BaseException) -> None:
+            self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=raised)
+
+        directive = self._decider.directive(error, str(self._seed.rank), failed=failed)
         return Directive.RESUME if directive is None else directive
 
-    def _undecided(self, error: BaseException) -> None:
-        self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=error)
-
     def note_foreign(self) -> None:
-        """Log that the call socket brought a packet that was no message; the worker goes on."""
+        """Log a packet on the call socket that is no message; the worker goes on."""
         self._context.log.warning("phalanx.foreign_packet", on="worker")
 
     def fail(self, error: BaseException) -> None:
@@ -339,19 +354,26 @@ class WorkerHost:
         try:
             if self._actor is not None:
                 self._actor.on_failure(error)
-        except BaseException:  # SystemExit too: reported; *error* is what counts
+        except BaseException:  # SystemExit too: logged; *error* is what counts
             self._context.log.exception("phalanx.on_failure_failed")
         self.end_copy()
 
 
+def _root(name: str, new: set[str]) -> str:
+    """Return the outermost package of module *name* that is in *new*."""
+    while (parent := name.rpartition(".")[0]) in new:
+        name = parent
+    return name
+
+
 def host_spare(factory: bytes, link: Link) -> WorkerHost:
-    """Prepare what *factory* makes, wait until this process becomes a rank; return its host."""
+    """Prepare the object of *factory*, wait for the assignment of a rank; return its host."""
     recipe = Recipe(factory)
     try:
         recipe.prepare()
     finally:
         if os.getpid() != link.pid:
-            os._exit(1)  # a copy that on_standby has forked
+            os._exit(1)  # a copy that `on_standby` has forked
     return host_worker(await_assignment(link).blob, link, recipe)
 
 
@@ -373,14 +395,14 @@ def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> Worker
         incarnation=link.incarnation,
         rendezvous=seed.rendezvous,
         log=worker_logger(link.fds["log"], seed.labels),
-        _locks=LockTable(link.fds["locks"]),
+        _lock_file=link.fds["locks"],
         _link=link,
     )
     return WorkerHost(seed, context, recipe, link)
 
 
 def _check_unstarted(devices: tuple[str, ...]) -> None:
-    """Raise where CUDA was started before this process had its device: it would be another."""
+    """Raise if CUDA was started before this process had its device: it would use another."""
     cuda = sys.modules.get("torch.cuda")
     if devices[0] != "cpu" and cuda is not None and cuda.is_initialized():
         msg = (
@@ -394,10 +416,10 @@ def _leave_process_group() -> None:
     if dist is None or not dist.is_available():
         return
     if dist.is_initialized():
-        with contextlib.suppress(Exception):  # a broken group cannot be left in good order
+        with contextlib.suppress(Exception):  # a broken group cannot be left in order
             dist.destroy_process_group()
-    # Torch counts the groups of a process, and the count is in the names of the keys under which
-    # ranks meet. A group that could not be formed stays counted: in the next epoch this rank would
-    # wait for the others under keys that none of them writes.
+    # The names of the store's keys contain the number of groups that the process has formed, and a
+    # group that could not be formed is counted: in the next epoch this rank would wait for the
+    # others under keys that none of them writes.
     with contextlib.suppress(AttributeError):
         dist.distributed_c10d._world.group_count = 0  # noqa: SLF001  # there is no other way

@@ -1,8 +1,7 @@
-"""What an observer is shown of a group, and of the tree it is part of.
+"""What observers (`phalanx top`) are shown of a group and of the supervision tree that it is in.
 
-Guarantees: taken without asking anybody and without waiting; a group of any size fits, in parts.
-
-Left to others: when it is asked for, and by whom (`runtime.glances`).
+Snapshots are taken from published state, without a message to the actor and without waiting. A
+large group is split into several records.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from phalanx.actors.calls.rank import Progress
-    from phalanx.actors.group.handle import Shared
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.actors.spec.results import RankInfo
     from phalanx.runtime import LoggedEvent
     from phalanx.supervision import ChildSnapshot, SupervisorSnapshot
 
-_PART = 200  # ranks in one record, which has a limit
-_CHILDREN = 200  # of a tree that are told of; nobody reads more
-_EXIT = 80  # characters of why a child last ended
+_PART = 200  # ranks in one record, whose size is limited
+_CHILDREN = 200  # of a tree; further ones are only counted
+_EXIT = 80  # characters of the reason of a child's last exit
 
 
 def glance_of(
-    spec: ExecutorSpec, shared: Shared, look: Callable[[], SupervisorSnapshot] | None
+    spec: ExecutorSpec, group: Group, look: Callable[[], SupervisorSnapshot] | None
 ) -> Iterator[LoggedEvent]:
-    """Yield what the group looks like now, and its tree, if *look* shows one."""
-    view, counts, seated = shared.view, shared.plane.counts(), shared.plane.seated()
+    """Yield the present state of the group, and of its tree if *look* returns one."""
+    view, counts, seated = group.view, group.plane.counts(), group.plane.progress_by_rank()
     now = time.monotonic()
     for first in range(0, max(1, len(view.ranks)), _PART):
         part = view.ranks[first : first + _PART]
         yield GroupGlance(
             group=spec.name,
             worker=spec.worker.__name__,
-            strategy=str(spec.strategy),
+            strategy=str(spec.policy.strategy),
             phase=str(view.phase),
             epoch=view.epoch,
             world_size=len(view.ranks),
             restarts=view.restarts,
             restarts_in_window=view.restarts_in_window,
-            max_restarts=spec.intensity.max_restarts,
-            period=spec.intensity.period,
+            max_restarts=spec.policy.intensity.max_restarts,
+            period=spec.policy.intensity.period,
             planned=view.planned,
             standby=view.standby,
             ranks=tuple(_rank(info, seated.get(info.rank)) for info in part),
@@ -68,11 +67,12 @@ def _rank(info: RankInfo, progress: Progress | None) -> RankGlance:
     )
     if progress is None:
         return known
+    method = progress.method or ""
     return replace(
         known,
         served=progress.served,
         owed=progress.queued + (progress.running is not None),
-        method=f"{progress.method} (abandoned)" if progress.abandoned else progress.method or "",
+        method=f"{method} (abandoned)" if progress.abandoned else method,
         running_for=progress.running or 0.0,
     )
 
@@ -80,7 +80,7 @@ def _rank(info: RankInfo, progress: Progress | None) -> RankGlance:
 def _tree(top: SupervisorSnapshot, now: float) -> TreeGlance:
     children: list[ChildGlance] = []
     hidden = 0
-    pending = list(reversed(top.children))  # no recursion, which a deep tree would end
+    pending = list(reversed(top.children))  # not recursive: a deep tree would exceed the limit
     while pending:
         child = pending.pop()
         if child.supervisor is not None:
@@ -95,12 +95,10 @@ def _tree(top: SupervisorSnapshot, now: float) -> TreeGlance:
         state="running" if top.ended is None else "ended",
         incarnation=1,
         last_exit="" if top.ended is None else str(top.ended)[:_EXIT],
-        strategy=str(top.strategy),
-        restarts=top.restarts,
-        max_restarts=top.max_restarts,
-        period=top.period,
     )
-    return TreeGlance(root=root, children=tuple(children), hidden=hidden, at=now)
+    return TreeGlance(
+        root=_with_supervisor(root, top), children=tuple(children), hidden=hidden, at=now
+    )
 
 
 def _child(child: ChildSnapshot) -> ChildGlance:
@@ -111,13 +109,14 @@ def _child(child: ChildSnapshot) -> ChildGlance:
         incarnation=child.incarnation,
         last_exit="" if child.last_exit is None else str(child.last_exit)[:_EXIT],
     )
-    below = child.supervisor
-    if below is None:
-        return known
+    return known if child.supervisor is None else _with_supervisor(known, child.supervisor)
+
+
+def _with_supervisor(known: ChildGlance, supervisor: SupervisorSnapshot) -> ChildGlance:
     return replace(
         known,
-        strategy=str(below.strategy),
-        restarts=below.restarts,
-        max_restarts=below.max_restarts,
-        period=below.period,
+        strategy=str(supervisor.strategy),
+        restarts=supervisor.restarts,
+        max_restarts=supervisor.max_restarts,
+        period=supervisor.period,
     )

@@ -1,23 +1,10 @@
-"""Hooks of fault injection.
+"""Hooks for fault injection: what `phalanx.chaos` observes of groups, calls and workers.
 
-What may look on, and interfere, at named points of a group: for fault injection.
+Without an installed probe each hook costs a test for None. With one, a group passes these points in
+the order in which things happen, under whatever lock is held there: hooks must not block or raise.
 
-Guarantees: nothing of it costs anything where no probe is installed, beyond a test for None; with
-one, everything a group does passes the points in the order in which it happens.
-
-The points: ``before_send`` (a call is about to go to its ranks), ``queued`` (it has gone to a rank
-that has others before it), ``running`` (a worker has begun it), ``after_reply`` (a worker has
-answered it), ``restarting`` (ranks have been given processes anew), ``closing`` (the ranks have
-been told to stop). Of these ``running`` and ``after_reply`` are passed in the worker.
-
-A probe is installed for the whole process, which nothing else here is: what it looks at is built by
-users' own code, or by a supervisor's thread, to which nobody could hand it.
-
-Left to others: what a probe does (`phalanx.chaos`).
-
-What looks on at one group, in the driver, where faults are injected.
-
-Left to others: the points that are passed, and who looks on at all groups (`probe`).
+A probe is installed for the whole process, since executors are built by users' own code and by
+supervisors' threads, to which no probe can be passed.
 """
 
 from __future__ import annotations
@@ -31,69 +18,62 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
     from phalanx.actors.calls.call import CallTap
-    from phalanx.actors.group.handle import Shared
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.context import WorkerContext
     from phalanx.actors.spec.options import ExecutorSpec
 
+POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")
+"""The points at which faults can be injected.
+
+*running* and *after_reply* are passed in the worker (`Witness`), *before_send* and *queued* by a
+call (`CallTap`), *restarting* and *closing* by its group (`GroupProbe`).
+"""
+
 
 class GroupProbe(Protocol):
-    """What looks on at one group, in the driver."""
+    """Observes one group, in the driver."""
+
+    def on_point(self, name: str, **fields: Any) -> None:
+        """Note that the group passes a point.
+
+        ``event`` (*event*, which the group publishes), ``planned`` (a restart of *ranks* or a
+        resize to *size* begins), ``not_started`` (*ranks* got no process, for *reason*),
+        ``restarting`` (*ranks* have just been given processes), ``closing`` (all ranks have been
+        asked to stop). The *ranks* of the last ones are pairs of rank and incarnation.
+        """
+        ...
 
     def tap(
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
     ) -> CallTap:
-        """Return what looks on at a call that is being made."""
+        """Return the observer of a call that is being made."""
         ...
 
     def witness(self, rank: int, incarnation: int) -> bytes:
         """Return the pickled `Witness` for a worker that is being started."""
         ...
 
-    def happened(self, event: Any) -> None:
-        """The group publishes *event*."""
-        ...
-
-    def planned(self, ranks: frozenset[int], size: int | None) -> None:
-        """A restart of *ranks*, or a resize, begins."""
-        ...
-
-    def not_started(self, ranks: tuple[tuple[int, int], ...], reason: str) -> None:
-        """These (rank, incarnation) could not be given a process."""
-        ...
-
-    def restarting(self, ranks: tuple[tuple[int, int], ...]) -> None:
-        """These (rank, incarnation) have just been given one; *restarting* is passed."""
-        ...
-
-    def closing(self) -> None:
-        """The ranks have just been told to stop for good; *closing* is passed."""
-        ...
-
-
-POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")
-"""The points by name."""
-
 
 class Probe(Protocol):
-    """What looks on at every group that this process builds."""
+    """Observes every group that this process builds."""
 
     def adjust(self, spec: ExecutorSpec) -> ExecutorSpec:
         """Return the spec to use in place of *spec*."""
         ...
 
-    def attach(self, spec: ExecutorSpec, shared: Shared) -> GroupProbe:
-        """Return what looks on at the group that is being built."""
+    def attach(self, spec: ExecutorSpec, group: Group) -> GroupProbe:
+        """Return the observer of the group that is being built."""
         ...
 
 
 class Witness(Protocol):
-    """What looks on in a worker; pickled in the driver, by name or by value."""
+    """Observes one worker, from within; pickled in the driver, by name or by value."""
 
     after_reply: Callable[[], None] | None
-    """Called when a call has been answered, where *after_reply* is to be passed."""
+    """Called when a call has been answered."""
 
     def woke(self, context: WorkerContext, *, kept: bool) -> None:
-        """``on_start`` is about to run, or ``on_reform`` where *kept*."""
+        """``on_start`` is about to run, or ``on_reform`` if *kept*."""
         ...
 
     def invoke(
@@ -104,10 +84,7 @@ class Witness(Protocol):
         kwargs: Mapping[str, Any],
         wire: int,
     ) -> Any:
-        """Run one call, with what travelled in place of its method; *running* is passed.
-
-        *wire* is the number of this sending of it.
-        """
+        """Run one call, of number *wire*, with what `CallTap.method` put in place of its method."""
         ...
 
 
@@ -115,16 +92,16 @@ _installed: list[Probe] = []  # at most one
 
 
 def current_probe() -> Probe | None:
-    """Return the probe that is installed, if one is."""
+    """Return the installed probe."""
     return _installed[-1] if _installed else None
 
 
 @contextlib.contextmanager
 def installed(probe: Probe) -> Generator[None, None, None]:
-    """Have *probe* look on at every executor that is built while the block runs.
+    """Have *probe* observe every executor that is built while the block runs.
 
     Raises:
-        SpecError: another one is installed; two would answer for each other's faults.
+        SpecError: another one is installed.
     """
     if _installed:
         raise SpecError("probe", probe, "another run is under way in this process; wait for it")

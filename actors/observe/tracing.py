@@ -1,15 +1,16 @@
-"""What a group tells of itself in spans: calls as their callers see them, starts and restarts.
+"""OpenTelemetry spans of a group: its calls as their callers see them, its starts and restarts.
 
-Guarantees: a call's span begins when the call is made and ends when it has its outcome, whoever
-asks for that; a death that touches a call is an event of its span, and the restart that follows has
-a span of its own with a link to every call it interrupted. Without tracing nothing is made
-(`Telemetry`). No exporter runs under a lock of ours.
+- A call's span begins when the call is made and ends when the call has its outcome.
+- A death is an event of the spans of the calls that it touches, and of the restart, whose span has
+  a link to each of those calls. Starts of ranks are events of the span of the start or restart.
+- Without a provider of spans nothing is made (`Telemetry`). No exporter runs under a lock of ours.
 
-Left to others: the worker's side (`runtime.telemetry`), and where spans go.
+The worker's side is `runtime.worker.tracing`.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError
@@ -33,40 +34,36 @@ from phalanx.runtime import (
 from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from phalanx.actors.calls.call import Call
     from phalanx.runtime import CallFate, CrashReport
+
+
+def _api() -> Any:
+    """Return `opentelemetry.trace`, which is imported if there is a tracer."""
+    return sys.modules["opentelemetry.trace"]
 
 
 class CallSpan:
     """The span of one call, from its caller's side.
 
     Attributes:
-        carrier: What tells the ranks whom they work for.
+        carrier: The context that travels to the ranks.
     """
 
     def __init__(self, trace: GroupTrace, tracer: Any, name: str, about: dict[str, Any]) -> None:
-        import opentelemetry.trace as api  # noqa: PLC0415  # it is imported: somebody traces
-
-        self._api = api
         self._trace = trace
         self._lock = threading.Lock()
         self._ended = False
-        # What is set meanwhile, the wall clock, makes no call longer, or end before it began.
-        self._clock_at_zero = time.time_ns() - time.monotonic_ns()
         self._settled_at: int | None = None
-        self._span = tracer.start_span(
-            name, kind=api.SpanKind.CLIENT, attributes=about, start_time=self._now()
-        )
-        self.carrier = carried(api.set_span_in_context(self._span))
+        self._span = tracer.start_span(name, kind=_api().SpanKind.CLIENT, attributes=about)
+        self.carrier = carried(_api().set_span_in_context(self._span))
 
     def sent_as(self, seq: int) -> None:
         """Note the number of the call."""
         self._span.set_attribute("phalanx.call_id", seq)
 
     def died(self, report: CrashReport, fate: CallFate | None) -> None:
-        """A death has touched the call. Under the plane's lock: quick."""
+        """Note a death that touches the call. Under the plane's lock: must not block."""
         about = _about_death(report)
         if fate is not None:
             about["phalanx.fate"] = str(fate.fate)
@@ -74,64 +71,50 @@ class CallSpan:
         self._trace.interrupted(self._span.get_span_context())
 
     def settled(self, _call: Call) -> None:
-        """The call has its outcome. Under the plane's lock: quick."""
-        self._settled_at = self._now()
+        """Note when the call got its outcome. Under the plane's lock: must not block."""
+        self._settled_at = time.time_ns()
 
     def end(self, call: Call) -> None:
-        """End it with the outcome of *call*, which is done; once."""
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
-        outcome, about, problem = _outcome_of(call)
-        self._finish(outcome, about, problem)
+        """End it with the outcome of *call*, which is done; only the first end counts."""
+        self._end(*_outcome_of(call))
 
     def refused(self, error: BaseException) -> None:
-        """End it by *error*: the call was not accepted, or nobody waits for it any more."""
+        """End it by *error*: the call was not accepted, or was abandoned."""
+        self._end(_kind_of(error), {}, f"{type(error).__name__}: {error}")
+
+    def _end(self, outcome: str, about: dict[str, Any], problem: str) -> None:
         with self._lock:
             if self._ended:
                 return
             self._ended = True
-        self._finish(_kind_of(error), {}, f"{type(error).__name__}: {error}")
-
-    def _finish(self, outcome: str, about: Mapping[str, Any], problem: str) -> None:
-        self._span.set_attribute("phalanx.outcome", outcome)
-        self._span.set_attributes(dict(about))
+        self._span.set_attributes({"phalanx.outcome": outcome, **about})
         if problem:
-            self._span.set_status(self._api.StatusCode.ERROR, problem)
-        self._span.end(self._now() if self._settled_at is None else self._settled_at)
-
-    def _now(self) -> int:
-        return self._clock_at_zero + time.monotonic_ns()
+            self._span.set_status(_api().StatusCode.ERROR, problem)
+        self._span.end(self._settled_at)
 
 
 class GroupTrace:
-    """The spans of one group. Made in the thread that builds it; its start is that one's child."""
+    """The spans of one group; that of its start is a child of the one current where it is built."""
 
     def __init__(self, group: str, worker: str) -> None:
         self._group = group
         self._worker = worker
         self._telemetry = Telemetry()
         self._lock = threading.Lock()
-        self._links: list[Any] = []
-        self._span: Any = None  # of the start or restart that is under way
-        self._ranks: dict[tuple[int | None, int], Any] = {}
+        self._links: list[Any] = []  # to the calls that the next restart interrupts
+        self._span: Any = None  # of the start or restart under way
         self._context: Any = None
         if self._telemetry.tracer is not None:
-            from opentelemetry import context  # noqa: PLC0415  # as above
-
-            self._context = context.get_current()
-
-    # --- calls --------------------------------------------------------------------------
+            self._context = sys.modules["opentelemetry.context"].get_current()
 
     def call(
         self, name: str, shape: Shape, rank: int | None, *, is_stream: bool = False
     ) -> CallSpan | None:
-        """Return the span of a call that is being made, None where nobody traces."""
+        """Return the span of a call that is being made; None without a provider."""
         tracer = self._telemetry.tracer
         if tracer is None:
             return None
-        # A provider, by its contract, raises nothing. One that does fails the call, unsent.
+        # By its contract a provider raises nothing. One that does fails the call, unsent.
         about: dict[str, Any] = {
             "rpc.system": "phalanx",
             "rpc.service": self._worker,
@@ -145,110 +128,67 @@ class GroupTrace:
         return CallSpan(self, tracer, f"{self._worker}/{name}", about)
 
     def interrupted(self, context: Any) -> None:
-        """Note that the restart that follows interrupts the span of *context*."""
+        """Have the next restart link to the span of *context*."""
         with self._lock:
             self._links.append(context)
 
-    # --- starts -------------------------------------------------------------------------
-
     def starting(self) -> dict[str, str]:
-        """Return what tells ranks that are about to be started which start they belong to."""
+        """Return the context of the start or restart for the ranks that are about to be started."""
         tracer = self._telemetry.tracer
-        if tracer is None:
-            return {}
-        with suppress(Exception):  # as above
-            import opentelemetry.trace as api  # noqa: PLC0415  # as above
-
-            if self._span is None:
-                self._open(tracer, "start", self._context)
-            span: Any = self._span
-            return carried(api.set_span_in_context(span))
+        if tracer is not None:
+            with suppress(Exception):  # as above
+                if self._span is None:
+                    self._open(tracer, "start", self._context)
+                return carried(_api().set_span_in_context(self._span))
         return {}
 
     def hear(self, event: Any) -> None:
-        """Make of *event*, which the group publishes, what it is in spans."""
+        """Record *event*, which the group publishes."""
         tracer = self._telemetry.tracer
         if tracer is None:
             return
         with suppress(Exception):  # a provider that breaks its contract must not end the group
-            self._hear(tracer, event)
+            match event:
+                case WorkerStarted() | WorkerReady() if self._span is not None:
+                    done = "ready" if isinstance(event, WorkerReady) else "started"
+                    rank = -1 if event.rank is None else event.rank
+                    about = {"phalanx.rank": rank, "phalanx.incarnation": event.incarnation}
+                    self._span.add_event(f"phalanx.rank_{done}", about)
+                case WorkerCrashed(report=report) if report.rank is not None:
+                    span = self._open(tracer, "restart", None)
+                    span.add_event("phalanx.rank_died", _about_death(report))
+                case GroupDown():
+                    self._open(tracer, "restart", None)
+                case GroupUp():
+                    about = {"phalanx.epoch": event.epoch, "phalanx.ranks": event.world_size}
+                    self._close(about, "")
+                case GroupEnded():
+                    self._close({}, event.cause)
+                case _:
+                    pass
 
-    def _hear(self, tracer: Any, event: Any) -> None:
-        match event:
-            case WorkerStarted():
-                self._rank_started(tracer, event)
-            case WorkerReady():
-                self._end_rank((event.rank, event.incarnation), "")
-            case WorkerCrashed(report=report) if report.rank is not None:
-                self._crashed(tracer, report)
-            case GroupDown():
-                self._open(tracer, "restart", None)
-            case GroupUp():
-                self._close({"phalanx.epoch": event.epoch, "phalanx.ranks": event.world_size}, "")
-            case GroupEnded():
-                self._close({}, event.cause)
-            case _:
-                pass
-
-    def _open(self, tracer: Any, what: str, context: Any) -> None:
-        import opentelemetry.trace as api  # noqa: PLC0415  # as above
-
+    def _open(self, tracer: Any, what: str, context: Any) -> Any:
         with self._lock:
             interrupted, self._links = self._links, []
-        if self._span is not None:  # one more death within the same restart
+        if self._span is not None:  # a further death in the same restart
             for each in interrupted:
                 self._span.add_link(each)
-            return
-        self._span = tracer.start_span(
-            f"{self._worker} {what}",
-            context=context,
-            attributes={"phalanx.group": self._group},
-            links=[api.Link(each) for each in interrupted],
-        )
+        else:
+            self._span = tracer.start_span(
+                f"{self._worker} {what}",
+                context=context,
+                attributes={"phalanx.group": self._group},
+                links=[_api().Link(each) for each in interrupted],
+            )
+        return self._span
 
     def _close(self, about: dict[str, Any], problem: str) -> None:
-        for key in list(self._ranks):
-            self._end_rank(key, problem or "it was stopped before it was ready")
         span, self._span = self._span, None
         if span is not None:
             span.set_attributes(about)
-            _end(span, problem)
-
-    def _rank_started(self, tracer: Any, event: WorkerStarted) -> None:
-        import opentelemetry.trace as api  # noqa: PLC0415  # as above
-
-        above = None if self._span is None else api.set_span_in_context(self._span)
-        about: dict[str, Any] = {
-            "phalanx.group": self._group,
-            "phalanx.epoch": event.epoch,
-            "phalanx.incarnation": event.incarnation,
-            "phalanx.device": event.device,
-            "process.pid": event.pid or 0,
-        }
-        if event.rank is not None:
-            about["phalanx.rank"] = event.rank
-        span = tracer.start_span(
-            f"{self._worker} start rank {event.rank}", context=above, attributes=about
-        )
-        self._ranks[event.rank, event.incarnation] = span
-
-    def _crashed(self, tracer: Any, report: CrashReport) -> None:
-        self._end_rank((report.rank, report.incarnation), str(report.reason))
-        self._open(tracer, "restart", None)
-        self._span.add_event("phalanx.rank_died", _about_death(report))
-
-    def _end_rank(self, key: tuple[int | None, int], problem: str) -> None:
-        span = self._ranks.pop(key, None)
-        if span is not None:
-            _end(span, problem)
-
-
-def _end(span: Any, problem: str) -> None:
-    import opentelemetry.trace as api  # noqa: PLC0415  # as above
-
-    if problem:
-        span.set_status(api.StatusCode.ERROR, problem)
-    span.end()
+            if problem:
+                span.set_status(_api().StatusCode.ERROR, problem)
+            span.end()
 
 
 def _about_death(report: CrashReport) -> dict[str, Any]:
@@ -263,11 +203,11 @@ def _about_death(report: CrashReport) -> dict[str, Any]:
 
 
 def _outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
-    """Return the outcome's name, what else is known, and what is wrong; decodes nothing."""
+    """Return the outcome's name, further attributes, and the error; decodes no value."""
     about: dict[str, Any] = {}
-    answers = [each for each in call.answers.values() if isinstance(each, Frame)]
-    if answers:
-        about["phalanx.epoch"] = max(each.epoch for each in answers)
+    epochs = [each.epoch for each in call.answers.values() if isinstance(each, Frame)]
+    if epochs:
+        about["phalanx.epoch"] = max(epochs)
     if call.reports:
         about["phalanx.deaths"] = len(call.reports)
     if call.rank is not None:

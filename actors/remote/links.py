@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.actors.group.messages import LinkLost, ProcessGone
@@ -27,9 +26,9 @@ from phalanx.runtime import Gateway, Kind, Outpost
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from phalanx.actors.group.messages import Notice
-    from phalanx.actors.group.worker import Member
-    from phalanx.runtime import Frame, Hub, LoggedEvent, Process, Runtime, Timer, Zmq
+    from phalanx.actors.group.messages import Message
+    from phalanx.actors.group.worker import Worker
+    from phalanx.runtime import EventLoop, Frame, LoggedEvent, Process, Runtime, Timer, Zmq
 
 
 _LAST_WORDS = 1.0
@@ -52,7 +51,7 @@ class Remote:
     """
 
     def __init__(
-        self, member: Linked, outpost: Outpost, hub: Hub, tell: Callable[[Notice], None]
+        self, member: Linked, outpost: Outpost, hub: EventLoop, tell: Callable[[Message], None]
     ) -> None:
         self.outpost = outpost
         self._member = member
@@ -123,10 +122,6 @@ class Remote:
         self._member.timers.append(self._hub.call_at(at, then))
 
 
-PRELOAD = ("zmq",)
-"""What the processes at both ends are forked with; none of it is in workers."""
-
-
 class Links:
     """The links of one group."""
 
@@ -135,18 +130,19 @@ class Links:
         options: Zmq,
         runtime: Runtime,
         group: str,
-        tell: Callable[[Notice], None],
+        tell: Callable[[Message], None],
         on_event: Callable[[LoggedEvent], None],
     ) -> None:
         self._runtime = runtime
         self._group = group
         self._tell = tell
         self._lock = threading.Lock()
-        launcher = partial(runtime.launcher, PRELOAD)
-        self._gateway = Gateway(runtime.hub, launcher, options, group=group, on_event=on_event)
+        self._gateway = Gateway(
+            runtime.loop, runtime.launcher, options, group=group, on_event=on_event
+        )
 
     def launch(
-        self, members: Sequence[Member], deadline: float, is_wanted: Callable[[], bool]
+        self, members: Sequence[Worker], deadline: float, is_wanted: Callable[[], bool]
     ) -> None:
         """Give each of *members* a link, whose other end has been started.
 
@@ -159,7 +155,7 @@ class Links:
                 self._equip(member)
         remotes = [member.remote for member in members if member.remote is not None]
         by_label = {remote.outpost.label: remote for remote in remotes}
-        processes = self._runtime.launcher(PRELOAD).launch_many(
+        processes = self._runtime.launcher.launch_many(
             [remote.outpost.launch_spec() for remote in remotes],
             on_exit=lambda process: by_label[process.label].outpost_gone(process),
             deadline=deadline,
@@ -172,11 +168,11 @@ class Links:
         """End the driver's side; every rank is buried."""
         self._gateway.close()
 
-    def _equip(self, member: Member) -> None:
+    def _equip(self, member: Worker) -> None:
         control = {"control": member.control_end.fileno()}
         posting = self._gateway.berth({**member.channel.child_fds(), **control})
         labels = member.labels
         name = f"{labels.child}#{labels.incarnation}"
         title = f"phalanx: {name} outpost"
         outpost = Outpost(posting, f"{name} outpost", title, member.epoch)
-        member.remote = Remote(member, outpost, self._runtime.hub, self._tell)
+        member.remote = Remote(member, outpost, self._runtime.loop, self._tell)

@@ -1,14 +1,14 @@
 """Ctrl-C between calls and while waiting, never in the middle of a message.
 
-Guarantees: with Python's own SIGINT handler in place, a KeyboardInterrupt that would strike inside
-an `uninterrupted` function, or where the main thread has a lock of ours, is raised within a moment
-after that has been left; so no message is half sent, no answer is read and lost, and no lock stays
-held. Everywhere else, waiting included, it strikes at once. A handler of the user's is left alone:
-one that raises may tear a call apart.
+- With Python's own SIGINT handler in place, a KeyboardInterrupt that would be raised inside an
+  `uninterrupted` function, or while the main thread holds a lock of this library, is raised a
+  moment after that: no message is half sent, no answer is read and lost, no lock stays held.
+- Anywhere else, waiting included, it is raised at once.
+- A handler of the user's is left alone; one that raises may tear a call apart.
 
-How: handlers run on the main thread, between two steps of whatever it does, and are given the
-interrupted frame. Ours looks whether an uninterrupted function is on the stack, and if so has the
-signal sent again, until it is not. The hot path pays nothing for it.
+Signal handlers run on the main thread, between two bytecodes, and get the interrupted frame. This
+one checks whether an uninterrupted function is on the stack, and if so has the signal sent again
+until it is not. The hot path pays nothing for it.
 
 Prior art: ``_ki.py`` in trio, which marks frames in the same way.
 """

@@ -1,12 +1,12 @@
-"""How executors end when nobody closes them: SIGTERM, the end of the program, a forgotten handle.
+"""How executors end without `close`: SIGTERM, the end of the program, fork.
 
-Guarantees: on SIGTERM with Python's default action, accepted calls get a grace period, every
-tree is stopped, and the program then ends by SIGTERM as it would have (128 + 15 where it is PID 1,
-which default actions spare); a handler of the user's is left alone. A program that ends without
-`close` leaves nothing behind and does not hang. A forked child touches none of its parent's.
+- On SIGTERM with Python's default action, accepted calls get a grace period, every tree is stopped,
+  and the program ends by SIGTERM as it would have (128 + 15 as PID 1, which default actions spare).
+  A handler of the user's is left alone.
+- A program that ends without `close` leaves nothing behind and does not hang.
+- A forked child touches nothing of its parent's.
 
-The signal handler itself only starts a thread: it runs in the middle of whatever the main thread
-was doing, which may hold any lock.
+The signal handler only starts a thread: it interrupts the main thread anywhere, with any lock held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import signal
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import OwnedLock
 from phalanx.supervision import SpecError
@@ -26,22 +26,7 @@ from .interrupts import interrupts
 if TYPE_CHECKING:
     from types import FrameType
 
-
-class Endable(Protocol):
-    """What can be ended at the end of the program."""
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it has ended, or is about to."""
-        ...
-
-    def end(self, *, drains: bool) -> None:
-        """Stop everything and wait for it; accepted calls get their time first if it *drains*."""
-        ...
-
-    def kill(self) -> None:
-        """Have it end now; returns at once."""
-        ...
+    from phalanx.actors.group.handle import Group
 
 
 class _Living:
@@ -54,8 +39,8 @@ class _Living:
     def __init__(self) -> None:
         self._lock = OwnedLock()
         self._pid = os.getpid()
-        self._all: dict[int, Endable] = {}
-        self._named: dict[str, Endable] = {}
+        self._all: dict[int, Group] = {}
+        self._named: dict[str, Group] = {}
         self._handling = False
         self._forking = threading.local()
         self.terminates = False
@@ -70,8 +55,8 @@ class _Living:
             while True:
                 time.sleep(60.0)
 
-    def claim(self, name: str, one: Endable, *, replace: bool) -> Endable | None:
-        """Give *one*, which is about to be built, its *name*; return what has to end first, if any.
+    def claim(self, name: str, one: Group, *, replace: bool) -> Group | None:
+        """Give *one*, which is about to be built, its *name*; return the group to end first.
 
         Raises:
             SpecError: another has that name, and is not to be replaced.
@@ -87,13 +72,13 @@ class _Living:
             self._named[name] = one
             return before
 
-    def add(self, one: Endable) -> None:
+    def add(self, one: Group) -> None:
         """Note that *one* lives."""
         with self._lock.asked():
             self._all[id(one)] = one
             self._take_signal()
 
-    def remove(self, one: Endable) -> None:
+    def remove(self, one: Group) -> None:
         """Note that *one* has ended, or could not be built."""
         with self._lock.asked():
             self._named = {name: each for name, each in self._named.items() if each is not one}

@@ -82,7 +82,7 @@ class Checkpoint:
 class CheckpointTaken:
     """The state of all the ranks that belong together is kept.
 
-    `Executor.events` tells of each; the log of no more than one in a second.
+    `Executor.subscribe` tells of each; the log of no more than one in a second.
 
     Attributes:
         took: Seconds from the sending of the call with which it was due.

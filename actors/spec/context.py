@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Kind, LockTable, SharedLock
+from phalanx.runtime import Kind, SharedLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,7 +45,7 @@ class WorkerContext:
     incarnation: int
     rendezvous: Rendezvous | None
     log: Any
-    _locks: LockTable = field(repr=False)
+    _lock_file: int = field(repr=False)
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
 
@@ -65,7 +65,7 @@ class WorkerContext:
         return self.rank == self.layout.output_rank
 
     def emit(self, event: object) -> None:
-        """Send *event* to the driver, where `Executor.events` hands it on; any picklable value."""
+        """Send *event*, any picklable value, to the callbacks of `Executor.subscribe`."""
         if self._link is not None:
             self._link.tell(Kind.EVENT, event)
         elif self._listener is not None:
@@ -82,7 +82,7 @@ class WorkerContext:
             timeout: Seconds that ``with`` waits before it raises `LockTimeout`; None waits without
                 limit.
         """
-        return SharedLock(self._locks, name, self.rank, self.incarnation, timeout)
+        return SharedLock(self._lock_file, name, self.rank, self.incarnation, timeout)
 
     def init_process_group(self, backend: str | None = None, **options: Any) -> None:
         """Join this epoch's `torch.distributed` process group; every rank must.

@@ -1,26 +1,18 @@
-"""Options of an executor, checked and complete.
+"""Options of an executor: each is declared once, in a frozen group, and checked when it is built.
 
-What an executor is to be: checked when it is built, before anything starts.
-
-Guarantees: a spec that exists makes sense: its sizes agree, its class is a worker class, its
-arguments have been pickled.
-
-How the worker object of each rank is built: checked, and pickled, in the driver.
-
-Guarantees: a recipe that exists can be called, and has been pickled; nothing of the worker has run.
+- A value that exists makes sense; an error names group, field, value and remedy.
+- Wherever a group is asked for, a mapping of its fields does as well: a table in TOML.
 """
 
 from __future__ import annotations
 
-import asyncio
-import inspect
+import functools
 import itertools
-import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal, cast
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 from phalanx.runtime import (
     DevicePool,
@@ -31,161 +23,131 @@ from phalanx.runtime import (
     check_folder,
     check_share,
     check_transport,
-    encode,
     encode_by_value,
 )
 from phalanx.supervision import (
     BackOff,
-    BadArguments,
     Decider,
     Intensity,
-    NotPicklable,
     Restart,
     SpecError,
     Strategy,
-)
-
-from .adaptive_spin import Spinning, check_spin
-from .checkpoint_policy import CheckpointPolicy
-from .layout import Layout
-from .validate import (
     check_choice,
     check_count,
-    check_env,
     check_kind,
     check_limit,
-    check_per_rank,
     check_seconds,
     check_word,
 )
-from .worker import HOOKS, WorkerActor
+
+from .checkpoint_policy import CheckpointPolicy
+from .factory import check_worker, factory_of, keywords, keywords_of
+from .layout import Layout
+from .validate import check_env, check_per_rank
+from .worker import WorkerActor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Survivors = Literal["restart", "keep"]
+LaunchMethod = Literal["zygote", "exec", "inline"]
+_F = TypeVar("_F", bound=Callable[..., Any])
+_G = TypeVar("_G")
+_INTENSITY = Intensity(3, 60.0)
 
 
-def check_worker(worker: object) -> type[WorkerActor]:
-    """Return *worker* if it is a worker class."""
-    given = worker
-    if not (isinstance(worker, type) and issubclass(worker, WorkerActor)):
-        raise SpecError("worker", given, "give a class derived from phalanx.WorkerActor")
-    if worker is WorkerActor or inspect.isabstract(worker):
-        raise SpecError("worker", worker, "give a concrete class with methods of its own")
-    for hook in sorted(HOOKS):
-        if inspect.iscoroutinefunction(getattr(worker, hook)):
-            text = f"{worker.__qualname__}.{hook} is async; a worker's hooks are plain methods"
-            raise SpecError("worker", worker, text)
-    if inspect.getattr_static(worker, "ctx") is not inspect.getattr_static(WorkerActor, "ctx"):
-        text = f"rename {worker.__qualname__}.ctx: phalanx sets that attribute"
-        raise SpecError("worker", worker, text)
-    return worker
-
-
-def check_arguments(args: object, kwargs: object) -> None:
-    """Raise unless *args* are positional arguments, and *kwargs* is None or keyword arguments."""
-    if not isinstance(args, list | tuple):
-        raise SpecError("args", args, "give the constructor's positional arguments as a tuple")
-    if kwargs is not None and not isinstance(kwargs, Mapping):
-        raise SpecError("kwargs", kwargs, "give the constructor's keyword arguments as a mapping")
-    named = cast("Mapping[object, Any]", kwargs or {})
-    if not all(isinstance(key, str) for key in named):
-        raise SpecError("kwargs", named, "name the constructor's arguments by text")
-
-
-def check_constructor(
-    worker: type[WorkerActor],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    own: object,
-    rank: int,
-) -> None:
-    """Raise `BadArguments` unless the worker can be built so on *rank*."""
-    named = {**kwargs, **_named(own, rank)}
-    try:
-        signature = inspect.signature(worker)
-    except (TypeError, ValueError):  # built in C, or by a metaclass: the worker will tell
-        return
-    try:
-        signature.bind(*args, **named)
-    except TypeError as error:
-        msg = f"{worker.__qualname__}{signature} on rank {rank}: {error}"
-        raise BadArguments(msg) from None
-
-
-def factory_of(
-    worker: type[WorkerActor], args: Sequence[Any], kwargs: Mapping[str, Any] | None
-) -> bytes:
-    """Return the pickled recipe for one worker object.
-
-    Raises:
-        NotPicklable: naming the class or the argument that cannot travel.
-    """
-    encode_by_value(worker, f"worker={worker!r}")
-    for index, value in enumerate(args):
-        encode_by_value(value, f"args[{index}]={value!r}")
-    for key, value in (kwargs or {}).items():
-        encode_by_value(value, f"kwargs[{key!r}]={value!r}")
-    return encode_by_value((worker, tuple(args), dict(kwargs or {})), "the constructor's arguments")
-
-
-def culprit(
-    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], error: NotPicklable
-) -> NotPicklable:
-    """Return *error*, why a call of *name* cannot travel, with the argument that is to blame."""
-    named = {f"args[{index}]": value for index, value in enumerate(args)}
-    named |= {f"kwargs[{key!r}]": value for key, value in kwargs.items()}
-    for field, value in named.items():
-        if isinstance(value, Future | asyncio.Future):
-            return NotPicklable(f"{field} of {name} is a future: pass its result()")
-        try:
-            encode(value, f"{field}={value!r} of {name}")
-        except NotPicklable as own:
-            return own
-    return error
-
-
-class Source:
-    """The file that workers import *worker* from, where they do: each start reads it anew.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Which ranks are restarted after a death, how often, and how soon.
 
     Attributes:
-        file: Its path; None where the class travels by value.
+        strategy: Which ranks are restarted with one that died. `ONE_FOR_ALL` for ranks that share a
+            process group; `ONE_FOR_ONE` for independent replicas. Its word will do.
+        intensity: Restarts allowed, in how many seconds; one more ends the group. A pair will do.
+        restart: Which exits of a rank are restarted. Any other exit ends the group.
+        backoff: Delay before restarts in a row; None for none.
+        decider: What an exception of a method means for the rank that raised it, by its type, name
+            or a predicate: *resume* (the default), *restart* the process, *stop* the group or
+            *escalate*; and what a rank's exits mean, in place of *restart*. The caller gets the
+            exception first. A rule's *child* is the rank, as text. None restarts a rank after CUDA
+            errors that leave its process unusable, and resumes after all others, running out of
+            memory included.
+        survivors: What happens to the other ranks of a process group, under `ONE_FOR_ALL`, when one
+            has died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
+            and has the others leave the old process group and run `on_reform`. Made for gloo.
+        leave_within: Seconds in which a survivor has to end its call and leave the old process
+            group; past that it is replaced as well. Halfway the group's connections are ended.
+        standby: How many spare processes are kept warm: everything is imported and `on_standby`
+            has run. One takes the place of a rank that died at once; another follows it.
     """
 
-    def __init__(self, worker: type[WorkerActor]) -> None:
-        is_named = worker.__module__ != "__main__" and "<locals>" not in worker.__qualname__
-        found = getattr(sys.modules.get(worker.__module__), "__file__", None)
-        self.file: str | None = found if is_named else None
-        self._stamp = self._look()
+    strategy: Strategy = Strategy.ONE_FOR_ALL
+    intensity: Intensity = _INTENSITY
+    restart: Restart = Restart.PERMANENT
+    backoff: BackOff | None = None
+    decider: Decider | None = None
+    survivors: Survivors = "restart"
+    leave_within: float = 10.0
+    standby: int = 0
 
-    def has_changed(self) -> bool:
-        """Whether it is another than when this was asked last, or than at first."""
-        before, self._stamp = self._stamp, self._look()
-        return before != self._stamp
-
-    def _look(self) -> tuple[int, int, int] | None:
-        if self.file is None:
-            return None
-        try:
-            known = Path(self.file).stat()
-        except OSError:
-            return None
-        return known.st_ino, known.st_mtime_ns, known.st_size
-
-
-def keywords_of(rank: int, own: object) -> bytes:
-    """Return the pickled keyword arguments that *rank* has of its own."""
-    return encode_by_value(_named(own, rank), f"rank_kwargs[{rank}]={own!r}")
-
-
-def _named(own: object, rank: int) -> dict[str, Any]:
-    if not isinstance(own, Mapping):
-        raise SpecError(f"rank_kwargs[{rank}]", own, "give a mapping of keyword arguments")
-    named = dict(cast("Mapping[object, Any]", own))
-    if not all(isinstance(key, str) for key in named):
-        raise SpecError(f"rank_kwargs[{rank}]", named, "name the arguments by text")
-    return cast("dict[str, Any]", named)
+    def __post_init__(self) -> None:
+        strategy = check_word("policy.strategy", self.strategy, Strategy)
+        if strategy.has_instances:
+            remedy = "give one_for_one, one_for_all or rest_for_one"
+            raise SpecError("policy.strategy", strategy, remedy)
+        check_choice("policy.survivors", self.survivors, ("restart", "keep"))
+        if self.survivors == "keep" and strategy is not Strategy.ONE_FOR_ALL:
+            raise SpecError("policy.survivors", "keep", f"needs one_for_all, not {strategy}")
+        if self.decider is not None:
+            check_kind("policy.decider", self.decider, Decider)
+        intensity: object = self.intensity
+        backoff: object = self.backoff
+        if isinstance(intensity, list | tuple) and len(cast("Sequence[object]", intensity)) == 2:
+            intensity = Intensity(*cast("Sequence[Any]", intensity))
+        _set(
+            self,
+            strategy=strategy,
+            intensity=group_of("policy.intensity", Intensity, intensity),
+            restart=check_word("policy.restart", self.restart, Restart),
+            backoff=None if backoff is None else group_of("policy.backoff", BackOff, backoff),
+            leave_within=check_seconds("policy.leave_within", self.leave_within, positive=True),
+            standby=check_count("policy.standby", self.standby, 0),
+        )
 
 
-Launch = Literal["zygote", "exec", "inline"]
-Survivors = Literal["restart", "keep"]
-_names = itertools.count(1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """Which devices the ranks get.
+
+    Attributes:
+        names: A `DevicePool` that several executors share; or the devices to choose from, by
+            index or UUID, where one may stand twice; or ``"cpu"``, ``"cuda"``; or None for the GPUs
+            that are visible, else CPU slots. Executors of one runtime that ask for the same devices
+            share them.
+        per_rank: How many devices each rank gets; or which part of one, such as 0.25, and
+            then that many ranks share it.
+        visibility: ``"one"``: a rank sees what is leased to it, and nothing else. ``"all"``: it
+            sees all devices to choose from, each under the same name in every rank; its own are
+            `WorkerContext.devices`.
+        timeout: Seconds that a restart waits while there is no device for it: every one is
+            leased to others, or in quarantine. Then the group ends. None waits without limit, 0
+            not at all. The first start waits only for memory that is just being released.
+    """
+
+    names: Any = None
+    per_rank: float = 1
+    visibility: Visibility = "one"
+    timeout: float | None = 30.0
+
+    def __post_init__(self) -> None:
+        check_share(self.per_rank)
+        check_choice("devices.visibility", self.visibility, ("one", "all"))
+        if self.timeout is not None:
+            _set(self, timeout=check_seconds("devices.timeout", self.timeout))
+
+    def check(self, world_size: int) -> None:
+        """Raise a `SpecError` if there are too few for *world_size* ranks."""
+        DevicePool.of(self.names, world_size, devices_per_rank=self.per_rank).close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +159,7 @@ class StopPolicy:
         terminate: Seconds from SIGTERM to SIGKILL.
         hurry: Seconds from SIGTERM to SIGKILL for a survivor of a broken group, which may be
             stuck in a collective operation with a rank that is gone. 0 kills at once.
-        drain: Seconds that the calls made so far get, before any rank is asked to stop, where
+        drain: Seconds that the calls made so far get, before any rank is asked to stop, when
             SIGTERM ends the program. ``docker stop`` allows 10 seconds for all of it.
     """
 
@@ -207,89 +169,262 @@ class StopPolicy:
     drain: float = 10.0
 
     def __post_init__(self) -> None:
-        for name in ("ask", "terminate", "hurry", "drain"):
-            check_seconds(f"stop.{name}", getattr(self, name))
+        for each in fields(self):
+            check_seconds(f"limits.stop.{each.name}", getattr(self, each.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How long things may take, and how many calls may be under way.
+
+    Attributes:
+        start: Seconds from a rank's start to READY.
+        hang: Seconds a call may run on a rank before that rank is taken for hung: its stacks are
+            captured, and it is killed. None sets no limit but those that methods declare.
+        stopped: Seconds a rank that owes an answer, starts, or joins another epoch may be
+            stopped (SIGSTOP); None for no limit.
+        stop: How ranks are stopped.
+        queue_depth: Calls that one rank may have been sent and not answered.
+    """
+
+    start: float = 300.0
+    hang: float | None = None
+    stopped: float | None = 10.0
+    stop: StopPolicy = StopPolicy()
+    queue_depth: int = 64
+
+    def __post_init__(self) -> None:
+        _set(
+            self,
+            start=check_seconds("limits.start", self.start, positive=True),
+            hang=check_limit("limits.hang", self.hang),
+            stopped=check_limit("limits.stopped", self.stopped),
+            stop=group_of("limits.stop", StopPolicy, self.stop),
+            queue_depth=check_count("limits.queue_depth", self.queue_depth),
+        )
+
+
+def _no_names() -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """How worker processes are started, and with what.
+
+    Attributes:
+        method: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
+            interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
+        preload: Modules that the zygote imports once for all workers. What is missing each rank
+            imports again at each start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
+            (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
+        env: Environment variables of every worker, over the driver's at the moment of the start.
+            If neither sets ``OMP_NUM_THREADS`` each rank gets its share of the processors that
+            the driver may use.
+        rank_env: Further ones for each rank: one mapping per rank, or empty.
+        rank_kwargs: Further keyword arguments of the worker's constructor, for each rank, likewise.
+        transport: How messages reach the ranks: ``"local"`` by sockets and memory that this
+            machine's processes share, ``"zmq"`` or a `Zmq` by ZeroMQ with keys made per group, as
+            for ranks that share neither.
+    """
+
+    method: LaunchMethod = "zygote"
+    preload: Sequence[str] = ("torch",)
+    env: Mapping[str, str] = field(default_factory=_no_names)
+    rank_env: Sequence[Mapping[str, str]] = ()
+    rank_kwargs: Sequence[Mapping[str, Any]] = ()
+    transport: Transport = "local"
+
+    def __post_init__(self) -> None:
+        check_choice("launch.method", self.method, ("zygote", "exec", "inline"))
+        modules: object = self.preload
+        if not isinstance(modules, list | tuple) or not all(
+            isinstance(each, str) for each in cast("Sequence[object]", modules)
+        ):
+            raise SpecError("launch.preload", modules, "give a list or tuple of module names")
+        transport = check_transport(self.transport)
+        if transport is not None and self.method == "inline":
+            raise SpecError("launch.transport", transport, 'method="inline" sends no messages')
+        for name in ("rank_env", "rank_kwargs"):
+            check_per_rank(f"launch.{name}", getattr(self, name), None)
+        rank_env = enumerate(self.rank_env)
+        _set(
+            self,
+            preload=tuple(self.preload),
+            env=check_env("launch.env", self.env),
+            rank_env=tuple(check_env(f"launch.rank_env[{i}]", each) for i, each in rank_env),
+            rank_kwargs=tuple(
+                keywords(f"launch.rank_kwargs[{i}]", each)
+                for i, each in enumerate(self.rank_kwargs)
+            ),
+            transport=transport or "local",
+        )
+
+
+def _set(group: object, **values: object) -> None:
+    """Set fields of *group*, which is frozen, while it is being built."""
+    for name, value in values.items():
+        object.__setattr__(group, name, value)
+
+
+def group_of(
+    name: str,
+    kind: type[_G],
+    given: object,
+    over: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    short: str = "",
+) -> _G:
+    """Return the options of *kind* that *given* stands for, with the fields *over* put over it.
+
+    Args:
+        name: What errors call it.
+        kind: A dataclass.
+        given: None for the defaults, a *kind*, a mapping of its fields, or the value of *short*.
+        over: Values of fields.
+        short: The field that a value of any other type is for; empty for none.
+    """
+    known = {each.name for each in fields(cast("Any", kind))}
+    values: dict[str, Any] = {}
+    if isinstance(given, kind):
+        if not over:
+            return given
+        values = {each: getattr(given, each) for each in known}
+    elif isinstance(given, Mapping):
+        values = dict(cast("Mapping[str, Any]", given))
+    elif given is not None:
+        if not short:
+            check_kind(name, given, kind)
+        values = {short: given}
+    for unknown in values.keys() - known:
+        raise SpecError(f"{name}.{unknown}", values[unknown], f"give {', '.join(sorted(known))}")
+    return kind(**{**values, **over})
+
+
+# Parameter of `Executor` -> the group that it takes, and the field that it is short for.
+_GROUPS: dict[str, tuple[type, str]] = {
+    "policy": (RestartPolicy, ""),
+    "devices": (Devices, "names"),
+    "limits": (Limits, ""),
+    "launch": (Launch, "method"),
+    "layout": (Layout, ""),
+}
+
+
+def replaced_keywords(table: Mapping[str, str]) -> Callable[[_F], _F]:
+    """Have a function take old names of its keywords for one more release, with a warning.
+
+    Args:
+        table: Old name -> ``group.field``; empty for one that has no effect any longer.
+    """
+
+    def decorate(function: _F) -> _F:
+        @functools.wraps(function)
+        def call(*args: Any, **given: Any) -> Any:
+            for old in given.keys() & table.keys():
+                value = given.pop(old)
+                name, _, part = table[old].partition(".")
+                advice = "it has no effect"
+                if name:
+                    kind, short = _GROUPS[name]
+                    advice = f"write {name}={kind.__name__}({part}=...)"
+                    if value is not None or part in _NONE_COUNTS:
+                        now = given.get(name)
+                        given[name] = group_of(name, kind, now, {part: value}, short=short)
+                text = f"phalanx: {old}= is deprecated: {advice}"
+                warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return function(*args, **given)
+
+        return cast("_F", call)
+
+    return decorate
+
+
+_NONE_COUNTS = {"timeout", "stopped"}  # of which None is a value, and not the default
+REPLACED = {
+    "tensor": "layout.tensor",
+    "pipeline": "layout.pipeline",
+    "prefill_context": "layout.prefill_context",
+    "backoff": "policy.backoff",
+    "decider": "policy.decider",
+    "survivors": "policy.survivors",
+    "leave_within": "policy.leave_within",
+    "devices_per_rank": "devices.per_rank",
+    "visibility": "devices.visibility",
+    "device_timeout": "devices.timeout",
+    "start_timeout": "limits.start",
+    "stopped_after": "limits.stopped",
+    "stop": "limits.stop",
+    "queue_depth": "limits.queue_depth",
+    "preload": "launch.preload",
+    "env": "launch.env",
+    "rank_env": "launch.rank_env",
+    "rank_kwargs": "launch.rank_kwargs",
+    "transport": "launch.transport",
+    "spin": "",
+    "async_output": "",
+}
+
+
+_names = itertools.count(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSpec:
-    """What an executor is to be. See `Executor` for the meaning of the fields."""
+    """What an executor is to be, checked and complete; the fields are `Executor`'s.
+
+    Attributes:
+        is_plain: No layout was asked for, so that places in it are not shown.
+        factory: The pickled worker class and its arguments.
+        keywords: The pickled keyword arguments of each rank; one for all if they are the same.
+        pickled_decider: That of *policy*; empty for none.
+        snapshots: The folder of *checkpoint*; None for memory.
+    """
 
     worker: type[WorkerActor]
     name: str
-    world_size: int
     layout: Layout
     is_plain: bool
     factory: bytes
     keywords: tuple[bytes, ...]
-    env: Mapping[str, str]
-    rank_env: Sequence[Mapping[str, str]]
-    strategy: Strategy
-    intensity: Intensity
-    restart: Restart
-    backoff: BackOff | None
-    devices: Any
-    devices_per_rank: float
-    visibility: Visibility
-    device_timeout: float | None
-    decider: Decider | None
-    decider_blob: bytes
-    preload: tuple[str, ...]
+    policy: RestartPolicy
+    devices: Devices
+    limits: Limits
     launch: Launch
-    start_timeout: float
-    stop: StopPolicy
-    queue_depth: int
-    async_output: bool
-    report_dir: ReportFolder | None
-    hang_after: float | None
-    stopped_after: float | None
-    standby: int
-    survivors: Survivors
-    leave_within: float
-    transport: Zmq | None
+    pickled_decider: bytes
     checkpoint: CheckpointPolicy | None
     snapshots: Path | None
-    spin: Spinning
+    report_dir: ReportFolder | None
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it begins with."""
+        return self.layout.world_size
+
+    @property
+    def transport(self) -> Zmq | None:
+        """How ranks are reached that share no memory with the driver; None where they do."""
+        return check_transport(self.launch.transport)
 
 
 def spec_of(
     worker: type[WorkerActor],
-    world_size: int | None,
+    world_size: int | None = None,
     *,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any] | None,
-    rank_kwargs: Sequence[Mapping[str, Any]] | None,
-    tensor: int | None,
-    pipeline: int | None,
-    prefill_context: int | None,
-    layout: Layout | None,
-    strategy: Strategy | str,
-    intensity: Intensity | tuple[int, float],
-    restart: Restart | str,
-    backoff: BackOff | None,
-    devices: Any,
-    devices_per_rank: float,
-    visibility: Visibility,
-    device_timeout: float | None,
-    decider: Decider | None,
-    preload: Sequence[str],
-    launch: Launch,
-    env: Mapping[str, str] | None,
-    rank_env: Sequence[Mapping[str, str]] | None,
-    name: str | None,
-    start_timeout: float,
-    stop: StopPolicy,
-    queue_depth: int,
-    async_output: bool,
-    report_dir: str | Path | ReportFolder | None,
-    hang_after: float | None,
-    stopped_after: float | None,
-    standby: int,
-    survivors: Survivors,
-    leave_within: float,
-    transport: Transport,
-    checkpoint: CheckpointPolicy | None,
-    spin: float | None,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    layout: object = None,
+    name: object = None,
+    policy: object = None,
+    strategy: Strategy | str | None = None,
+    intensity: object = None,
+    standby: int | None = None,
+    devices: object = None,
+    limits: object = None,
+    hang_after: float | None = None,
+    launch: object = None,
+    checkpoint: object = None,
+    report_dir: str | Path | ReportFolder | None = None,
 ) -> ExecutorSpec:
     """Return the spec of what was asked for; the arguments are `Executor`'s.
 
@@ -297,179 +432,78 @@ def spec_of(
         SpecError, NotPicklable: naming the argument and its value.
     """
     check_worker(worker)
-    sizes = {"tensor": tensor, "pipeline": pipeline, "prefill_context": prefill_context}
-    plan, is_plain = _layout_of(world_size, layout, sizes)
+    plan = _layout_of(world_size, layout)
     size = plan.world_size
-    check_choice("launch", launch, ("zygote", "exec", "inline"))
-    if launch == "inline" and size != 1:
+    short = {"strategy": strategy, "intensity": intensity, "standby": standby}
+    given = {key: value for key, value in short.items() if value is not None}
+    restarts = group_of("policy", RestartPolicy, policy, given)
+    limit = {} if hang_after is None else {"hang": hang_after}
+    start = group_of("launch", Launch, launch, short="method")
+    if start.method == "inline" and size != 1:
         raise SpecError("world_size", size, 'launch="inline" has one rank')
-    strategy = check_word("strategy", strategy, Strategy)
-    if strategy.has_instances:
-        raise SpecError("strategy", strategy, "give one_for_one, one_for_all or rest_for_one")
-    restart = check_word("restart", restart, Restart)
-    check_kind("stop", stop, StopPolicy)
-    if backoff is not None:
-        check_kind("backoff", backoff, BackOff)
-    _check_name(name)
-    _check_modules(preload)
-    keywords = check_per_rank("rank_kwargs", _each(rank_kwargs, size), size)
-    rank_envs = check_per_rank("rank_env", _each(rank_env, size), size)
-    check_arguments(args, kwargs)
-    for index, own in enumerate(keywords):
-        check_constructor(worker, args, kwargs or {}, own, index)
-    if decider is not None:
-        check_kind("decider", decider, Decider)
-    check_share(devices_per_rank)
-    check_choice("visibility", visibility, ("one", "all"))
-    _check_checkpoint(checkpoint, worker, launch)
-    # More leases than devices is told here.
-    DevicePool.of(devices, size, devices_per_rank=devices_per_rank).close()
+    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
+        raise SpecError("name", name, "give a text that is not empty")
+    for field_name in ("rank_env", "rank_kwargs"):
+        if each := getattr(start, field_name):
+            check_per_rank(f"launch.{field_name}", each, size)
+    if restarts.survivors == "keep" and worker.on_reform is WorkerActor.on_reform:
+        raise SpecError("policy.survivors", "keep", f"needs {worker.__name__}.on_reform")
+    if restarts.standby and start.rank_kwargs and worker.on_standby is not WorkerActor.on_standby:
+        text = "a spare builds its object for on_standby before it has a rank; read ctx.rank"
+        raise SpecError("launch.rank_kwargs", start.rank_kwargs, text)
+    saving = None if checkpoint is None else group_of("checkpoint", CheckpointPolicy, checkpoint)
+    if saving is not None:
+        _check_checkpoint(saving, worker, start)
+    pool = group_of("devices", Devices, devices, short="names")
+    pool.check(size)
+    if report_dir is None:
+        ReportFolder.from_environment()  # checked here, and used if the runtime has none
+    decider = restarts.decider
+    factory = factory_of(worker, args, kwargs)
     return ExecutorSpec(
         worker=worker,
         name=name or f"{worker.__name__.lower()}-{next(_names)}",
-        world_size=size,
         layout=plan,
-        is_plain=is_plain,
-        factory=factory_of(worker, args, kwargs),
-        keywords=tuple(keywords_of(i, each) for i, each in enumerate(keywords)),
-        env=check_env("env", env),
-        rank_env=tuple(check_env(f"rank_env[{i}]", each) for i, each in enumerate(rank_envs)),
-        strategy=strategy,
-        intensity=_check_intensity(intensity),
-        restart=restart,
-        backoff=backoff,
-        devices=devices,
-        devices_per_rank=devices_per_rank,
-        visibility=visibility,
-        device_timeout=(
-            None if device_timeout is None else check_seconds("device_timeout", device_timeout)
+        is_plain=layout is None,
+        factory=factory,
+        keywords=tuple(
+            keywords_of(worker, args, kwargs or {}, own, rank)
+            for rank, own in enumerate(start.rank_kwargs or [{}])
         ),
-        decider=decider,
-        decider_blob=b"" if decider is None else encode_by_value(decider, f"decider={decider!r}"),
-        preload=tuple(preload),
-        launch=launch,
-        start_timeout=check_seconds("start_timeout", start_timeout, positive=True),
-        stop=stop,
-        queue_depth=check_count("queue_depth", queue_depth),
-        async_output=bool(async_output),
-        report_dir=_check_reports(report_dir),
-        hang_after=check_limit("hang_after", hang_after),
-        stopped_after=check_limit("stopped_after", stopped_after),
-        standby=_check_standby(standby, worker, rank_kwargs),
-        survivors=_check_survivors(survivors, worker, strategy),
-        leave_within=check_seconds("leave_within", leave_within, positive=True),
-        transport=(zmq := _check_transport(transport, launch)),
-        checkpoint=checkpoint,
-        snapshots=_check_snapshots(checkpoint),
-        spin=check_spin(spin, zmq),
+        policy=restarts,
+        devices=pool,
+        limits=group_of("limits", Limits, limits, limit),
+        launch=start,
+        pickled_decider=b""
+        if decider is None
+        else encode_by_value(decider, f"decider={decider!r}"),
+        checkpoint=saving,
+        snapshots=(
+            None
+            if saving is None or saving.where is None
+            else check_folder("checkpoint.where", saving.where)
+        ),
+        report_dir=None if report_dir is None else ReportFolder.of("report_dir", report_dir),
     )
 
 
-def _check_intensity(intensity: object) -> Intensity:
-    given: Any = intensity
-    if isinstance(given, list | tuple) and len(cast("Sequence[Any]", given)) == 2:
-        given = Intensity(*cast("Sequence[Any]", given))
-    if not isinstance(given, Intensity):
-        raise SpecError("intensity", intensity, "give an Intensity, or (restarts, seconds)")
-    return given
-
-
-def _check_checkpoint(
-    policy: CheckpointPolicy | None, worker: type[WorkerActor], launch: Launch
-) -> None:
-    if policy is None:
-        return
-    check_kind("checkpoint", policy, CheckpointPolicy)
+def _check_checkpoint(policy: CheckpointPolicy, worker: type[WorkerActor], launch: Launch) -> None:
     for hook in ("checkpoint", "restore"):
         if getattr(worker, hook) is getattr(WorkerActor, hook):
             raise SpecError("checkpoint", policy, f"needs {worker.__name__}.{hook}")
-    if launch == "inline":
+    if launch.method == "inline":
         raise SpecError("checkpoint", policy, "an inline rank has no process to outlive")
 
 
-def _check_snapshots(policy: CheckpointPolicy | None) -> Path | None:
-    if policy is None or policy.where is None:
-        return None
-    return check_folder("checkpoint.where", policy.where)
-
-
-def _check_standby(standby: object, worker: type[WorkerActor], rank_kwargs: object) -> int:
-    count = check_count("standby", standby, 0)
-    if count and rank_kwargs is not None and worker.on_standby is not WorkerActor.on_standby:
-        raise SpecError(
-            "rank_kwargs",
-            rank_kwargs,
-            "a spare builds its object for on_standby before it has a rank; read ctx.rank instead",
-        )
-    return count
-
-
-def _check_transport(transport: Transport, launch: Launch) -> Zmq | None:
-    options = check_transport(transport)
-    if options is not None and launch == "inline":
-        raise SpecError("transport", transport, 'launch="inline" sends no messages')
-    return options
-
-
-def _check_survivors(
-    survivors: Survivors, worker: type[WorkerActor], strategy: Strategy
-) -> Survivors:
-    check_choice("survivors", survivors, ("restart", "keep"))
-    if survivors == "keep":
-        if strategy is not Strategy.ONE_FOR_ALL:
-            raise SpecError("survivors", survivors, f"needs one_for_all, not {strategy}")
-        if worker.on_reform is WorkerActor.on_reform:
-            raise SpecError("survivors", survivors, f"needs {worker.__name__}.on_reform")
-    return survivors
-
-
-def _layout_of(
-    world_size: int | None, layout: Layout | None, sizes: Mapping[str, int | None]
-) -> tuple[Layout, bool]:
-    """Return the layout, and whether none was asked for."""
-    given = {name: size for name, size in sizes.items() if size is not None}
+def _layout_of(world_size: int | None, layout: object) -> Layout:
     if world_size is not None:
         check_count("world_size", world_size)
-    if layout is not None:
-        check_kind("layout", layout, Layout)
-        if given:
-            raise SpecError("layout", layout, f"give either it or {', '.join(given)}, not both")
-    elif given:
-        layout = Layout(
-            tensor=given.get("tensor", 1),
-            pipeline=given.get("pipeline", 1),
-            prefill_context=given.get("prefill_context", 1),
-        )
-    else:
-        return Layout(tensor=1 if world_size is None else world_size), True
+    if layout is None:
+        return Layout(tensor=1 if world_size is None else world_size)
+    plan = group_of("layout", Layout, layout)
     if world_size is not None:
-        layout.check(world_size)
-    return layout, False
-
-
-def _each(values: Sequence[Mapping[str, Any]] | None, size: int) -> Sequence[Mapping[str, Any]]:
-    return [{} for _ in range(size)] if values is None else values
-
-
-def _check_name(name: object) -> None:
-    if name is not None and (not isinstance(name, str) or not name or "\0" in name):
-        raise SpecError("name", name, "give a text that is not empty")
-
-
-def _check_modules(preload: object) -> None:
-    given = preload
-    if not isinstance(preload, list | tuple) or not all(
-        isinstance(each, str) for each in cast("Sequence[object]", preload)
-    ):
-        raise SpecError("preload", given, "give a list or tuple of module names")
-
-
-def _check_reports(given: object) -> ReportFolder | None:
-    """Return the folder that was given; None for the one of the surroundings, checked as well."""
-    if given is not None:
-        return ReportFolder.of("report_dir", given)
-    ReportFolder.from_environment()
-    return None
+        plan.check(world_size)
+    return plan
 
 
 def layout_for(
@@ -486,10 +520,10 @@ def layout_for(
             raise SpecError("layout", None, "say how the new ranks are laid out")
         layout = Layout(tensor=world_size)
     layout.check(world_size)
-    if spec.launch == "inline" and world_size != 1:
+    if spec.launch.method == "inline" and world_size != 1:
         raise SpecError("world_size", world_size, 'launch="inline" has one rank')
-    DevicePool.of(spec.devices, world_size, devices_per_rank=spec.devices_per_rank).close()
-    together = spec.checkpoint is not None and spec.strategy is not Strategy.ONE_FOR_ONE
+    spec.devices.check(world_size)
+    together = spec.checkpoint is not None and spec.policy.strategy is not Strategy.ONE_FOR_ONE
     reshards = spec.worker.reshard is not WorkerActor.reshard
     if together and not reshards and world_size != now.world_size:
         raise SpecError(

@@ -1,11 +1,6 @@
-"""Values that an executor reports: status, rank information, outcomes of ranks.
+"""Values that an executor reports: status, ranks, outcomes of calls.
 
-A group, and an executor, at one moment, as values.
-
-Guarantees: each is replaced as a whole whenever anything changes, so whoever holds one sees nothing
-half-done; none of them holds on to what it is about.
-
-What became of a call, on one rank.
+Each is replaced as a whole whenever anything changes; none of them refers to what it describes.
 """
 
 from __future__ import annotations
@@ -18,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-    from phalanx.actors.group.worker import Member
+    from phalanx.actors.group.worker import Worker
     from phalanx.runtime import CrashReport, DeviceStatus
     from phalanx.supervision import GroupState, RestartWindow
 
@@ -84,18 +79,27 @@ class RankInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupView:
-    """A group at one moment; replaced as a whole whenever it changes.
+class Status:
+    """An executor and its group at one moment; replaced as a whole whenever anything changes.
 
     Attributes:
-        phase: What it is doing; ``serving`` when it takes calls.
+        layout: How its ranks are laid out; after a resize has begun, those that there will be.
+        phase: What it is doing: ``starting``, ``serving``, ``mending``, ``waiting`` (for the
+            back-off), ``closing`` or ``ended``.
         restarts: Deaths that led to a restart, in all.
-        window: Those that count against the intensity; None where there is none.
+        window: Those that count against the intensity; None if there are none.
         planned: Planned restarts and resizes; they count as no failure.
         standby: Spares that are warm.
-        layout: How its ranks are laid out; after a resize has begun, those that there will be.
+        reports: The crash reports of the latest deaths of ranks, 256 at most, oldest first.
+            Those of spares come as events and files alone.
+        checkpoint: The newest state of the ranks that is kept; None if there is none.
+        devices: The devices it chooses from, as they were when last examined.
+        in_flight: Calls sent and not settled.
+        waiting: Calls accepted that are queued.
+        dropped_replies: Replies that came too late, and packets that were no messages.
     """
 
+    name: str
     layout: Layout
     phase: Phase = Phase.STARTING
     epoch: int = 0
@@ -105,6 +109,21 @@ class GroupView:
     planned: int = 0
     standby: int = 0
     reports: tuple[CrashReport, ...] = ()
+    checkpoint: Checkpoint | None = None
+    devices: tuple[DeviceStatus, ...] = ()
+    in_flight: int = 0
+    waiting: int = 0
+    dropped_replies: int = 0
+
+    @property
+    def state(self) -> str:
+        """*phase* as text."""
+        return str(self.phase)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks it has."""
+        return self.layout.world_size
 
     @property
     def restarts_in_window(self) -> int:
@@ -112,103 +131,22 @@ class GroupView:
         return 0 if self.window is None else self.window.count(time.monotonic())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
-    """An executor at one moment.
-
-    Attributes:
-        state: ``starting``, ``serving``, ``mending``, ``waiting`` (for the back-off),
-            ``closing`` or ``ended``.
-        restarts: Deaths that led to a restart, in all.
-        restarts_in_window: Of those, how many count against the intensity just now.
-        planned: Planned restarts and resizes; they count as no failure.
-        standby: Spares that are warm.
-        checkpoint: The newest state of the ranks that is kept; None where there is none.
-        reports: The crash reports of the latest deaths of ranks, 256 at most, oldest first.
-            Those of spares come as events and files alone.
-        devices: The devices it chooses from, as they were when anybody last looked.
-        in_flight: Calls sent and not settled.
-        waiting: Calls accepted that wait for their turn.
-        dropped_replies: Answers that came too late, and packets that were none of ours.
-    """
-
-    name: str
-    state: str
-    epoch: int
-    world_size: int
-    restarts: int
-    restarts_in_window: int
-    planned: int
-    standby: int
-    checkpoint: Checkpoint | None
-    reports: tuple[CrashReport, ...]
-    devices: tuple[DeviceStatus, ...]
-    in_flight: int
-    waiting: int
-    dropped_replies: int
-
-
-def view_of(
-    state: GroupState,
-    members: Iterable[Member],
-    *,
-    layout: Layout,
-    restarts: int,
-    planned: int,
-    standby: int,
-    reports: tuple[CrashReport, ...],
-) -> GroupView:
-    """Return what a group looks like that is in *state* and has *members*."""
-    by_rank = {member.rank: member for member in members}
+def rank_infos(state: GroupState, workers: Iterable[Worker]) -> tuple[RankInfo, ...]:
+    """Return the ranks of a group that is in *state* and has *workers*."""
+    by_rank = {worker.rank: worker for worker in workers}
     ranks: list[RankInfo] = []
     for rank in state.ranks:
-        member = by_rank.get(rank.number)
-        if member is not None and member.incarnation != rank.incarnation:
-            member = None
+        worker = by_rank.get(rank.number)
+        if worker is not None and worker.incarnation != rank.incarnation:
+            worker = None
         ranks.append(
             RankInfo(
                 rank.number,
-                None if member is None else member.labels.pid or None,
+                None if worker is None else worker.labels.pid or None,
                 rank.incarnation,
                 state.epoch,
                 str(rank.state),
-                "" if member is None else member.labels.device,
+                "" if worker is None else worker.labels.device,
             )
         )
-    return GroupView(
-        layout=layout,
-        phase=state.phase,
-        epoch=state.epoch,
-        ranks=tuple(ranks),
-        restarts=restarts,
-        window=state.window,
-        planned=planned,
-        standby=standby,
-        reports=reports,
-    )
-
-
-def status_of(
-    name: str,
-    view: GroupView,
-    *,
-    state: str,
-    devices: tuple[DeviceStatus, ...],
-    checkpoint: Checkpoint | None = None,
-    counts: Mapping[str, int] | None = None,
-) -> Status:
-    """Return the status of the executor *name*, whose group looks like *view*."""
-    return Status(
-        name=name,
-        state=state,
-        epoch=view.epoch,
-        world_size=view.layout.world_size,
-        restarts=view.restarts,
-        restarts_in_window=view.restarts_in_window,
-        planned=view.planned,
-        standby=view.standby,
-        checkpoint=checkpoint,
-        reports=view.reports,
-        devices=devices,
-        **(counts or {"in_flight": 0, "waiting": 0, "dropped_replies": 0}),
-    )
+    return tuple(ranks)

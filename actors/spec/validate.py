@@ -1,45 +1,11 @@
-"""What one argument has to be, for those who check what users give.
-
-Guarantees: an error names the argument, its value and what to give instead.
-"""
+"""Checks of arguments that concern ranks; the general ones are in `supervision`."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from phalanx.supervision import RuntimeFault, SpecError
-
-_Word = TypeVar("_Word", bound=StrEnum)
-
-
-def check_kind(field: str, value: object, kind: type) -> None:
-    """Raise unless *value* is a *kind*."""
-    if not isinstance(value, kind):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise SpecError(field, value, f"give {article} {kind.__name__}")
-
-
-def check_word(field: str, value: object, kind: type[_Word]) -> _Word:
-    """Return the member of *kind* that *value* is, or names."""
-    try:
-        return kind(str(value))
-    except ValueError:
-        raise SpecError(field, value, f"give one of {', '.join(kind)}") from None
-
-
-def check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
-    """Raise unless *value* is one of *choices*."""
-    if value not in choices:
-        raise SpecError(field, value, f"give one of {', '.join(choices)}")
-
-
-def check_callable(field: str, value: object) -> None:
-    """Raise unless *value* can be called."""
-    if not callable(value):
-        raise SpecError(field, value, "give something that can be called")
 
 
 def check_rank(field: str, rank: object, size: int) -> None:
@@ -48,33 +14,12 @@ def check_rank(field: str, rank: object, size: int) -> None:
         raise SpecError(field, rank, f"give a rank from 0 to {size - 1}")
 
 
-def check_count(field: str, value: object, least: int = 1) -> int:
-    """Return *value* if it is an integer of at least *least*."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise SpecError(field, value, f"give an integer >= {least}")
-    return value
-
-
-def check_seconds(field: str, value: object, *, positive: bool = False) -> float:
-    """Return *value* if it is a finite number of seconds."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise SpecError(field, value, "give a number of seconds")
-    if value < 0 or (positive and value == 0):
-        raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")
-    return float(value)
-
-
-def check_limit(field: str, value: object) -> float | None:
-    """Return *value* if it is a number of seconds above 0, or None for no limit."""
-    return None if value is None else check_seconds(field, value, positive=True)
-
-
-def check_per_rank(field: str, values: object, world_size: int) -> Sequence[Any]:
-    """Return *values* if it is a list or tuple with one entry per rank."""
+def check_per_rank(field: str, values: object, world_size: int | None) -> Sequence[Any]:
+    """Return *values* if it is a list or tuple with one entry per rank; None: of any length."""
     if not isinstance(values, list | tuple):
         raise SpecError(field, values, "give a list or tuple with one entry per rank")
     given = cast("Sequence[Any]", values)
-    if len(given) != world_size:
+    if world_size is not None and len(given) != world_size:
         raise SpecError(
             field, given, f"has {len(given)} entries for {world_size} ranks; give one for each"
         )

@@ -7,9 +7,21 @@ the driver.
 
 from __future__ import annotations
 
+import functools
 import inspect
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+import warnings
+from dataclasses import dataclass, replace
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Self,
+    TypeVar,
+    cast,
+    overload,
+)
 
 from phalanx.supervision import BadArguments, SpecError, UnknownMethod
 
@@ -19,7 +31,10 @@ if TYPE_CHECKING:
     from phalanx.supervision import ExitReason
 
     from .context import WorkerContext
+    from .proxy import DeclaredMethod
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _F = TypeVar("_F", bound="Callable[..., Any]")
 Reply = Literal["every", "output", "driver"] | int
 
@@ -112,8 +127,8 @@ class Declared:
     """What is declared about a method.
 
     Attributes:
-        idempotent: May run twice; makes ``on_death="retry"`` its default.
-        reply: Whose value a step method answers with; None where it is no step.
+        idempotent: May run twice; makes ``retries=1`` its default.
+        reply: The value that `Executor.proxy` returns; None for the default.
         hang_after: Seconds it may run on a rank before that rank is taken for hung; None takes
             the executor's, infinity sets no limit.
     """
@@ -124,57 +139,86 @@ class Declared:
     hang_after: float | None = None
 
 
-def idempotent(method: _F) -> _F:
-    """Declare that *method* may run twice: a death sends the call again by default."""
-    _declare(method, idempotent=True)
-    return method
-
-
-def limits(*, hang_after: float) -> Callable[[_F], _F]:
-    """Declare how long a method may run on a rank before that rank is taken for hung.
+@overload
+def method(target: Callable[Concatenate[Any, _P], _T], /) -> DeclaredMethod[_P, _T]: ...
+@overload
+def method(
+    *,
+    idempotent: bool = False,
+    hang_after: float | None = None,
+    reply: Reply | None = None,
+    timeout: float | None = None,
+) -> Callable[[Callable[Concatenate[Any, _P], _T]], DeclaredMethod[_P, _T]]: ...
+def method(
+    target: Any = None,
+    /,
+    *,
+    idempotent: bool = False,
+    hang_after: float | None = None,
+    reply: Reply | None = None,
+    timeout: float | None = None,
+) -> Any:
+    """Declare how a method of a worker is called. It stays a plain function.
 
     Args:
-        hang_after: Seconds, over the executor's own *hang_after*. ``math.inf`` sets no limit.
+        target: The method, if the decorator stands without arguments.
+        idempotent: It may run twice: a death sends the call again by default (``retries=1``).
+        hang_after: Seconds it may run on a rank before that rank is taken for hung, in place of
+            the executor's; ``math.inf`` sets no limit.
+        reply: The value that `Executor.proxy` returns: ``"output"``, or None, that of the layout's
+            output rank, ``"driver"`` the list of the driver ranks' values, ``"every"`` the list of
+            all, or that of one rank.
+        timeout: Seconds for the whole call through `Executor.proxy`; None for no limit.
     """
-    _check_limit(hang_after)
-
-    def mark(target: _F) -> _F:
-        _declare(target, hang_after=float(hang_after))
-        return target
-
-    return mark
-
-
-@overload
-def step(method: _F, /) -> _F: ...
-@overload
-def step(*, reply: Reply = "output", timeout: float | None = None) -> Callable[[_F], _F]: ...
-def step(
-    method: _F | None = None, /, *, reply: Reply = "output", timeout: float | None = None
-) -> _F | Callable[[_F], _F]:
-    """Declare a step method: the executor has it as a method of its own.
-
-    Args:
-        method: The method, where the decorator stands without arguments.
-        reply: Whose value the call returns: ``"output"`` the layout's output rank, ``"driver"``
-            the list of the driver ranks' values, ``"every"`` the list of all, or one rank.
-        timeout: Seconds for the whole call; None for no limit.
-    """
-    if isinstance(reply, bool) or not (isinstance(reply, int) or reply in _REPLIES):
+    if reply is not None and (
+        isinstance(reply, bool) or not (isinstance(reply, int) or reply in _REPLIES)
+    ):
         raise SpecError("reply", reply, f"give a rank or one of {', '.join(_REPLIES)}")
     if timeout is not None and not timeout >= 0:
         raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
+    if hang_after is not None and (
+        isinstance(hang_after, bool)
+        or not isinstance(cast("Any", hang_after), int | float)
+        or not hang_after > 0
+    ):
+        raise SpecError("hang_after", hang_after, "give seconds > 0, or math.inf for no limit")
+    options = {"idempotent": idempotent or None, "hang_after": hang_after, "reply": reply}
+    given: dict[str, Any] = {**options, "timeout": timeout}
 
-    def mark(target: _F) -> _F:
-        _declare(target, reply=reply, timeout=timeout)
+    def mark(target: Any) -> Any:
+        known: Declared = getattr(target, _MARK, _UNDECLARED)
+        new = {name: value for name, value in given.items() if value is not None}
+        setattr(target, _MARK, replace(known, **new))
         return target
 
-    return mark if method is None else mark(method)
+    return mark if target is None else mark(target)
 
 
-def _check_limit(given: object) -> None:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise SpecError("hang_after", given, "give seconds > 0, or math.inf for no limit")
+def idempotent(target: _F) -> _F:
+    """``@method(idempotent=True)``, under its former name."""
+    return _former("idempotent", method(idempotent=True), target)
+
+
+def limits(*, hang_after: float) -> Callable[[_F], _F]:
+    """``@method(hang_after=...)``, under its former name."""
+    return functools.partial(_former, "limits", method(hang_after=hang_after))
+
+
+@overload
+def step(target: _F, /) -> _F: ...
+@overload
+def step(*, reply: Reply = "output", timeout: float | None = None) -> Callable[[_F], _F]: ...
+def step(target: Any = None, /, *, reply: Reply = "output", timeout: float | None = None) -> Any:
+    """``@method(reply=...)``, under its former name."""
+    mark = functools.partial(_former, "step", method(reply=reply, timeout=timeout))
+    return mark if target is None else mark(target)
+
+
+def _former(name: str, mark: Callable[..., Any], target: _F) -> _F:
+    text = f"phalanx: @{name} is deprecated: write @method(...)"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    mark(target)
+    return target
 
 
 _REPLIES = ("every", "output", "driver")
@@ -185,12 +229,6 @@ def declared_limit(method: Any, otherwise: float | None) -> float | None:
     """Return for how many seconds *method* may run: what it declares, or else *otherwise*."""
     declared: Declared = getattr(method, _MARK, _UNDECLARED)
     return otherwise if declared.hang_after is None else declared.hang_after
-
-
-def _declare(method: Any, **what: Any) -> None:
-    known: Declared = getattr(method, _MARK, _UNDECLARED)
-    values = {name: getattr(known, name) for name in Declared.__slots__}
-    setattr(method, _MARK, Declared(**{**values, **what}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
-from phalanx import Executor, Intensity, Strategy, WorkerActor, Zmq
+from phalanx import Executor, Intensity, Launch, Strategy, WorkerActor
+from phalanx.runtime import Zmq
 
 from . import protocol
 
@@ -16,10 +17,8 @@ _PATIENT = 600.0  # seconds: between its turns all of a contestant is stopped
 # What a variant passes on.
 _VARIANTS: dict[str, dict[str, Any]] = {
     "": {},
-    "asleep": {"spin": 0},
-    "spin": {"spin": 50e-6},
-    "tcp": {"transport": Zmq(lost_after=_PATIENT)},
-    "ipc": {"transport": Zmq(ipc=True, lost_after=_PATIENT)},
+    "tcp": {"launch": Launch(transport=Zmq(lost_after=_PATIENT))},
+    "ipc": {"launch": Launch(transport=Zmq(ipc=True, lost_after=_PATIENT))},
     "fail": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
     "retry": {"strategy": Strategy.ONE_FOR_ONE, "intensity": Intensity(10, 60.0)},
     "retry, a spare": {
@@ -40,7 +39,7 @@ class PhalanxGroup(protocol.Contestant):
     _executor: Executor[Echo]
 
     def open(self, ranks: int, variant: str) -> None:
-        self._on_death: Any = "retry" if variant.startswith("retry") else "fail"
+        self._retries = 10 if variant.startswith("retry") else 0
         self._executor = Executor(Echo, ranks, **_VARIANTS[variant])
 
     def close(self) -> None:
@@ -71,12 +70,12 @@ class PhalanxGroup(protocol.Contestant):
 
     def slow(self, seconds: float, notes: str) -> list[str]:
         answers = self._executor.collective_rpc(
-            "slow", args=(seconds, notes), on_death=self._on_death, retries=10
+            "slow", args=(seconds, notes), retries=self._retries
         )
         return [str(answer) for answer in answers]
 
     def works(self, timeout: float) -> None:
-        self._executor.collective_rpc("nothing", timeout, on_death=self._on_death, retries=10)
+        self._executor.collective_rpc("nothing", timeout, retries=self._retries)
 
 
 def make() -> PhalanxGroup:

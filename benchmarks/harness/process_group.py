@@ -15,9 +15,10 @@ import os
 import re
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from phalanx.runtime import descendants, read_tasks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,18 +51,14 @@ class Family:
 
     def pids(self) -> list[int]:
         """Return its living processes, the root first."""
-        tasks = _tasks()
-        found = {pid for pid, task in tasks.items() if (pid, task.ticks) in self._known}
-        needle = f"{MARK}={self.mark}".encode()
-        for pid in tasks:
-            if pid not in found and pid != os.getpid() and needle in _read(f"/proc/{pid}/environ"):
-                found.add(pid)
-        grown = True
-        while grown:
-            more = {pid for pid, task in tasks.items() if task.parent in found} - found
-            found |= more
-            grown = bool(more)
-        self._known |= {(pid, tasks[pid].ticks) for pid in found}
+        tasks = {pid: task for pid, task in read_tasks().items() if not task.is_dead}
+        found = {pid for pid, task in tasks.items() if task.key in self._known}
+        tag = f"{MARK}={self.mark}".encode()
+        found |= {
+            pid for pid in tasks if pid != os.getpid() and tag in _read(f"/proc/{pid}/environ")
+        }
+        found |= descendants(tasks, found).keys()
+        self._known |= {tasks[pid].key for pid in found}
         return sorted(found, key=lambda pid: (pid != self.root, pid))
 
     def cpu_ns(self, pids: Iterable[int]) -> dict[int, int]:
@@ -115,25 +112,6 @@ def command(pid: int) -> str:
     """Return the command line of *pid*, shortened; its short name where it has none."""
     line = _read(f"/proc/{pid}/cmdline").replace(b"\0", b" ") or _read(f"/proc/{pid}/comm")
     return line.decode(errors="replace")[:80].strip()
-
-
-@dataclass(frozen=True, slots=True)
-class _Task:
-    parent: int
-    ticks: int
-
-
-def _tasks() -> dict[int, _Task]:
-    """Return every process that has not ended."""
-    found: dict[int, _Task] = {}
-    for name in os.listdir("/proc"):  # noqa: PTH208  # hundreds of names
-        if name.isdigit():
-            stat = _read(f"/proc/{name}/stat")
-            # The command stands in brackets and may itself hold blanks and brackets.
-            fields = stat[stat.rfind(b")") + 2 :].split()
-            if len(fields) > 19 and fields[0] not in (b"Z", b"X"):
-                found[int(name)] = _Task(int(fields[1]), int(fields[19]))
-    return found
 
 
 def _cpu_ns(pid: int) -> int:

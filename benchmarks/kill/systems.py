@@ -46,8 +46,8 @@ class System:
 
 
 SYSTEMS = (
-    System("phalanx", "phalanx", "fail", 'on_death="fail"'),
-    System("phalanx", "phalanx", "retry", 'on_death="retry"'),
+    System("phalanx", "phalanx", "fail", "retries=0"),
+    System("phalanx", "phalanx", "retry", "retries=10"),
     System("phalanx", "phalanx", "retry, a spare", "retry, standby=1"),
     System("ray", "ray", "no restart", "max_restarts=0", "ray", restarts=False),
     System("ray", "ray", "restart", "max_restarts=-1", "ray"),

@@ -93,7 +93,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             heal=self._heal,
             story=self._story,
         )
-        self._unsubscribe = self._group.events(self._on_event)
+        self._unsubscribe = self._group.subscribe(self._on_event)
 
     # --- steps --------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors import Executor, Layout, StopPolicy
+from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPolicy, StopPolicy
 
 from .processors import choose_processors
 from .worker import EngineWorker
@@ -49,19 +49,19 @@ def start_group(
         name=f"vllm-{mark}",
         strategy=policy.strategy,
         intensity=policy.intensity,
-        backoff=policy.backoff,
-        devices=_devices(parallel.world_size),
-        visibility="all",
-        preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
-        launch=policy.launch,
-        rank_env=chosen.environments,
-        start_timeout=policy.start_timeout,
-        # A survivor waits in a collective operation for the one that is gone; it hears nothing.
-        stop=StopPolicy(hurry=0.0),
-        async_output=bool(config.scheduler_config.async_scheduling),
+        policy=RestartPolicy(backoff=policy.backoff),
+        devices=Devices(names=_devices(parallel.world_size), visibility="all"),
+        launch=Launch(
+            method=policy.launch,
+            preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
+            rank_env=chosen.environments,
+        ),
+        # hurry: a survivor waits in a collective operation for the rank that is gone.
+        limits=Limits(
+            start=policy.start_timeout, stop=StopPolicy(hurry=0.0), stopped=policy.stopped_after
+        ),
         report_dir=policy.report_dir,
         hang_after=policy.hang_after or _step_limit(),
-        stopped_after=policy.stopped_after,
         standby=policy.standby,
     )
 

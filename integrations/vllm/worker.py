@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from phalanx.actors import AsyncOutput, WorkerActor, limits
+from phalanx.actors import AsyncOutput, WorkerActor, method
 
 from .names import mark_names, marked_address, remove_names
 from .resumption import Resumption
@@ -119,7 +119,7 @@ class EngineWorker(WorkerActor):
         """Return the epoch of this worker's group."""
         return self.ctx.epoch
 
-    @limits(hang_after=_FOREVER)
+    @method(hang_after=_FOREVER)
     def prepare(self, epoch: int, entries: Sequence[Entry]) -> None:
         """Come to the state of the workers before: make the calls in *entries*."""
         self._check(epoch)
@@ -136,7 +136,7 @@ class EngineWorker(WorkerActor):
             _reseed(self._config, epoch)
         self._is_prepared = True
 
-    @limits(hang_after=_FOREVER)
+    @method(hang_after=_FOREVER)
     def rpc(
         self,
         epoch: int,

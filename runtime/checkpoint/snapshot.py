@@ -1,13 +1,9 @@
-"""The state of one rank at one moment, as a file: in anonymous memory, or on a disk.
+"""Snapshot: the state of one rank as a file, in anonymous memory or on a disk.
 
-Guarantees: a snapshot is whole or not there. One in memory is sealed: nobody can change it. One on
-a disk is written under another name, made durable, and renamed; it carries a checksum over all of
-it, so that one which is torn, altered or not ours is found out before a byte of it is unpickled.
-Large buffers (tensors, arrays) are written from where they lie, once, and read from memory without
-a copy; what is restored may be written in place.
-
-Left to others: which snapshots belong together and which is used (`actors.cuts`), folders
-(`snapshot_folder`).
+Guarantees: a snapshot is complete or absent. One in memory is sealed. One on a disk is written
+under another name, synced and renamed; a checksum over all of it shows a torn, altered or foreign
+one before a byte of it is unpickled. Large buffers are written from their place, once, and read
+from memory without a copy; a restored value may be written in place.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ _CHUNK = 1 << 22  # bytes hashed at once, and copied at once
 
 @dataclass(frozen=True, slots=True, order=True)
 class SnapshotName:
-    """Which snapshot a file in a folder is, by its name."""
+    """The identity of a snapshot in a folder: its file's name."""
 
     number: int
     rank: int
@@ -62,10 +58,10 @@ class SnapshotName:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What a snapshot is of.
+    """Header of a snapshot.
 
     Attributes:
-        number: Snapshots of one cut have the same; later ones have higher ones.
+        number: The same for all snapshots of one cut; later cuts have higher ones.
         at: When it was taken, in seconds since 1970.
         size: Bytes of the state.
     """
@@ -92,7 +88,7 @@ class Stamp:
 
     @classmethod
     def unpack(cls, head: bytes) -> Stamp:
-        """Return what `pack` was called on.
+        """Return the stamp in *head*.
 
         Raises:
             ValueError: *head* is not the beginning of a snapshot.
@@ -108,39 +104,29 @@ class Stamp:
 
 
 def store_snapshot(encoded: Encoded, stamp: Stamp, folder: Path | None) -> Payload:
-    """Store a snapshot, in memory or in *folder*; return what tells the driver of it.
+    """Store a snapshot, in memory or in *folder*; return the message about it for the driver.
 
     Raises:
         MessageTooLarge, OSError: there is no room for it.
     """
     if folder is None:
-        file, size = _keep_in_memory(encoded, stamp)
-        return Payload.in_file(file, size)
+        parts, offsets, size = lay_out(encoded)
+        header = memoryview(stamp.pack(size).ljust(HEAD, b"\0"))
+        places = [0, *(HEAD + offset for offset in offsets)]
+        file = write_file([header, *parts], places, HEAD + size, "phalanx-snapshot")
+        return Payload.in_file(file, HEAD + size)
     name = SnapshotName(stamp.number, stamp.rank, stamp.world_size)
     size = _keep_in_folder(encoded, stamp, folder / str(name))
     return Payload.of(encode(size, "a size"))
 
 
-def _keep_in_memory(encoded: Encoded, stamp: Stamp) -> tuple[int, int]:
-    """Return a sealed memory file with the snapshot in it, and its size in bytes.
-
-    Raises:
-        MessageTooLarge: there is not memory enough for it.
-    """
-    parts, offsets, size = lay_out(encoded)
-    head = memoryview(stamp.pack(size).ljust(HEAD, b"\0"))
-    shifted = [HEAD + offset for offset in offsets]
-    file = write_file([head, *parts], [0, *shifted], HEAD + size, "phalanx-snapshot")
-    return file, HEAD + size
-
-
 def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
-    """Write the snapshot to *path*, so that it survives a loss of power; return its size in bytes.
+    """Write the snapshot durably to *path*; return its size in bytes.
 
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    import hashlib  # noqa: PLC0415  # only those who keep snapshots on a disk need it
+    import hashlib  # noqa: PLC0415  # for snapshots on a disk only
 
     parts, offsets, size = lay_out(encoded)
     stamped = stamp.pack(size)
@@ -174,7 +160,7 @@ def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
 
 
 def make_durable(folder: Path) -> None:
-    """Have what was renamed or removed in *folder* survive a loss of power."""
+    """Sync *folder*: what was renamed or removed in it survives a loss of power."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -183,10 +169,10 @@ def make_durable(folder: Path) -> None:
 
 
 def verify(file: int) -> Stamp:
-    """Return the stamp of the snapshot on a disk in *file*, all of which has been read.
+    """Read all of the snapshot on a disk in *file*; return its stamp.
 
     Raises:
-        ValueError: it is torn, altered, or no snapshot; the message says which.
+        ValueError: it is torn, altered, or no snapshot.
     """
     import hashlib  # noqa: PLC0415  # as above
 
@@ -216,15 +202,15 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
     """Return the state in the snapshot that takes *size* bytes from *start* of *file*.
 
     Raises:
-        ValueError: it is none of ours.
+        ValueError: it is no snapshot, or torn.
         Exception: whatever unpickling raises.
     """
     sealed = _is_sealed(file)
     if sealed:
-        # The kernel's pages themselves: what is written in place becomes this process's own.
+        # Mapped copy-on-write.
         whole = read_file(file, start + size)[start:]
     else:
-        # A file on a disk may be cut short under a mapping, which would end its reader by SIGBUS.
+        # Not mapped: if a file on a disk is truncated meanwhile, its reader gets SIGBUS.
         whole = memoryview(bytearray(size))
         done = 0
         while done < size and (got := os.preadv(file, [whole[done:]], start + done)):
@@ -243,10 +229,10 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
 
 
 def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return a memory file with all of *files* (descriptor, size) in it, and where each lies.
+    """Return a memory file with all of *files* (descriptor, size), and (start, size) of each.
 
     Raises:
-        MessageTooLarge: there is not memory enough.
+        MessageTooLarge: there is not enough memory.
     """
     spans: list[tuple[int, int]] = []
     end = 0

@@ -1,10 +1,8 @@
-"""The folder in which one executor keeps the snapshots of its ranks.
+"""Snapshot store: the folder in which one executor keeps the snapshots of its ranks.
 
-Guarantees: one executor at a time uses it, which the kernel sees to, so that nothing is left of a
-dead one's claim; it belongs to this user and nobody else can write to it, and neither can they to
-any file that is read, for what is unpickled is code; nothing is removed but snapshots.
-
-Left to others: what is in them (`snapshots`), which of them are kept (`actors.cuts`).
+Guarantees: one executor at a time uses it (``flock``, which the kernel releases with its holder);
+the folder, and every file that is read, belongs to this user and is writable by no other, for what
+is unpickled is code; only snapshots are removed.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ _DAMAGED = (errno.ENOENT, errno.ELOOP, errno.ENXIO, errno.EIO, errno.EACCES)
 
 
 def check_folder(field: str, value: object) -> Path:
-    """Return the folder *value*, absolute; it is made where it is missing.
+    """Return the folder *value*, absolute, created if it is missing.
 
     Raises:
-        SpecError: it is no place for what will be unpickled, or cannot be written to.
+        SpecError: other users may enter it, or it cannot be written to.
     """
     if not isinstance(value, str | os.PathLike):
         raise SpecError(field, value, "give a folder")
@@ -69,10 +67,10 @@ def check_folder(field: str, value: object) -> Path:
 
 
 class SnapshotFolder:
-    """The folder, claimed.
+    """The folder, locked.
 
     Raises:
-        SpecError: another executor is using it.
+        SpecError: another executor uses it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,30 +88,30 @@ class SnapshotFolder:
         descriptors.own(self._fd)
 
     def names(self) -> list[SnapshotName]:
-        """Return what is there, by name, oldest first.
+        """Return its snapshots, oldest first.
 
         Raises:
             OSError: it cannot be read.
         """
         found: list[SnapshotName] = []
-        for entry in os.listdir(self._fd):  # noqa: PTH208  # whatever its path leads to by now
+        for entry in os.listdir(self._fd):  # noqa: PTH208  # its path may have changed
             whole = _NAME.fullmatch(entry)
             if whole is not None:
                 found.append(SnapshotName(*map(int, whole.groups())))
         return sorted(found)
 
     def tidy(self) -> None:
-        """Remove what workers that are dead had begun to write; none is writing now."""
+        """Remove temporary files of dead workers; no worker is writing now."""
         for entry in os.listdir(self._fd):  # noqa: PTH208  # as above
             if _TEMPORARY.fullmatch(entry):
                 with contextlib.suppress(OSError):
                     os.unlink(entry, dir_fd=self._fd)
 
     def open(self, name: SnapshotName) -> int:
-        """Return a descriptor of that snapshot, whole and ours, which is the caller's to close.
+        """Return a descriptor of that snapshot, verified, which is the caller's to close.
 
         Raises:
-            ValueError: it is missing, torn, altered, or not ours.
+            ValueError: it is missing, torn, altered, or writable by others.
             OSError: this process has no descriptor left, or the like.
         """
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -134,11 +132,11 @@ class SnapshotFolder:
         return fd
 
     def look(self, name: SnapshotName) -> os.stat_result:
-        """Return what the system knows of that file."""
+        """Return the status of that file."""
         return os.stat(str(name), dir_fd=self._fd)
 
     def remove(self, names: Iterable[SnapshotName]) -> int:
-        """Remove those; what is not there is none of ours to mind. Return how many were there."""
+        """Remove those that are there; return how many were."""
         removed = 0
         for name in names:
             with contextlib.suppress(OSError):
@@ -147,12 +145,12 @@ class SnapshotFolder:
         return removed
 
     def sync(self) -> None:
-        """Have what was removed stay removed after a loss of power, as far as the disk can."""
+        """Sync the folder, as far as the disk can."""
         with contextlib.suppress(OSError):
             os.fsync(self._fd)
 
     def close(self) -> None:
-        """Let another executor have it."""
+        """Unlock it for another executor."""
         if self._fd >= 0:
             descriptors.close(self._fd)
             self._fd = -1

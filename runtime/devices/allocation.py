@@ -1,10 +1,8 @@
-"""Which device is given to whom: the choice, apart from giving it.
+"""Allocation: which devices each rank is given.
 
-Guarantees: all of a group's ranks are placed, or none. A rank that had devices before gets those
-again where they are well; else it gets those of its own number, else the first that have room: one
-device is filled before the next is begun. What is in quarantine is given to nobody.
-
-Left to others: asking the devices, and noting who has what (`devices`).
+Guarantees: all ranks of a request are placed, or none. A rank that had devices before gets those
+again if they are well; else it gets those of its own number, else the first that have room: one
+device is filled before the next is begun. No device in quarantine is given.
 """
 
 from __future__ import annotations
@@ -14,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from phalanx.supervision import NoDevice, SpecError
 
-from .device import Slot
 from .lease import Lease
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from .device import Device
     from .lease import Request
 
 _EPSILON = 1e-6
@@ -30,7 +28,7 @@ class Unplaced:
     """There is no device for *request*.
 
     Attributes:
-        soon: Whether memory is being released just now that could change that.
+        soon: Whether memory is being released that could change that.
     """
 
     request: Request
@@ -38,149 +36,123 @@ class Unplaced:
 
 
 def place(
-    order: Sequence[Slot], requests: Sequence[Request], share: float
-) -> list[list[Slot]] | Unplaced:
-    """Return the slots of each request.
+    order: Sequence[Device], requests: Sequence[Request], share: float
+) -> list[list[Device]] | Unplaced:
+    """Return the devices of each request.
 
     Args:
-        order: What there is; one that may be leased twice stands here twice.
-        requests: Who asks.
+        order: The pool's devices; one that may be leased twice stands here twice.
+        requests: One for each rank.
         share: How many devices each, or which part of one.
     """
-    slots = list(dict.fromkeys(order))
+    devices = list(dict.fromkeys(order))
     count, part = (int(share), 1.0) if share >= 1 else (1, share)
-    taken: dict[Slot, float] = {}
-    placed: dict[int, list[Slot]] = {}
+    taken: dict[Device, float] = {}
+    placed: dict[int, list[Device]] = {}
 
-    def has_room(slot: Slot) -> bool:
-        return slot.quarantine is None and slot.has_room(taken.get(slot, 0.0) + part)
+    def has_room(device: Device, *, after: bool = False) -> bool:
+        wanted = taken.get(device, 0.0) + part
+        return device.quarantine is None and device.has_room(wanted, after=after)
 
-    def take(number: int, chosen: list[Slot]) -> bool:
+    def take(number: int, chosen: list[Device]) -> bool:
         if len(set(chosen)) < count or not all(map(has_room, chosen)):
             return False
-        for slot in chosen:
-            taken[slot] = taken.get(slot, 0.0) + part
+        for device in chosen:
+            taken[device] = taken.get(device, 0.0) + part
         placed[number] = chosen
         return True
 
-    # First of all who had devices: else a newcomer takes what another is to have again.
-    by_name = {slot.name: slot for slot in slots}
+    # Ranks that had devices come first: else a new one takes what another is to have again.
+    by_name = {device.uuid: device for device in devices}
     for number, request in enumerate(requests):
         own = [by_name[name] for name in request.again if name in by_name]
         if len(own) != count or take(number, own):
             continue
-        # Who is leaving makes room for one of us: two ranks may have had one device, in turns.
-        if all(
-            slot.quarantine is None and slot.has_room(taken.get(slot, 0.0) + part, after=True)
-            for slot in own
-        ):
-            return Unplaced(request, soon=True)  # they are its own in a moment
+        # What is released makes room for one of them: two ranks may have had one device, in turns.
+        if all(has_room(device, after=True) for device in own):
+            return Unplaced(request, soon=True)
     for number, request in enumerate(requests):
         at = int(request.rank * share + _EPSILON)
         if number not in placed:
             take(number, list(order[at : at + count]))
     for number, request in enumerate(requests):
-        if number not in placed and not take(number, list(filter(has_room, slots))[:count]):
-            return Unplaced(request, soon=any(slot.leaving for slot in slots))
+        if number not in placed and not take(number, list(filter(has_room, devices))[:count]):
+            return Unplaced(request, soon=any(device.leaving for device in devices))
     return [placed[number] for number in range(len(requests))]
 
 
-def nothing(slots: Sequence[Slot], unplaced: Unplaced, share: float) -> NoDevice:
-    """Return the error that says who has what."""
+def no_device(devices: Sequence[Device], unplaced: Unplaced, share: float) -> NoDevice:
+    """Return the error that names the holders of *devices*."""
     request = unplaced.request
     return NoDevice(
         request.holder or f"rank {request.rank}",
         share,
         leased={
-            slot.label: tuple(lease.holder or "a lease" for lease in slot.leases)
-            for slot in slots
-            if slot.leases and slot.quarantine is None
+            device.label: tuple(lease.holder or "a lease" for lease in device.leases)
+            for device in devices
+            if device.leases and device.quarantine is None
         },
         quarantined={
-            slot.label: slot.quarantine.reason for slot in slots if slot.quarantine is not None
+            device.label: device.quarantine.reason
+            for device in devices
+            if device.quarantine is not None
         },
-        releasing=tuple(slot.label for slot in slots if slot.leaving),
+        releasing=tuple(device.label for device in devices if device.leaving),
         soon=unplaced.soon,
     )
 
 
-def check_kinds(order: Sequence[Slot], share: float) -> None:
-    """Raise `SpecError` where devices are of a kind of which a process sees only one."""
-    if share > 1 and any(slot.gpu is not None and slot.gpu.parent for slot in order):
+def check_room(order: Sequence[Device], world_size: int, share: float) -> None:
+    """Raise `SpecError` if *world_size* leases of *share* could never be had together."""
+    devices = set(order)
+    if share > 1 and any(device.gpu.parent for device in devices):
         remedy = "CUDA sees one instance (MIG) in a process; give 1, or a part of one"
-        raise SpecError("devices_per_rank", share, remedy)
-
-
-def check_room(order: Sequence[Slot], world_size: int, share: float) -> None:
-    """Raise `SpecError` where *world_size* leases of *share* could never be had together."""
-    slots = set(order)
+        raise SpecError("devices.per_rank", share, remedy)
     if share == 1:
         fit = len(order)
     elif share < 1:
-        fit = sum(slot.fits(share) for slot in slots)
+        fit = sum(device.fits(share) for device in devices)
     else:
-        fit = len(slots) // int(share)
+        fit = len(devices) // int(share)
     if world_size > fit:
         raise SpecError(
             "world_size",
             world_size,
-            f"{there(order)}: {fit} rank(s) can have {share:g} each; ask for fewer ranks, or give "
-            "devices='cpu', or a part of a device to each with devices_per_rank=0.5, or name them "
-            "in devices=[...], where one may stand twice",
+            f"{names_of(order)}: {fit} rank(s) can have {share:g} each; ask for fewer ranks, or "
+            "give devices='cpu', or a part of a device to each with devices.per_rank=0.5, or name "
+            "them in devices=[...], where one may stand twice",
         )
 
 
-def there(order: Sequence[Slot]) -> str:
-    """Return what there is, for people."""
-    names = ", ".join(slot.label for slot in order)
+def names_of(order: Sequence[Device]) -> str:
+    """Return the devices of a pool in words."""
+    names = ", ".join(device.label for device in order)
     return f"{len(order)} device(s) to lease ({names or 'no GPU is visible here'})"
 
 
-def add_cpu_slots(order: list[Slot], ranks: int, share: float) -> None:
-    """Add slots to *order* until there is room for *ranks*; those that nobody has are used."""
-    need = int(share) * ranks if share >= 1 else ranks
-    free = sum(s.quarantine is None and s.has_room(min(share, 1.0)) for s in order)
-    first = len(order)  # now: the list grows while it is extended, and a name must stay unique
-    order.extend(Slot(f"cpu:{first + more}") for more in range(need - free))
-
-
 def lease_of(
-    request: Request, slots: Sequence[Slot], share: float, seen: Sequence[Slot] | None
+    request: Request, devices: Sequence[Device], share: float, seen: Sequence[Device] | None
 ) -> Lease:
-    """Return the lease of *slots*.
+    """Return the lease of *devices* for *request*.
 
     Args:
-        request: Who gets it.
-        slots: What is leased.
+        request: Its rank and holder.
+        devices: The devices that are leased.
         share: As above.
-        seen: What the worker is to see beside; None for nothing.
+        seen: The devices that the worker sees; None: those that are leased to it.
     """
-    gpus = tuple(slot.gpu for slot in slots if slot.gpu is not None)
-    names = tuple(slot.name for slot in slots)
-    part = min(share, 1.0)
-    if not gpus:
-        return Lease(
-            names,
-            devices=("cpu",) * len(slots),
-            # Nothing was leased, so nothing may be seen: a stray .cuda() fails instead of sharing.
-            environment={"CUDA_VISIBLE_DEVICES": ""},
-            share=part,
-            holder=request.holder,
-            places=("cpu",) * len(slots),
-        )
-    shown = list(gpus)
+    shown = [device.gpu for device in devices]
     if seen is not None:
-        # One that is lost could keep CUDA from starting at all.
-        well = (slot for slot in seen if slot.quarantine is None or not slot.quarantine.fatal)
-        shown = [slot.gpu for slot in well if slot.gpu is not None]
-    idle = slots[0].idle
+        # A lost device could keep CUDA from starting.
+        shown = [one.gpu for one in seen if one.quarantine is None or not one.quarantine.fatal]
+    idle = devices[0].idle
     return Lease(
-        names,
-        devices=tuple(f"cuda:{shown.index(gpu)}" for gpu in gpus),
-        gpus=gpus,
+        tuple(device.uuid for device in devices),
+        devices=tuple(f"cuda:{shown.index(device.gpu)}" for device in devices),
+        gpus=tuple(device.gpu for device in devices),
         environment={"CUDA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in shown)},
-        share=part,
+        share=min(share, 1.0),
         holder=request.holder,
         used_bytes=None if idle is None else idle.used,
-        places=tuple(slot.place for slot in slots),
+        places=tuple(device.place for device in devices),
     )

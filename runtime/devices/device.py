@@ -1,15 +1,12 @@
-"""One device as its pool keeps it: who has how much of it, who is leaving, and whether it is well.
+"""State of one device of a pool: leases, release of a dead worker's memory, quarantine.
 
-Guarantees: no more is given out than there is; what a worker that is gone held counts as given out
+Guarantees: no more of a device is leased than there is; the part of a dead worker counts as leased
 until its memory is seen to be released.
 
-How a release is seen: while nobody else holds the device, by the memory in use on it, which must be
-back where it was before anybody held it. What other programs use is taken out of the sum where NVML
-tells it for each process, so that they may grow and shrink. While others hold parts of the device
-nobody can tell whose memory is whose: then the dead process must have left NVML's list, and the
-memory in use must have stopped falling; what is left behind is found when the last one leaves.
-
-Left to others: which device is given to whom, and when to look (`devices`).
+Release: while no other lease is left, as much memory is in use as before the first lease, or less.
+Memory of other programs is left out as far as NVML lists it per process. While other leases remain
+nothing tells whose memory it is: the dead process must have left NVML's list, and what it left
+behind is found when the last lease ends.
 """
 
 from __future__ import annotations
@@ -18,79 +15,68 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from .events import Cause
     from .gpu import Fault, Gpu, GpuInventory
     from .lease import Lease
 
 _EPSILON = 1e-6  # ten tenths are a whole
-_SETTLED = 0.02  # seconds between two looks at memory that may still be falling
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The memory of a device at one moment; None for what could not be measured.
+    """The memory of a device at one moment.
 
     Attributes:
-        used: Bytes in use.
-        foreign: Bytes that the processes which NVML lists say they use.
-        pids: Those processes.
+        used: Bytes in use; None if they could not be measured.
+        unlisted: Those of them that NVML lists with no living process.
+        pids: The processes that it lists.
     """
 
     used: int | None
-    foreign: int | None
-    pids: frozenset[int] = frozenset()
+    unlisted: int
+    pids: frozenset[int]
 
     @classmethod
-    def of(cls, inventory: GpuInventory, uuid: str) -> Reading:
-        """Look at the device *uuid* now."""
+    def of(cls, inventory: GpuInventory, uuid: str, dead: frozenset[int] = frozenset()) -> Reading:
+        """Return the memory of the device *uuid* now; the processes *dead* are not living."""
         used = inventory.used_bytes(uuid)
-        listed: Mapping[int, int | None] | None = inventory.processes(uuid)
-        if listed is None:
-            return cls(used, None)
-        each = [size for size in listed.values() if size is not None]
-        whole = len(each) == len(listed)
-        return cls(used, sum(each) if whole else None, frozenset(listed))
+        listed = inventory.processes(uuid) or {}
+        living = sum(size or 0 for pid, size in listed.items() if pid not in dead)
+        return cls(used, (used or 0) - living, frozenset(listed))
 
-    def is_back_at(self, idle: Reading, slack: int, dead: frozenset[int]) -> bool:
-        """Whether no more is in use than at *idle*, other programs left aside.
-
-        Args:
-            idle: What was in use before anybody held the device.
-            slack: Bytes that may be missing.
-            dead: Processes of ours that are gone: what they are still listed with is not released.
-        """
+    def is_back_at(self, idle: Reading, slack: int) -> bool:
+        """Whether no more is in use than at *idle*, with *slack* bytes of tolerance."""
         if self.used is None or idle.used is None:
             return False
-        if self.used <= idle.used + slack:
-            return True
-        if self.foreign is None or idle.foreign is None or dead & self.pids:
-            return False
-        return self.used - self.foreign <= idle.used - idle.foreign + slack
+        return self.used <= idle.used + slack or self.unlisted <= idle.unlisted + slack
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Leaving:
     """A lease given back, whose memory is not yet seen to be released.
 
     Attributes:
-        pid: The process that held it, which is dead; None where there was none.
+        pid: The process that held it, which is dead; None if there was none.
     """
 
     lease: Lease
     pid: int | None
     deadline: float
-    last_used: int | None = None
-    looked_at: float = 0.0
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """The process that held it, if there was one."""
+        return frozenset() if self.pid is None else frozenset((self.pid,))
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantine:
-    """Why a device is put aside.
+    """Why a device is not leased.
 
     Attributes:
-        fatal: Whether what runs on it cannot go on.
+        fatal: Whether the processes that use it cannot go on.
         dead: The processes whose memory is not released.
     """
 
@@ -106,13 +92,13 @@ class DeviceStatus:
     """One device of a pool at one moment.
 
     Attributes:
-        device: Its UUID, or ``cpu:<number>``.
-        index: Its place in the order of PCI addresses; None for a CPU slot.
-        state: ``free``, ``leased`` (also where there is still room on it), ``releasing`` (a dead
+        device: Its UUID.
+        index: Its place in the order of PCI addresses.
+        state: ``free``, ``leased`` (also if there is still room on it), ``releasing`` (a dead
             worker's memory is not seen to be released yet) or ``quarantined``.
-        leased: How much of it is given out; 1.0 is all of it, more where it was named repeatedly.
-        holders: Who holds it.
-        reason: Why it is in quarantine; empty where it is not.
+        leased: How much of it is leased; 1.0 is all of it, more if it was named repeatedly.
+        holders: The holders of its leases.
+        reason: Why it is in quarantine; empty if it is not.
     """
 
     device: str
@@ -125,20 +111,19 @@ class DeviceStatus:
 
 
 @dataclass(slots=True, eq=False)
-class Slot:
+class Device:
     """One device.
 
     Attributes:
         capacity: How often it may be leased as a whole.
-        place: What the driver itself would call it.
-        idle: Its memory before anybody held it.
-        accepted: Faults that the user has decided to live with.
+        place: Its name in CUDA, in the driver's own process.
+        idle: Its memory before the first lease.
+        accepted: Faults that the user has accepted.
     """
 
-    name: str
-    gpu: Gpu | None = None
+    gpu: Gpu
+    place: str
     capacity: float = 1.0
-    place: str = "cpu"
     leases: list[Lease] = field(default_factory=list["Lease"])
     leaving: list[Leaving] = field(default_factory=list[Leaving])
     idle: Reading | None = None
@@ -146,78 +131,68 @@ class Slot:
     accepted: frozenset[Fault] = frozenset()
 
     @property
-    def label(self) -> str:
-        """What people call it."""
-        gpu = self.gpu
-        return self.name if gpu is None else f"{gpu.index}: {gpu.name or gpu.uuid}"
+    def uuid(self) -> str:
+        """Its UUID, by which it is leased."""
+        return self.gpu.uuid
 
     @property
-    def given(self) -> float:
-        """How much of it is given out, to who is leaving too."""
+    def label(self) -> str:
+        """Its name in messages."""
+        return f"{self.gpu.index}: {self.gpu.name or self.gpu.uuid}"
+
+    @property
+    def leased(self) -> float:
+        """How much of it is leased, or not released yet."""
         leaving = sum(one.lease.share for one in self.leaving)
         return sum(lease.share for lease in self.leases) + leaving
 
     def has_room(self, share: float, *, after: bool = False) -> bool:
-        """Whether *share* of it can be given out; with *after*, once those leaving have left."""
-        given = sum(lease.share for lease in self.leases) if after else self.given
-        return given + share <= self.capacity + _EPSILON
+        """Whether *share* of it can be leased; with *after*, once all is released."""
+        leased = sum(lease.share for lease in self.leases) if after else self.leased
+        return leased + share <= self.capacity + _EPSILON
 
     def fits(self, share: float) -> int:
         """Return how many leases of *share* there can be at once."""
         return int(self.capacity / share + _EPSILON)
 
-    def watch_release(
-        self, inventory: GpuInventory | None, slack: int, now: float
-    ) -> Quarantine | None:
-        """Drop who has left; return why the device must be put aside, or None."""
-        if not self.leaving:
-            return None
-        gpu, idle = self.gpu, self.idle
-        if gpu is None or inventory is None or idle is None or idle.used is None:
-            self.leaving.clear()  # there is nothing to measure
-            return None
-        if self.quarantine is not None and self.quarantine.fatal:
-            self.leaving.clear()  # and nothing to wait for
-            return None
-        reading = Reading.of(inventory, gpu.uuid)
-        problems: list[str] = []
-        dead: set[int] = set()
+    def watch_release(self, inventory: GpuInventory, slack: int, now: float) -> Quarantine | None:
+        """Drop what is released; return the quarantine of a device that has not been in time."""
+        idle = self.idle
+        if idle is None or idle.used is None or (self.quarantine and self.quarantine.fatal):
+            self.leaving.clear()  # there is nothing to measure, or nothing to wait for
+        found: Quarantine | None = None
         for one in tuple(self.leaving):
-            if self._has_left(one, reading, idle, slack, now):
+            assert idle is not None
+            reading = Reading.of(inventory, self.uuid, one.dead)
+            gone = self.leases and reading.used is not None and not one.dead & reading.pids
+            if gone or reading.is_back_at(idle, slack):
                 self.leaving.remove(one)
             elif now >= one.deadline:
                 self.leaving.remove(one)
-                residue = self._residue(one, reading, idle)
-                if residue:
-                    problems.append(residue)
-                    dead |= {one.pid} if one.pid is not None else set()
-        if not problems:
-            return None
-        return Quarantine("memory", problems[0], now, dead=frozenset(dead))
+                dead = one.dead if found is None else one.dead | found.dead
+                reason = self._residue(one, reading, idle) if found is None else found.reason
+                found = Quarantine("memory", reason, now, dead=dead)
+        return found
 
-    def is_released(self, inventory: GpuInventory | None, slack: int) -> bool:
-        """Whether the memory for which it was put aside is free by now."""
-        quarantine = self.quarantine
-        if self.leases or self.gpu is None or inventory is None or self.idle is None:
+    def is_released(self, inventory: GpuInventory, slack: int) -> bool:
+        """Whether the memory for which it is in quarantine is free by now."""
+        if self.leases or self.idle is None:
             return False
-        dead = frozenset[int]() if quarantine is None else quarantine.dead
-        return Reading.of(inventory, self.gpu.uuid).is_back_at(self.idle, slack, dead)
+        dead = frozenset[int]() if self.quarantine is None else self.quarantine.dead
+        return Reading.of(inventory, self.uuid, dead).is_back_at(self.idle, slack)
 
     def faults(
-        self, inventory: GpuInventory | None, tolerate: Callable[[Fault], bool] | None
+        self, inventory: GpuInventory, tolerate: Callable[[Fault], bool] | None
     ) -> tuple[Fault, ...]:
-        """Return what is wrong with it and is not accepted."""
-        if self.gpu is None or inventory is None:
-            return ()
-        found = inventory.faults(self.gpu.uuid)
+        """Return its faults that are not accepted."""
         return tuple(
             fault
-            for fault in found
+            for fault in inventory.faults(self.uuid)
             if fault not in self.accepted and not (tolerate is not None and tolerate(fault))
         )
 
     def status(self) -> DeviceStatus:
-        """Return what it is now."""
+        """Return its state now."""
         state: Literal["free", "leased", "releasing", "quarantined"] = "free"
         if self.quarantine is not None:
             state = "quarantined"
@@ -226,41 +201,21 @@ class Slot:
         elif self.leases:
             state = "leased"
         return DeviceStatus(
-            device=self.name,
-            index=None if self.gpu is None else self.gpu.index,
-            name="" if self.gpu is None else self.gpu.name,
+            device=self.uuid,
+            index=self.gpu.index,
+            name=self.gpu.name,
             state=state,
-            leased=round(self.given, 6),
+            leased=round(self.leased, 6),
             holders=tuple(lease.holder for lease in self.leases),
             reason="" if self.quarantine is None else self.quarantine.reason,
         )
 
-    def _has_left(
-        self, one: Leaving, reading: Reading, idle: Reading, slack: int, now: float
-    ) -> bool:
-        dead = frozenset[int]() if one.pid is None else frozenset((one.pid,))
-        if reading.is_back_at(idle, slack, dead):
-            return True
-        if reading.used is None or dead & reading.pids:
-            return False
-        if not self.leases:
-            return False
-        if now - one.looked_at < _SETTLED:
-            return False
-        falling = one.last_used is None or reading.used < one.last_used
-        one.last_used, one.looked_at = reading.used, now
-        return not falling
-
     def _residue(self, one: Leaving, reading: Reading, idle: Reading) -> str:
-        """Return what *one* left behind; nothing where that may be its neighbours'."""
         who = f"{one.lease.holder or 'a worker'} (pid {one.pid}, dead)"
         if reading.used is None:
             return f"its memory cannot be measured any more; {who} held it"
-        if self.leases and one.pid not in reading.pids:
-            return ""
-        before = idle.used or 0
         return (
-            f"{_gib(reading.used)} GiB in use, {_gib(before)} GiB before {who} held it: "
+            f"{_gib(reading.used)} GiB in use, {_gib(idle.used or 0)} GiB before {who} held it: "
             "not released in time"
         )
 

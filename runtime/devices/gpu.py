@@ -1,10 +1,6 @@
-"""Which GPUs this machine has and how they are, without a CUDA context.
+"""GPUs and their faults as values; what ``CUDA_VISIBLE_DEVICES`` and a user's list select.
 
-Guarantees: asking never initialises CUDA, which would make every fork from here on unsafe; the
-driver's own ``CUDA_VISIBLE_DEVICES`` counts; a machine without NVIDIA's driver has no GPUs, which
-is an answer and not an error. A GPU that is cut up (MIG) stands here as its instances.
-
-Left to others: who may use which (`devices`), and whom to ask (`inventory`).
+A GPU that is partitioned (MIG) is listed as its instances.
 """
 
 from __future__ import annotations
@@ -20,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One device: a GPU, or one instance (MIG) of a GPU that is cut up.
+    """One device: a GPU, or one instance of a GPU that is partitioned (MIG).
 
     Attributes:
-        uuid: What it is leased by: indices change with ``CUDA_VISIBLE_DEVICES``.
+        uuid: Its name in leases: indices change with ``CUDA_VISIBLE_DEVICES``.
         index: Its place in the order of PCI addresses.
         parent: The UUID of the GPU that it is an instance of; empty for a whole one.
     """
@@ -36,16 +32,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong with a device.
+    """A fault of a device.
 
     Attributes:
         kind: ``lost`` (it does not answer any more), ``xid`` (an error that the driver reported),
-            ``ecc`` (memory errors that could not be corrected), ``recovery`` (it asks for a reset
-            or a reboot), ``remap`` (it has no spare rows left to mend its memory with) or
-            ``unknown`` (NVML gave an error in place of an answer).
-        text: What, for people.
-        fatal: Whether what runs on it now cannot go on.
-        count: How many there have been, where they are counted: one more is another fault.
+            ``ecc`` (uncorrected memory errors), ``recovery`` (it needs a reset or a reboot),
+            ``remap`` (its memory has no spare rows left) or ``unknown`` (NVML gave an error).
+        text: The same in words.
+        fatal: Whether the processes that use it cannot go on.
+        count: How often it has occurred: one more is another fault.
     """
 
     kind: Literal["lost", "xid", "ecc", "recovery", "remap", "unknown"]
@@ -65,22 +60,22 @@ class GpuInventory(Protocol):
         ...
 
     def used_bytes(self, uuid: str) -> int | None:
-        """Return the memory in use on a device; None where that cannot be measured."""
+        """Return the bytes in use on a device; None if they cannot be measured."""
         ...
 
     def processes(self, uuid: str) -> Mapping[int, int | None] | None:
-        """Return who uses a device and how many bytes of it; None where nobody can say.
+        """Return the bytes in use by pid, None for a number unknown; None if there is no list.
 
-        In a container these may be numbers of another namespace, or only some of them.
+        In a container the pids may be of another namespace, or only some of them.
         """
         ...
 
     def faults(self, uuid: str) -> tuple[Fault, ...]:
-        """Return what is wrong with a device; empty where nothing is known to be."""
+        """Return the known faults of a device."""
         ...
 
     def close(self) -> None:
-        """Let go of the driver; the next question opens it again."""
+        """Close the connection to the driver; the next question opens it again."""
         ...
 
 

@@ -1,10 +1,7 @@
-"""Which devices are put aside, why, and until when.
+"""Device health: puts devices into quarantine and takes them out again.
 
-Guarantees: a device with a fault that nobody tolerates, or whose memory a dead worker still holds,
-is put aside, and taken up again when what was wrong is over; each of both is told once to everybody
-who listens.
-
-Left to others: locking, and who is given what (`devices`).
+Guarantees: a device with a fault that is not tolerated, or whose memory a dead worker still holds,
+is in quarantine until that is over; each change is reported once to every subscriber.
 """
 
 from __future__ import annotations
@@ -18,15 +15,15 @@ from .events import DeviceQuarantined, DeviceRestored
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from .device import Slot
+    from .device import Device
     from .events import DeviceEvent
     from .gpu import Fault, GpuInventory
 
     Listener = Callable[[DeviceEvent], None]
 
 
-class Ward:
-    """Looks after the devices of one pool. Used under its lock, but for what `news` returns."""
+class DeviceHealth:
+    """The health of one pool's devices. Used under the pool's lock, except what `news` returns."""
 
     def __init__(
         self,
@@ -41,81 +38,89 @@ class Ward:
         self._listeners: dict[object, Listener] = {}
         self._logs: dict[object, Listener] = {}
 
-    def examine(self, slots: Iterable[Slot]) -> None:
-        """Put aside what has a fault, and take up what is well again."""
-        for slot in slots:
-            quarantine = slot.quarantine
-            faults = slot.faults(self._inventory, self._tolerate)
+    def examine(self, devices: Iterable[Device]) -> None:
+        """Put faulty devices into quarantine, and take out those that are well again."""
+        if self._inventory is None:
+            return  # slots of the CPU
+        for device in devices:
+            quarantine = device.quarantine
+            faults = device.faults(self._inventory, self._tolerate)
             if faults:
                 reason = "; ".join(fault.text for fault in faults)
                 fatal = any(fault.fatal for fault in faults)
                 if quarantine is None or (fatal and not quarantine.fatal):
                     now = time.monotonic()
-                    self.put_aside(slot, Quarantine("fault", reason, now, fatal=fatal))
-            elif quarantine is None:
-                continue
-            elif quarantine.cause == "fault" or (
-                quarantine.cause == "memory" and slot.is_released(self._inventory, self._slack)
+                    self.quarantine(device, Quarantine("fault", reason, now, fatal=fatal))
+            elif quarantine is not None and (
+                quarantine.cause == "fault"
+                or (
+                    quarantine.cause == "memory"
+                    and device.is_released(self._inventory, self._slack)
+                )
             ):
-                self._take_up(slot, quarantine, "recovered")
+                self._restore(device, quarantine, "recovered")
 
-    def watch_releases(self, slots: Iterable[Slot]) -> None:
-        """See whose memory has been released, and put aside what has had its time for that."""
+    def watch_releases(self, devices: Iterable[Device]) -> None:
+        """Drop what is released; put devices into quarantine whose deadline has passed."""
         now = time.monotonic()
-        for slot in slots:
-            found = slot.watch_release(self._inventory, self._slack, now)
-            if found is not None and slot.quarantine is None:
-                self.put_aside(slot, found)
+        for device in devices:
+            if not device.leaving:
+                continue
+            assert self._inventory is not None
+            found = device.watch_release(self._inventory, self._slack, now)
+            if found is not None and device.quarantine is None:
+                self.quarantine(device, found)
 
-    def put_aside(self, slot: Slot, quarantine: Quarantine) -> None:
-        """Give *slot* to nobody from now on."""
-        slot.quarantine = quarantine
+    def quarantine(self, device: Device, quarantine: Quarantine) -> None:
+        """Put *device* into *quarantine*."""
+        device.quarantine = quarantine
         self._news.append(
             DeviceQuarantined(
-                device=slot.name,
-                name=slot.gpu.name if slot.gpu is not None else "",
+                device=device.uuid,
+                name=device.gpu.name,
                 cause=quarantine.cause,
                 reason=quarantine.reason,
                 fatal=quarantine.fatal,
-                holders=tuple(lease.holder for lease in slot.leases),
+                holders=tuple(lease.holder for lease in device.leases),
                 at=quarantine.since,
             )
         )
 
-    def accept(self, slot: Slot) -> None:
-        """Take *slot* up at the user's word, with the faults it has now."""
-        slot.accepted |= frozenset(slot.faults(self._inventory, None))
-        if slot.quarantine is not None:
-            self._take_up(slot, slot.quarantine, "user")
+    def accept(self, device: Device) -> None:
+        """Take *device* out at the user's request; the faults it has now are accepted."""
+        assert self._inventory is not None
+        device.accepted |= frozenset(device.faults(self._inventory, None))
+        if device.quarantine is not None:
+            self._restore(device, device.quarantine, "user")
 
-    def subscribe(self, listener: Listener, log: Listener | None) -> object:
-        """Return what `unsubscribe` wants."""
+    def subscribe(self, listener: Listener, log: Listener | None) -> Callable[[], None]:
+        """Add a subscriber; return the function that removes it."""
         key = object()
         self._listeners[key] = listener
         if log is not None:
             self._logs[key] = log
-        return key
 
-    def unsubscribe(self, key: object) -> None:
-        """Tell that subscriber nothing more."""
-        self._listeners.pop(key, None)
-        self._logs.pop(key, None)
+        def cancel() -> None:
+            self._listeners.pop(key, None)
+            self._logs.pop(key, None)
+
+        return cancel
 
     def news(self) -> tuple[list[DeviceEvent], list[Listener]]:
-        """Return what has happened since the last time, and whom to tell."""
+        """Return the events since the last call, and the functions to call with each."""
         news, self._news = self._news, []
-        # A log that several subscribers share hears of it once.
+        # A log that several subscribers share gets each event once.
         return news, [*self._listeners.values(), *dict.fromkeys(self._logs.values())]
 
-    def _take_up(
-        self, slot: Slot, quarantine: Quarantine, why: Literal["recovered", "user"]
+    def _restore(
+        self, device: Device, quarantine: Quarantine, why: Literal["recovered", "user"]
     ) -> None:
-        slot.quarantine = None
+        device.quarantine = None
         now = time.monotonic()
         self._news.append(
             DeviceRestored(
-                device=slot.name,
-                name=slot.gpu.name if slot.gpu is not None else "",
+                device=device.uuid,
+                name=device.gpu.name,
                 cause=quarantine.cause,
                 why=why,
                 after=now - quarantine.since,

@@ -1,6 +1,6 @@
-"""Whom to ask about this machine's GPUs: NVML, else the driver's files in /proc.
+"""Inventory of this machine's GPUs: NVML, else the driver's files in /proc; never CUDA.
 
-Guarantees: what can be asked without CUDA is asked without CUDA. A machine without NVIDIA's driver
+A CUDA context in the driver would make every later fork unsafe. A machine without NVIDIA's driver
 has no GPUs.
 """
 
@@ -22,13 +22,13 @@ _PROC = Path("/proc/driver/nvidia")
 
 
 class ProcInventory:
-    """Reads what the kernel module tells of itself; it does not tell of memory."""
+    """Reads the files of the kernel module, which know nothing of memory."""
 
     def __init__(self, root: Path = _PROC) -> None:
         self._root = root
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return every device; none where the kernel module is not loaded."""
+        """Return every device; none if the kernel module is not loaded."""
         found: list[dict[str, str]] = []
         # The folders are named for the PCI addresses, at fixed width: sorted is in their order.
         for path in sorted(self._root.glob("gpus/*/information")):
@@ -42,21 +42,21 @@ class ProcInventory:
         )
 
     def used_bytes(self, uuid: str) -> int | None:  # noqa: ARG002  # the protocol's
-        """Return None: it cannot be measured from here."""
+        """Return None: it is not known here."""
         return None
 
     def processes(self, uuid: str) -> Mapping[int, int | None] | None:  # noqa: ARG002  # as above
-        """Return None: it cannot be told from here."""
+        """Return None: they are not known here."""
         return None
 
     def faults(self, uuid: str) -> tuple[Fault, ...]:
-        """Say whether the device has gone; more cannot be told from here."""
+        """Return a fault if the device is not listed any longer."""
         if any(gpu.uuid == uuid for gpu in self.gpus()):
             return ()
-        return (Fault("lost", "its driver does not list it any more", fatal=True),)
+        return (Fault("lost", "its driver no longer lists it", fatal=True),)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing."""
 
 
 def find_gpus() -> GpuInventory:

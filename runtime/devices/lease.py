@@ -1,9 +1,4 @@
-"""A worker's right to a device, or to several, or to a part of one.
-
-Guarantees: it is a value; it says all that a worker must be started with to see its devices.
-
-Left to others: who gets one, and when it is taken back (`devices`).
-"""
+"""Lease: the right of a worker to a device, to several, or to a part of one."""
 
 from __future__ import annotations
 
@@ -25,16 +20,15 @@ class Lease:
     """A worker's right to devices.
 
     Attributes:
-        names: The devices: UUIDs, or ``cpu:<number>`` for CPU slots. Its own are told apart by
-            these, whatever a worker calls them.
-        devices: What the worker calls them: ``("cuda:0",)`` where it sees nothing else.
-        gpus: Which ones they are; empty for a CPU slot.
-        environment: What the worker must be started with, so that it sees what it shall.
+        names: The UUIDs of the devices, or ``cpu``.
+        devices: Their names in the worker: ``("cuda:0",)`` if it sees no other.
+        gpus: The devices; empty for CPU slots.
+        environment: Variables with which the worker sees its devices.
         share: How much of each device: 1.0, or a fraction.
-        holder: Who has it, for people.
-        used_bytes: The memory in use on the first one before anybody held it; None where that was
+        holder: Its holder's name in status and messages.
+        used_bytes: The memory in use on the first device before the first lease; None if that was
             not measured.
-        places: What the driver would call them itself; for a rank that runs inside it.
+        places: Their names in the driver, for a rank that runs inside it.
     """
 
     names: tuple[str, ...]
@@ -46,9 +40,16 @@ class Lease:
     used_bytes: int | None = None
     places: tuple[str, ...] = ("cpu",)
 
+    @classmethod
+    def cpu(cls, holder: str, count: int) -> Lease:
+        """Return the lease of *count* CPU slots, with which the worker sees no GPU."""
+        slots = ("cpu",) * count
+        hidden = {"CUDA_VISIBLE_DEVICES": ""}  # a stray .cuda() fails instead of sharing
+        return cls(slots, slots, environment=hidden, holder=holder, places=slots)
+
     @property
     def device(self) -> str:
-        """What the worker calls its device, or the first of several."""
+        """The worker's name of its device, or of the first of several."""
         return self.devices[0]
 
     @property
@@ -62,13 +63,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a lease is asked for with.
-
-    Attributes:
-        rank: Decides between devices that are as good as each other.
-        holder: Who asks, for people.
-        again: The names that its last lease had: it gets those again where they are well.
-    """
+    """A request for a lease; see `DevicePool.acquire`."""
 
     rank: int
     holder: str = ""
@@ -76,10 +71,10 @@ class Request:
 
 
 def check_share(share: object) -> float:
-    """Return how many devices a rank gets, if that makes sense."""
+    """Return *share*, the number of devices of a rank, if it is whole or a fraction of one."""
     remedy = "give a whole number of devices, or a part of one above 0"
     if isinstance(share, bool) or not isinstance(share, int | float):
-        raise SpecError("devices_per_rank", share, remedy)
+        raise SpecError("devices.per_rank", share, remedy)
     if not 0 < share < float("inf") or (share > 1 and share != int(share)):
-        raise SpecError("devices_per_rank", share, remedy)
+        raise SpecError("devices.per_rank", share, remedy)
     return share

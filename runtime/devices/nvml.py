@@ -1,14 +1,11 @@
-"""What NVML knows of the GPUs: which there are, who uses them, and what is wrong with them.
+"""NVML inventory: which GPUs there are, which processes use them, and their faults.
 
-Guarantees: no CUDA context, here or anywhere, comes from asking. NVML's errors become answers
-("cannot be measured", a fault), never exceptions; an NVML that hangs, as it does on some devices
-that are dying, costs whoever asks a few seconds and not more. Errors that the driver reports (Xid)
-are kept from the first question about faults on.
-
-Left to others: what follows from a fault (`devices`).
+Guarantees: no CUDA context is created. NVML's errors become answers ("cannot be measured", a
+fault), not exceptions; an NVML that hangs, as it does on some dying devices, costs the caller a few
+seconds at most. Xid errors are collected from the first question about faults on.
 
 Source: NVIDIA's NVML reference, and its catalogue of Xid errors. Which Xids are the application's
-own doing is what the device plugin of Kubernetes takes for that too.
+own doing is taken from the Kubernetes device plugin.
 """
 
 from __future__ import annotations
@@ -16,7 +13,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from phalanx.runtime.threads.bounded_call import Asker, Unanswered
+from phalanx.runtime.threads.bounded_call import BoundedCaller, Unanswered
 
 from .gpu import Fault, Gpu
 
@@ -59,11 +56,11 @@ _RECOVERY_ACTION_FIELD = 230
 
 
 class NvmlInventory:
-    """Asks NVML. *nvml* is the module ``pynvml``, or what behaves like it."""
+    """The inventory of NVML; *nvml* is the module ``pynvml`` or a double of it."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
-        self._asker = Asker("phalanx-nvml", _PATIENCE)
+        self._caller = BoundedCaller("phalanx-nvml", _PATIENCE)
         self._open = False
         self._events: Any = None
         self._listening: set[str] = set()
@@ -71,16 +68,16 @@ class NvmlInventory:
         self._xids: dict[str, dict[int, int]] = {}
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return every device; none where NVML finds no driver."""
+        """Return every device; none if NVML finds no driver."""
         return self._ask(lambda: tuple(self._list()), ())
 
     def used_bytes(self, uuid: str) -> int | None:
-        """Return the memory in use on the device *uuid*; None where NVML cannot tell."""
+        """Return the bytes in use on the device *uuid*; None if unknown."""
         nvml = self._nvml
         return self._ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(self._handle(uuid)).used), None)
 
     def processes(self, uuid: str) -> Mapping[int, int | None] | None:
-        """Return who uses the device *uuid*, as NVML sees them; None where it cannot tell."""
+        """Return the bytes in use by pid on the device *uuid*; None if unknown."""
 
         def question() -> Mapping[int, int | None]:
             running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
@@ -92,7 +89,7 @@ class NvmlInventory:
         return self._ask(question, None)
 
     def faults(self, uuid: str) -> tuple[Fault, ...]:
-        """Return what is wrong with the device *uuid*; the GPU's faults, for an instance of one."""
+        """Return the faults of the device *uuid*, or of its GPU if it is an instance."""
         nvml = self._nvml
         try:
             return self._asked(lambda: tuple(self._faults(uuid)))
@@ -104,18 +101,17 @@ class NvmlInventory:
             return (Fault("unknown", f"NVML: {error}"),)
         except Unanswered as error:
             return (Fault("unknown", f"NVML gives {error}"),)
-        except Exception as error:  # noqa: BLE001  # the binding has errors of its own, beside NVML's
+        except Exception as error:  # noqa: BLE001  # the binding has errors of its own
             return (Fault("unknown", f"NVML's binding: {type(error).__name__}: {error}"),)
 
     def close(self) -> None:
-        """Let go of the driver."""
+        """Shut NVML down."""
         if self._open:
             with contextlib.suppress(self._nvml.NVMLError, Unanswered):
-                self._asker.ask(self._shut)
+                self._caller.call(self._shut)
             self._open = False
-        self._asker.close()
 
-    # --- on the asker's thread ------------------------------------------------------------
+    # --- on the thread of the call ------------------------------------------------------------
 
     def _list(self) -> Iterator[Gpu]:
         nvml = self._nvml
@@ -134,7 +130,7 @@ class NvmlInventory:
                 index += 1
 
     def _instances(self, handle: Any) -> Iterator[Any]:
-        """Yield the instances of a GPU that is cut up (MIG)."""
+        """Yield the instances of a partitioned GPU (MIG)."""
         nvml = self._nvml
         try:
             if not nvml.nvmlDeviceGetMigMode(handle)[0]:
@@ -143,14 +139,14 @@ class NvmlInventory:
         except nvml.NVMLError:
             return
         for number in range(count):
-            with contextlib.suppress(nvml.NVMLError):  # that many there could be, not are
+            with contextlib.suppress(nvml.NVMLError):  # the count is an upper limit
                 yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
     def _faults(self, uuid: str) -> Iterator[Fault]:
         nvml = self._nvml
         uuid = self._parents.get(uuid, uuid)
         handle = self._handle(uuid)
-        # A device that is lost says so here; one that shares the machine's memory has none to tell.
+        # Raises for a lost device; one that shares the machine's memory does not support it.
         self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
         self._listen(uuid, handle)
         self._hear()
@@ -173,11 +169,11 @@ class NvmlInventory:
 
     def _recovery_action(self, handle: Any) -> int:
         value = self._nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD])[0]
-        # Drivers that do not know the question say so in the value.
+        # A driver that does not know the field says so in the value.
         return int(value.value.uiVal) if value.nvmlReturn == 0 else 0
 
     def _listen(self, uuid: str, handle: Any) -> None:
-        """Have NVML keep the Xid errors of a device for us, from now on."""
+        """Have NVML collect the Xid errors of a device from now on."""
         if uuid in self._listening:
             return
         nvml = self._nvml
@@ -188,13 +184,13 @@ class NvmlInventory:
             nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
 
     def _hear(self) -> None:
-        """Take note of the Xid errors that NVML has kept, without waiting for more."""
+        """Read the Xid errors that NVML has collected."""
         nvml = self._nvml
         while self._events is not None:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
-            except nvml.NVMLError:  # a timeout: there are no more
+            except nvml.NVMLError:  # a timeout: no more
                 return
             number = int(event.eventData)
             if number not in _APPLICATION_XIDS:
@@ -205,7 +201,7 @@ class NvmlInventory:
         return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
 
     def _try(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-        """Return the answer, or *otherwise* where this device has none to give."""
+        """Return the answer, or *otherwise* if this device does not support the question."""
         nvml = self._nvml
         try:
             return question()
@@ -230,7 +226,7 @@ class NvmlInventory:
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         try:
             return self._asked(question)
-        except Exception:  # noqa: BLE001  # the binding has errors of its own, beside NVML's
+        except Exception:  # noqa: BLE001  # the binding has errors of its own
             return otherwise
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:
@@ -240,7 +236,7 @@ class NvmlInventory:
                 self._open = True
             return question()
 
-        return self._asker.ask(opened)
+        return self._caller.call(opened)
 
 
 def _text(value: str | bytes) -> str:

@@ -1,8 +1,9 @@
 """Ending the connections of gloo groups that were left, while something still refers to them.
 
 Guarantees: whoever waits in a collective operation of such a group, here or on another rank, gets
-its error at once, if gloo tells it at all (see `open_gloo_connections`); no other socket of the
-process is touched.
+its error at once; no other socket of the process is touched. Gloo raises no error in a rank that
+is in the middle of a message when its connection ends (`Pair::sendAsyncMode` and
+`Pair::signalException`, as of torch 2.13): that rank waits until the group's timeout.
 
 Why: gloo closes its connections when the last reference to a group is gone. A worker that keeps one
 of its own (the group, a module that was given it, the handle of an operation, a thread that is in
@@ -51,25 +52,6 @@ def end_gloo_connections() -> int:
     return ended
 
 
-def open_gloo_connections() -> int | None:
-    """Return how many connections gloo has open; None where it has formed no group, or is at work.
-
-    An operation may wait where there is none left. When a connection ends gloo tells those whose
-    message is yet to be sent or received, and not those in the middle of one: these wait until the
-    group's timeout, for what nobody will send or take. Even a byte is in the middle where it is
-    written after the reset: it is queued, and then forgotten (`Pair::sendAsyncMode` and
-    `Pair::signalException`, as of torch 2.13).
-    """
-    found = None
-    for task in _loops():
-        polled = _polled_by(task)
-        if polled is None:
-            return None
-        watched = 0 if polled < 0 else sum(_is_open(*each) for each in _watched_by(polled))
-        found = watched + (found or 0)
-    return found
-
-
 def _loops() -> Iterator[Path]:
     """The threads that watch connections."""
     for task in _TASKS.iterdir():
@@ -113,14 +95,6 @@ def _end(fd: int, inode: int) -> bool:
             copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
-    return True
-
-
-def _is_open(fd: int, inode: int) -> bool:
-    copy = _connection(fd, inode)
-    if copy is None:
-        return False
-    copy.close()
     return True
 
 

@@ -1,16 +1,14 @@
-"""Where the ranks of a group meet: a fresh address on loopback for every epoch.
+"""The rendezvous of a rank group: a fresh loopback address for every epoch.
 
-Guarantees: the port is bound before anybody is told of it, and on loopback only; no epoch can read
-a key of another; a group that never uses torch.distributed never starts a process for it; the
-driver does not import torch. A store that dies is an event, and the next epoch gets a new one.
+- The port is bound, on loopback only, before its number is given to anyone. No epoch can read a key
+  of another. The driver does not import torch.
+- A group that never uses torch.distributed starts no process: the driver listens, and the first
+  rank that connects makes it start the store's process and pass it the listening socket, with that
+  rank waiting in it (socket activation). Later epochs send their sockets to the same process.
+- A store that exits is an event, and the next epoch gets a new one.
 
-How: the driver binds and listens; the first rank that connects makes the hub start the store's
-process, which is handed the listening socket and finds that rank waiting in it (socket activation,
-as inetd did). Later epochs send their sockets to the same process.
-
-Left to others: what a group does when its store dies (`on_event`); the process (`store_main`).
-What speaks on the port is torch's TCPStore: it has no authentication, so every user of this
-machine can reach it, as with torchrun. phalanx itself sends nothing through it.
+The port is served by torch's TCPStore, which has no authentication: every user of this machine can
+reach it, as with torchrun. phalanx itself sends nothing through it.
 
 Prior art: ``_torchelastic_use_agent_store`` in ``torch/distributed/rendezvous.py``.
 """
@@ -20,7 +18,6 @@ from __future__ import annotations
 import errno
 import os
 import socket
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,19 +26,19 @@ from importlib import import_module
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from phalanx.runtime.event import unheard
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.linux.descriptors import send_with_fds
-from phalanx.runtime.process.launcher import LaunchSpec
-from phalanx.runtime.process.process import exit_of_process
+from phalanx.runtime.process.helper import Helper
+from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.process.process import Process
-    from phalanx.runtime.threads.event_loop import Hub, Watch
+    from phalanx.runtime.threads.event_loop import EventLoop, Watch
 
 _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # every rank of a big group may connect before the store's process runs
@@ -86,37 +83,37 @@ class RendezvousStore:
     """The store of one rank group, through all its epochs. Thread-safe.
 
     Args:
-        launcher: Returns what starts the store's process; asked for only when a rank connects.
+        launcher: Starts the store's process once a rank connects.
+        preload: Of the zygote that it is forked from; None for the launcher's own.
         group: The name of the rank group.
-        on_event: Told of the store's death. Runs on the hub's thread.
+        on_event: Called with the store's exit, on the event loop's thread.
     """
 
     def __init__(
         self,
-        hub: Hub,
-        launcher: Callable[[], Launcher],
+        loop: EventLoop,
+        launcher: Launcher,
         *,
+        preload: Sequence[str] | None = None,
         group: str,
-        on_event: Callable[[LoggedEvent], None] | None = None,
+        on_event: Callable[[LoggedEvent], None] = unheard,
     ) -> None:
-        self._hub = hub
+        self._loop = loop
         self._launcher = launcher
+        self._preload = preload
         self._group = group
         self._on_event = on_event
-        self._lock = threading.Lock()
-        self._closed = False
         self._epoch = 0
         self._listener: socket.socket | None = None  # this epoch's, until a process has it
         self._watch: Watch | None = None
-        self._link: socket.socket | None = None  # to the process; there before the process is
-        self._process: Process | None = None
-        self._starter: threading.Thread | None = None
+        self._helper = Helper(
+            loop, f"store of {group}", self._spawn, on_exit=self._exited, replay=self._replay
+        )
 
     @property
     def pid(self) -> int | None:
-        """The store's process; None while nobody has needed it."""
-        with self._lock:
-            return None if self._process is None else self._process.pid
+        """The store's process; None while no rank has needed it."""
+        return self._helper.pid
 
     def open(self, epoch: int) -> Rendezvous:
         """Return the meeting place of *epoch*; that of the epoch before is gone from now on.
@@ -125,8 +122,8 @@ class RendezvousStore:
             SpecError: *epoch* is not above the last one.
             RuntimeFault: Loopback cannot be bound, or this store is closed.
         """
-        with self._lock:
-            if self._closed:
+        with self._helper.lock:
+            if self._helper.closed:
                 msg = f"the rendezvous store of {self._group} is closed"
                 raise RuntimeFault(msg)
             if epoch <= self._epoch:
@@ -135,111 +132,60 @@ class RendezvousStore:
             self._forget_listener()
             self._epoch = epoch
             port: int = listener.getsockname()[1]
-            if self._link is not None and _hand_over(self._link, listener, epoch):
+            if self._helper.send(b"%d" % epoch, [listener.fileno()]):
                 listener.close()
             else:
                 self._listener = descriptors.own(listener)
-                self._watch = self._hub.watch(listener.fileno(), EPOLLIN, self._wanted)
+                self._watch = self._loop.watch(listener.fileno(), EPOLLIN, self._wanted)
         return Rendezvous(_LOOPBACK, port, f"{self._group}/{epoch}/", epoch, self._group)
 
     def close(self, deadline: float | None = None) -> None:
         """End the store; by force at *deadline* (monotonic). Idempotent."""
         deadline = time.monotonic() + _CLOSE if deadline is None else deadline
-        with self._lock:
-            self._closed = True
+        with self._helper.lock:
             self._forget_listener()
-            link, self._link = self._link, None
-            process, self._process = self._process, None
-            starter = self._starter
-        if link is not None:
-            descriptors.close(link)  # the process ends at the end of file
-        if starter is not None:
-            starter.join(max(0.0, deadline - time.monotonic()))
-        if process is not None:
-            _end(process, deadline)
+        with suppress(RuntimeFault):  # what could not be ended the launcher names when it closes
+            self._helper.close(deadline, ask=True)  # the process exits at end of file
 
     # --- socket activation --------------------------------------------------------------
 
     def _wanted(self, _events: int) -> None:
-        """Start the process: a rank has connected. On the hub's thread, which must not wait."""
-        with self._lock:
-            if self._watch is None or self._listener is None:
-                return
-            try:
-                link, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            except OSError:
-                self._forget_listener()  # ranks are refused instead of waiting
-                raise
-            self._watch.cancel()
-            self._watch = None
-            self._link = descriptors.own(link)
-            # The socket pair keeps the listener until the process is there to take it, so the
-            # driver's own copy can go: when the process dies, ranks are refused instead of waiting.
-            _hand_over(link, self._listener, self._epoch)
-            self._forget_listener()
-            self._starter = threading.Thread(
-                target=self._start,
-                args=(link, child_end, self._epoch),
-                name="phalanx-store-start",
-                daemon=True,
-            )
-            self._starter.start()
+        with self._helper.lock:
+            if self._watch is not None:
+                self._watch.cancel()
+                self._watch = None
+                self._helper.start_soon()
 
-    def _start(self, link: socket.socket, child_end: socket.socket, epoch: int) -> None:
+    def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         spec = LaunchSpec(
             entry="phalanx.runtime.distributed.store_main:main",
-            fds={"link": child_end.fileno()},
-            label=f"{self._group}/store#{epoch}",
+            fds={"control": control.fileno()},
+            label=f"{self._group}/store#{self._epoch}",
             title=f"phalanx: {self._group} store",
+            preload=self._preload,
         )
-        try:
-            process = self._launcher().launch(
-                spec,
-                on_exit=lambda process: self._exited(process, link),
-                deadline=time.monotonic() + _START,
-                is_wanted=lambda: self._link is link,
-            )
-        except Exception as error:  # noqa: BLE001  # reported: there is no caller to raise to
-            self._lost(link, None, exit_of_process(1, None, asked=False, detail=str(error)))
-            return
-        finally:
-            child_end.close()
-        with self._lock:
-            wanted = self._link is link
-            if wanted:
-                self._process = process
-        if not wanted:  # closed, or dead again, while it was starting
-            _end(process, time.monotonic() + _CLOSE)
-
-    def _exited(self, process: Process, link: socket.socket) -> None:
-        status = process.status
-        reason = exit_of_process(
-            None if status is None else status.code,
-            None if status is None else status.signal,
-            asked=False,
+        return self._launcher.launch(
+            spec,
+            on_exit=on_exit,
+            deadline=time.monotonic() + _START,
+            is_wanted=lambda: not self._helper.closed,
         )
-        self._lost(link, process, reason)
 
-    def _lost(self, link: socket.socket, process: Process | None, reason: ExitReason) -> None:
-        with self._lock:
-            if self._link is not link:
-                return  # told to end
-            self._link = None
-            registered, self._process = self._process, None
+    def _replay(self) -> Iterator[tuple[bytes, list[int]]]:
+        if self._listener is not None:
+            yield b"%d" % self._epoch, [self._listener.fileno()]
+            # The process alone holds it from now on: when it exits, ranks are refused, and do not
+            # wait.
+            self._forget_listener()
+
+    def _exited(self, pid: int | None, reason: ExitReason) -> bool:
+        with self._helper.lock:
+            self._forget_listener()
             epoch = self._epoch
-        descriptors.close(link)
-        if registered is not None:
-            registered.close()
-        if self._on_event is not None:
-            self._on_event(
-                StoreExited(
-                    group=self._group,
-                    epoch=epoch,
-                    pid=None if process is None else process.pid,
-                    reason=reason,
-                    at=time.monotonic(),
-                )
-            )
+        self._on_event(
+            StoreExited(group=self._group, epoch=epoch, pid=pid, reason=reason, at=time.monotonic())
+        )
+        return False
 
     def _forget_listener(self) -> None:
         if self._watch is not None:
@@ -371,17 +317,3 @@ def _listen() -> socket.socket:
         msg = f"cannot listen on {_LOOPBACK}: {error}; is the loopback interface up?"
         raise RuntimeFault(msg) from error
     return listener
-
-
-def _hand_over(link: socket.socket, listener: socket.socket, epoch: int) -> bool:
-    """Send the listening socket of *epoch*; False where the process is gone."""
-    with suppress(OSError):
-        send_with_fds(link, b"%d" % epoch, [listener.fileno()], socket.MSG_DONTWAIT)
-        return True
-    return False
-
-
-def _end(process: Process, deadline: float) -> None:
-    if not process.wait(deadline):
-        process.kill_tree(time.monotonic() + _CLOSE)
-    process.close()

@@ -1,9 +1,8 @@
-"""The process that holds a group's torch.distributed store.
+"""The process that holds the torch.distributed store of a group.
 
-Guarantees: one epoch at a time: with the next listening socket the store of the last, its keys and
-its connections are gone; ends when its driver lets go of the link or dies.
-
-Left to others: binding the sockets, and starting this (`rendezvous`).
+- One epoch at a time: at the next listening socket the store of the last epoch, its keys and its
+  connections are closed.
+- It exits at end of file of its control socket.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ _CONNECT = timedelta(seconds=30)  # to itself, over loopback; arbitrary
 
 
 def main(_payload: bytes, fds: Mapping[str, int]) -> int:
-    """Serve the epochs that come over the link; return the exit code."""
+    """Serve the epochs that come over the control socket; return the exit code."""
     # Warm where a zygote forked us; by name, for torch's types hide its stores.
     dist: Any = import_module("torch.distributed")
-    link = socket.socket(fileno=fds["link"])
+    control = socket.socket(fileno=fds["control"])
     serving: list[Any] = []  # a store serves as long as it is held
     while True:
-        message, listeners = receive_with_fds(link, 32, 1)
+        message, listeners = receive_with_fds(control, 32, 1)
         if not message:
             return 0
         # The old one first: nobody may find it alive beside the new one.

@@ -1,16 +1,6 @@
-"""Control groups of this process, and the CPUs that they and its affinity leave.
+"""Control groups of this process, of either version, and the CPUs that they and its affinity leave.
 
-Where the kernel keeps the accounts of this process's control groups.
-
-Guarantees: folders of either version, and of both where a machine has both; they need not exist,
-nor have the files one looks for.
-
-Left to others: what stands in them (`evidence`, `memory`, `processors`).
-
-How many processors this process may use.
-
-Guarantees: no more than its affinity and the quotas of its control groups allow, those around a
-container included. It is a look at one moment: both can be changed at any time.
+The folders need not exist, nor have the files that are looked for.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The limit of open descriptors (``RLIMIT_NOFILE``) of this process.
 
-Guarantees: the soft limit is only ever raised, never beyond the hard one, and in the driver by no
-more than is asked for, with half of it again for the program's own files. What the program set
-before that is remembered: processes that run a user's code are started with it.
+- The soft limit is only ever raised, never beyond the hard one, and in the driver by no more than
+  is asked for and half of that for the program's own files.
+- Processes that run a user's code are started with the limit that the program had set.
 
-Imports nothing but the standard library: the guardian uses it.
+Imports the standard library only: the guardian uses it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
 FOR_ALL = (
-    34  # hub, scribe, two zygotes and guardians, a rendezvous, an arena; measured with one rank
+    34  # loop, scribe, two zygotes and guardians, a rendezvous, an arena; measured with one rank
 )
 FOR_RANK = 24  # while it is started; 22 were measured with 1, 4 and 8 ranks
 FOR_LINK = 12  # as many more where its messages go by ZeroMQ; 11 were measured

@@ -1,21 +1,11 @@
 """Registry of open descriptors, and passing of descriptors over Unix sockets (SCM_RIGHTS).
 
-The driver's own descriptors, so that a forked child of the driver gives them up.
-
-Guarantees: after ``os.fork`` (and so after ``multiprocessing`` by fork) every descriptor entered
-here is closed in the child before any of the child's own code runs. Without that a child of the
-user's would hold our sockets open: the other end would never see end of file, and two processes
-would read from one socket.
-
-Left to others: whoever opens a descriptor enters it and strikes it out before closing it. A fork
-made by C code passes this by; what matters most is therefore never left to end of file alone.
-
-It is one per process because a table of descriptors is.
-
-Descriptors over a socket.
-
-Guarantees: what comes in is closed on exec, and the flags are heeded. (``socket.recv_fds`` and
-``socket.send_fds`` of CPython take flags and drop them.)
+- After ``os.fork`` every registered descriptor is closed in the child before any of the child's own
+  code runs. Otherwise a child of the user's would hold our sockets open: the other end would see no
+  end of file, and two processes would read from one socket. A fork made by C code passes this by.
+- Register a descriptor after opening it, and unregister it before closing it.
+- Received descriptors are closed on exec, and flags are heeded: ``socket.recv_fds`` and
+  ``socket.send_fds`` of CPython take flags and drop them.
 """
 
 from __future__ import annotations

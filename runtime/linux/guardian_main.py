@@ -1,19 +1,16 @@
-"""The guardian: a small process that ends what a dead driver left behind.
+"""The guardian process: kills the driver's process tree when the driver has died.
 
-Guarantees: when the driver has died, however it died, every process of its tree is killed; then it
-ends. It watches the driver by pidfd: a forked child
-of the user's that still holds the other end of the socket does not deceive it. It heeds no signal
-that can be ignored.
-
-Left to others: `guardian`, which starts it, tells it and, at a clean close, kills it.
-
-Imports nothing but the standard library: there is one for each driver, all the time.
+- It watches the driver by pidfd: a forked child of the user's that still holds the other end of the
+  socket makes no difference.
+- It ignores every signal that can be ignored; a clean close of the driver kills it.
+- It imports the standard library only: one runs beside each driver.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import select
 import signal
 import socket
@@ -21,39 +18,58 @@ import sys
 import time
 
 from . import descriptor_limit, process_title, process_tree
+from .descriptors import receive_with_fds
 
 _ROUND = 10.0
 
 
 def main() -> None:
-    """Run; the arguments are the socket, the driver's pidfd and the tree's needle."""
+    """Run; the arguments are the socket, the driver's pidfd and the tree's tag."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     descriptor_limit.raise_limit()  # a hunt holds one for each process
     sock = socket.socket(fileno=int(sys.argv[1]))
-    driver, needle = int(sys.argv[2]), sys.argv[3].encode()
+    driver, tag = int(sys.argv[2]), sys.argv[3].encode()
     process_title.show_title("phalanx: guardian")
-    sessions = {(pid, ticks) for pid, ticks in json.load(sys.stdin)}
+    sessions: set[tuple[int, int]] = set()
     _watch(sock, driver, sessions)
-    # Twice the work of one round is never needed, except where something sits in a system call
-    # that cannot be interrupted: then it is waited for as long as it takes.
+    _delegate()
+    # One round is enough, unless a process is in a system call that cannot be interrupted.
     while process_tree.kill(
-        process_tree.Quarry(needle, sessions=sessions), time.monotonic() + _ROUND
+        process_tree.TreeTarget(tag, sessions=sessions), time.monotonic() + _ROUND
     ).left:
         pass
 
 
+def _delegate() -> None:
+    """Have a child do what follows first; return in the child, and here once it has ended.
+
+    Whichever of the two is killed, the other ends what that one had stopped in order to kill it.
+    """
+    with contextlib.suppress(OSError):  # the kernel would not fork
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, os.WUNTRACED)
+            if os.WIFSTOPPED(status):
+                os.kill(child, signal.SIGKILL)
+
+
 def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> None:
-    """Listen until the driver is gone; change *sessions* as it says."""
+    """Apply the driver's messages to *sessions* until the driver is gone."""
     poller = select.poll()
     poller.register(driver, select.POLLIN)
     poller.register(sock, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poller.poll()}
         if sock.fileno() in ready:
-            # What the driver said before it died counts, so this comes first.
+            # Before the pidfd: what the driver sent before it died counts.
             with contextlib.suppress(ConnectionResetError):
-                if packet := sock.recv(1 << 16):
+                packet, fds = receive_with_fds(sock, 1 << 16, 1)
+                for fd in fds:
+                    with os.fdopen(fd) as known:
+                        known.seek(0)  # the driver has written it through the same open file
+                        sessions.update((pid, ticks) for pid, ticks in json.load(known))
+                if packet:
                     _heed(json.loads(packet), sessions)
                     continue
             return

@@ -1,10 +1,7 @@
-"""The few Linux calls that Python has no name for.
+"""Linux system calls that Python has no name for.
 
-Guarantees: each returns a plain value or raises `OSError`; where the running kernel is too old for
-one, it says so by None or False and not by an error.
-
-Left to others: what the answers mean. Imports nothing but the standard library, because the
-guardian, which is a process of a few megabytes, uses it too.
+Each returns a plain value or raises `OSError`; one that the running kernel lacks returns None or
+False. Imports the standard library only: the guardian uses it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""How much memory a message may take: what is left of the machine's, the group's, the limits'.
+"""Memory budget: how many bytes a message may take of the machine, the control groups, the limits.
 
-Guarantees: an answer that errs on the side of the kernel's own accounting; memory that could be
-reclaimed (caches) counts as free. Control groups of both versions are looked at: one that is full
-has its processes killed rather than refused. What there is can be gone the next moment; what has
-been reserved is there.
+Reclaimable memory (caches) counts as free. Control groups of both versions are read: the kernel
+kills in a full one, where it refuses elsewhere.
 """
 
 from __future__ import annotations
@@ -15,16 +13,13 @@ from pathlib import Path
 from phalanx.runtime.linux.cgroup import enclosing, group_folders
 from phalanx.supervision import MessageTooLarge
 
-_SMALL = 1 << 20  # bytes below which looking costs more than it tells
-_STRIDE = 8 << 20  # bytes that are taken between two looks
-_HEADROOM = 32 << 20  # bytes that are left to a group's processes; no more than an eighth of it
+_SMALL = 1 << 20  # bytes below which the kernel decides
+_STRIDE = 8 << 20  # bytes reserved between two checks
+_HEADROOM = 32 << 20  # bytes left to a group's processes, at most an eighth of its limit
 
 
 def writable_bytes(wanted: int) -> int:
-    """Return how many bytes a memory file of this process may have now.
-
-    A small *wanted* is not worth looking for: the kernel refuses it if it must.
-    """
+    """Return how many bytes a memory file of this process may have now; *wanted* if it is small."""
     soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     room = wanted if soft == resource.RLIM_INFINITY or soft > wanted else soft
     if wanted < _SMALL:
@@ -36,14 +31,14 @@ def writable_bytes(wanted: int) -> int:
 
 
 def reserve(file: int, start: int, size: int, *, missing: int) -> None:
-    """Have the kernel put memory behind that part of *file*, of which some bytes are *missing*.
+    """Back that part of *file* with memory, of which some bytes are *missing*.
 
-    It is looked first whether there is some, and again on the way: in a control group the kernel
-    kills rather than refuses, and others may be taking what is left. What has been had remains.
+    The budget is checked first and again on the way, for other processes allocate too. What has
+    been reserved when an error is raised stays.
 
     Raises:
         MessageTooLarge: there is not enough.
-        OSError: the kernel says so.
+        OSError: the kernel refuses.
     """
     for done in range(0, size, _STRIDE):
         wanted = min(missing, size - done)
@@ -54,20 +49,20 @@ def reserve(file: int, start: int, size: int, *, missing: int) -> None:
 
 
 def no_room_to_read(size: int) -> MemoryError:
-    """Return the error of a process that has no address space for a message of *size* bytes."""
+    """Return the error for a message of *size* bytes that exceeds the address space."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "" if soft == resource.RLIM_INFINITY else f"; all it may have (`ulimit -v`) is {soft}"
     return MemoryError(f"no room in this process to read a message of {size} bytes{limit}")
 
 
 def _machine() -> list[int]:
-    """Return what the machine has left, swap included."""
+    """Return the bytes that the machine has left, swap included."""
     found = _numbers(Path("/proc/meminfo"), ("MemAvailable:", "SwapFree:"))
     return [sum(found) * 1024] if found else []
 
 
 def _control_group() -> list[int]:
-    """Return what each control group around this process leaves us."""
+    """Return the bytes that each control group around this process has left."""
     rooms: list[int] = []
     for folder in group_folders("memory"):
         for group in enclosing(folder):
@@ -77,14 +72,14 @@ def _control_group() -> list[int]:
 
 
 def _room(group: Path, most: str, now: str, prefix: str) -> list[int]:
-    """Return what is left in one *group*, whose files have these names; nothing without a limit."""
+    """Return the bytes left in one *group*, whose files have these names; none without a limit."""
     limits, uses = _lines(group / most), _lines(group / now)
     if not (limits and uses and limits[0].isdigit()):
         return []
     limit, used = int(limits[0]), int(uses[0])
     used -= sum(_numbers(group / "memory.stat", (f"{prefix}inactive_file", f"{prefix}active_file")))
-    # Forked workers come to own pages as they run and as they end: in a group that had been filled
-    # to within 10 MiB the kernel killed the driver while it closed.
+    # Forked workers copy pages as they run and end: within 10 MiB of the limit the kernel killed
+    # the driver while it closed.
     return [max(0, limit - used - min(_HEADROOM, limit // 8))]
 
 

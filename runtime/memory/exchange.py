@@ -1,11 +1,8 @@
-"""The memory that the driver and one incarnation of a worker exchange large messages through.
-
-Guarantees: everything is anonymous memory, made by the driver before the worker's birth and
-inherited by it, so no descriptor travels with a message and nothing is left when both are gone.
+"""The pair of arenas through which the driver and one incarnation of a worker exchange messages.
 
 The driver has one arena per group, which every worker reads; each worker has one of its own,
-which the driver reads. One page per worker holds the counters of what was given back: the worker
-writes the first half, the driver the second.
+which the driver reads. One page per worker holds the return counters: the worker writes the first
+half, the driver the second. All of it is anonymous memory that the worker inherits.
 """
 
 from __future__ import annotations
@@ -56,17 +53,17 @@ class DriverExchange:
 
     @classmethod
     def inherit(cls, arena: Arena, results: int, returns: int) -> DriverExchange:
-        """Return the driver's side of one that was made in another process, for *arena*'s owner."""
+        """Return the driver's side of an exchange that another process made for *arena*."""
         theirs, ours = _halves(returns)
         reader = ArenaReader(results, ours)
         return cls(Borrower(theirs), reader, arena, results, descriptors.own(returns))
 
     def fds(self) -> dict[str, int]:
-        """Return what the worker inherits."""
+        """Return the descriptors that the worker inherits, by name."""
         return {"arena": self._arena.fd, "results": self._results, "returns": self._returns}
 
     def close(self) -> None:
-        """The worker is dead. What it sent can still be read: each message has the reader."""
+        """Release what a dead worker held. Its messages stay readable: each has the reader."""
         self.borrower.forget()
         self.reader = None
         if self._returns >= 0:
@@ -79,7 +76,7 @@ class WorkerExchange:
     """The worker's side.
 
     Attributes:
-        arena: What it writes its answers into.
+        arena: Its own, for answers.
         borrower: The driver, as a reader of that.
         reader: Reads the driver's arena.
     """

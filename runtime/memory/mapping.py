@@ -1,25 +1,12 @@
-"""Mappings of shared bodies: one slot mapped copy-on-write, and counted back when it is freed.
+"""Reading side of the arena: a message body is mapped copy-on-write, or copied.
 
-The reading side of an arena: views that may be written in place and are given back by dying.
+Guarantees: a body can be read for as long as anything refers to its view, and its place is returned
+when nothing does. Writing to a view in place changes nobody else's data: the pages written become
+this process's own and end with the view. However many views a process keeps, they take a bounded
+number of descriptors (the mmap module keeps one for each) and mappings: the rest are copied. A fork
+by Python code first makes the views of reusable memory private, so that the child's copies stay.
 
-Guarantees: a message can be read for as long as anything refers to its view, and its place is
-given back when nothing does. Writing to it changes nobody else's data: pages written to become
-this process's own, and die with the view, so the next message in that place is seen as it was
-written.
-
-Left to others: when a place is used again (`arena`), what is mapped and what is copied (`views`).
-
-Bodies in memory files, as who reads them sees them: mapped while they are few, else copied.
-
-Guarantees: what is written to a view in place changes nobody else's data; however many views a
-process keeps, they take a bounded number of descriptors and mappings (the mmap module keeps a
-descriptor for each), so what is kept beyond that costs memory and nothing scarcer. A fork by
-Python code finds the views of memory that is used again already made private, so a child's copy
-stays what it was.
-
-Left to others: which memory that is, and who is told that a view has died (`arena_reader`, `far`).
-
-The views are counted for the whole process, because a table of descriptors is.
+The views are counted per process, because a table of descriptors is.
 """
 
 from __future__ import annotations
@@ -46,24 +33,20 @@ COPY_LIMIT = 128 * 1024
 """Bytes up to which a copy is quicker than a mapping with its page faults."""
 
 MOST_MAPPED = 256
-"""Views at once; each costs a descriptor and a mapping. Beyond that messages are copied."""
+"""Views at once, and at most a quarter of the descriptors that the process may have."""
 
-_SHARE = 4  # of a process's descriptors at most one in so many is taken; the rest are the user's
-
-_PAGE = mmap.PAGESIZE
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; the mmap module has no name for it
 
 
 def mapped(
     file: int, start: int, size: int, on_end: Callable[[], None] | None = None
 ) -> memoryview | None:
-    """Return a mapping of *size* bytes from *start*, which is on a page, of *file*.
+    """Return a mapping of *size* bytes from *start*, a multiple of the page size, of *file*.
 
-    None where `copied` serves better, or there is no descriptor or mapping left: it needs neither.
+    Returns None if `copied` is quicker, or there is no descriptor or mapping left.
 
     Args:
-        on_end: Called once the view has died; not where there is none. None says that nobody ever
-            writes to that memory again.
+        on_end: Called once the view has died. None says that this memory is never written again.
     """
     if size <= COPY_LIMIT or len(_mapped) >= _most():
         return None
@@ -72,9 +55,8 @@ def mapped(
         private = mmap.mmap(file, size, mmap.MAP_PRIVATE, flags, offset=start)
     except OSError:
         return None
-    # The collector would announce the end of a view in a dead cycle before the `__del__`
-    # methods in that cycle have run, which may read it. Unknown to the collector, it ends when
-    # its last reference goes. It refers to nothing, so no cycle passes through it.
+    # The collector would clear the weak reference to a view in a dead cycle before the `__del__`
+    # methods of that cycle have run, which may read it. Untracked, it ends with its last reference.
     _untrack(private)
     view = _Mapped(private, _end)
     view.on_end = on_end
@@ -100,11 +82,11 @@ def copied(file: int, start: int, size: int) -> memoryview:
 
 def _most() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(MOST_MAPPED, soft // _SHARE)
+    return min(MOST_MAPPED, soft // 4)
 
 
 class _Mapped(weakref.ref[mmap.mmap]):
-    """A view that lives, and what to do when it has died."""
+    """A live view, and what to call when it has died."""
 
     __slots__ = ("on_end",)
 
@@ -125,7 +107,7 @@ _untrack.restype = None
 
 
 def _make_private() -> None:
-    """Copy every page that may be written to again, so that a forked child depends on none."""
+    """Copy every page that may be written again, so that a forked child does not share it."""
     for each in list(_mapped):
         view = each()
         if view is None or each.on_end is None:
@@ -133,7 +115,7 @@ def _make_private() -> None:
         try:
             view.madvise(_POPULATE_WRITE)
         except OSError:
-            for at in range(0, len(view), _PAGE):
+            for at in range(0, len(view), PAGE):
                 view[at] = view[at]
 
 
@@ -157,10 +139,10 @@ class ArenaReader:
         self._lock = threading.RLock()
 
     def open(self, slot: int, start: int, size: int) -> memoryview:
-        """Return the message of *size* bytes; it is given back when the view has died.
+        """Return the message of *size* bytes; it is returned when the view has died.
 
         Raises:
-            ValueError: there is no such place; nothing is given back.
+            ValueError: there is no such place; nothing is returned.
             MemoryError: this process has no room for it.
         """
         if slot >= SLOTS or start % PAGE or start + size > self._size or not size:
@@ -176,19 +158,19 @@ class ArenaReader:
 
     def give_back(self, slot: int) -> None:
         """Count the message in *slot* as no longer read."""
-        # A forked child's copies are not lent: they are its own (`_make_private`).
+        # A forked child's copies are its own (`_make_private`).
         if slot < SLOTS and self._pid == os.getpid():
             with self._lock:
                 self._returned[slot] += 1
 
     def close(self) -> None:
-        """Give the descriptor back; views live on."""
+        """Close the descriptor; views live on."""
         if self._fd >= 0:
             descriptors.close(self._fd)
             self._fd = -1
 
     def __del__(self) -> None:
-        # Not closed with the worker it reads from: a message may still be unread then.
-        # In a forked child the ledger has closed it, and its number may be somebody else's.
+        # Not closed with the worker: a message of it may still be unread.
+        # In a forked child the registry has closed it, and its number may be in use again.
         if self._pid == os.getpid():
             self.close()

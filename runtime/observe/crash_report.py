@@ -1,53 +1,39 @@
-"""Crash report: what it holds, and its form as JSON and as text.
+"""Crash report: the record of one death, and its form as JSON and as text.
 
-The story of one death, as a value.
-
-Guarantees: a report is complete in itself (it survives pickle and JSON, and needs nothing of the
-process it tells of); `render` tells a person who died, why and during what in its first lines.
-What an earlier or later version of phalanx wrote is read as far as it is understood; what is no
-report is refused, never half believed.
-
-Left to others: gathering what goes into it, deciding what happens next (the supervisor, whose
-decision is added with `decided`), and files (`report_folder`).
-
-What a crash report consists of: a call, what became of calls, what the kernel says.
-
-Guarantees: plain values that survive JSON; the text of each is what a person is shown.
-
-Frozen dataclasses out of JSON that another version, or somebody else, may have written.
-
-Guarantees: what has a value in the JSON is of the type its field is declared with, or there is a
-`ValueError` that names the field; what is missing has its default; what is not known is passed
-over. So a file outlives the version that wrote it, and a foreign one is refused.
-
-Left to others: what the values mean.
+Guarantees: a report is complete in itself: it survives pickle and JSON. `render` says in its first
+lines which worker died, why and during what. JSON of another version is read as far as it is
+understood: missing fields have their defaults, unknown ones are ignored, and a field of another
+type is a `ValueError`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal as signals
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
+from enum import Enum, StrEnum
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from phalanx.supervision import ExitKind, ExitReason
+from phalanx.supervision import ExitReason
 
 from .diagnostics import STACKS
 
 if TYPE_CHECKING:
-    from enum import Enum
+    from collections.abc import Sequence
 
     from .labels import WorkerLabels
+
+
+_T = TypeVar("_T")
 
 
 class Fate(StrEnum):
     """What became of a call.
 
-    ``failed``: its caller has `WorkerDied`. ``sent_again``: it runs again once the group is whole.
+    ``failed``: its caller has `WorkerDied`. ``sent_again``: it runs again once the group is up.
     ``kept``: a gather, which keeps the answers of the other ranks.
     """
 
@@ -58,10 +44,10 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallInProgress:
-    """What a worker was doing when it died.
+    """The call that a worker was running when it died.
 
     Attributes:
-        running_for: Seconds since the call was begun, or None where that is not known.
+        running_for: Seconds since the call was begun; None if unknown.
         abandoned: Whether it had been settled without this rank: it had timed out, or was cancelled
             or interrupted, or another rank had raised.
     """
@@ -82,7 +68,7 @@ class CallInProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallFate:
-    """What became of a call that a death touched.
+    """What became of a call that a death affected.
 
     Attributes:
         begun: Whether a rank had begun it; one that none had is sent again at no cost.
@@ -107,14 +93,13 @@ class CallFate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitEvidence:
-    """What the kernel says about how a process ended.
+    """Exit status of a process, and what else the kernel knows of its end.
 
     Attributes:
-        code: Its exit code, or None where a signal ended it or nobody knows.
+        code: Its exit code; None if a signal ended it or it is unknown.
         signal: The signal that ended it, or None.
-        core_dumped: Whether the kernel wrote a core file.
-        oom: What speaks for an out-of-memory kill; empty for nothing.
-        rusage: What it used, by the names of ``struct rusage``; empty where not known.
+        oom: Evidence of an out-of-memory kill; empty if there is none.
+        rusage: Its use of resources, by the names of ``struct rusage``; empty if unknown.
     """
 
     code: int | None = None
@@ -143,8 +128,8 @@ class ExitEvidence:
         return "; ".join(parts)
 
 
-def said_of_calls(calls: tuple[CallFate, ...], waiting: int, shown: int = 8) -> str:
-    """Return what became of *calls*, and that *waiting* more had not been sent, for people."""
+def _describe_calls(calls: tuple[CallFate, ...], waiting: int, shown: int = 8) -> str:
+    """Return in words what became of *calls*, and that *waiting* more had not been sent."""
     titles = {
         Fate.FAILED: "failed",
         Fate.SENT_AGAIN: "sent again",
@@ -161,21 +146,41 @@ def said_of_calls(calls: tuple[CallFate, ...], waiting: int, shown: int = 8) -> 
     return "; ".join(parts)
 
 
-_T = TypeVar("_T")
-_Reader = Callable[[Any, str], Any]
-
-
-def built(kind: type[_T], record: Mapping[str, Any], parts: Mapping[str, type[Any]]) -> _T:
-    """Return the *kind* that *record* describes; *parts* are its own dataclasses, by name.
+def _read(kind: Any, value: Any, name: str) -> Any:
+    """Return *value*, out of JSON, as the type *kind* of the field *name*.
 
     Raises:
-        ValueError: it describes none.
+        ValueError: it is of another type.
     """
+    arguments = get_args(kind)
+    if isinstance(kind, UnionType):
+        return None if value is None else _read(arguments[0], value, name)
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} is no list")  # what was written is wrong
+        items = cast("Sequence[Any]", value)
+        return tuple(_read(arguments[0], item, name) for item in items)
+    if get_origin(kind) is Mapping:
+        return {key: _read(float, each, name) for key, each in _table(value, name).items()}
+    if is_dataclass(kind):
+        return _read_fields(cast("type[Any]", kind), _table(value, name))
+    if issubclass(kind, Enum):
+        return kind(_read(str, value, name))
+    if type(value) is not kind and not (kind is float and type(value) is int):
+        wanted = "int or float" if kind is float else kind.__name__
+        raise ValueError(f"{name} is a {type(value).__name__}, not {wanted},")
+    if kind in (int, float) and not -(2**63) <= value < 2**63:  # what we write fits
+        raise ValueError(f"{name} is out of range")
+    return value
+
+
+def _read_fields(kind: type[_T], record: Mapping[str, Any]) -> _T:
+    hints = get_type_hints(kind, localns={"ExitReason": ExitReason})
     values: dict[str, Any] = {}
     for each in fields(cast("Any", kind)):
         if each.name in record:
             try:
-                values[each.name] = _reader(str(each.type), parts)(record[each.name], each.name)
+                values[each.name] = _read(hints[each.name], record[each.name], each.name)
             except ValueError as error:
                 raise ValueError(f"{error} in {kind.__name__}") from error
         elif each.default is MISSING and each.default_factory is MISSING:
@@ -183,86 +188,18 @@ def built(kind: type[_T], record: Mapping[str, Any], parts: Mapping[str, type[An
     return kind(**values)
 
 
-def as_table(value: object, name: str) -> dict[str, Any]:
-    """Return *value* if it is a JSON object."""
+def _table(value: object, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise ValueError(f"{name} is no object")  # noqa: TRY004  # what was written is wrong
+        raise ValueError(f"{name} is no object")  # noqa: TRY004  # as above
     return cast("dict[str, Any]", value)
 
 
-def _reader(declared: str, parts: Mapping[str, type[Any]]) -> _Reader:
-    """Return what reads a value of the type that is *declared* so."""
-    inner, is_optional = declared.removesuffix(" | None"), declared.endswith(" | None")
-    if is_optional:
-        read = _reader(inner, parts)
-        return lambda value, name: None if value is None else read(value, name)
-    several = re.fullmatch(r"tuple\[(\w+), \.\.\.\]", inner)
-    if several:
-        return _each(_reader(several[1], parts))
-    if inner in parts:
-        kind = parts[inner]
-        return lambda value, name: built(kind, as_table(value, name), parts)
-    return _READERS[inner]
-
-
-def _plain(*kinds: type) -> _Reader:
-    def read(value: object, name: str) -> Any:
-        if type(value) not in kinds:  # a bool is no number here
-            wanted = " or ".join(kind.__name__ for kind in kinds)
-            raise ValueError(f"{name} is a {type(value).__name__}, not {wanted},")
-        return value
-
-    return read
-
-
-def _each(read: _Reader) -> _Reader:
-    def read_all(value: object, name: str) -> Any:
-        if not isinstance(value, list):
-            raise ValueError(f"{name} is no list")  # noqa: TRY004  # as above
-        return tuple(read(item, name) for item in cast("Sequence[Any]", value))
-
-    return read_all
-
-
-def _number(*kinds: type) -> _Reader:
-    plain = _plain(*kinds)
-
-    def read(value: object, name: str) -> Any:
-        number = plain(value, name)
-        if not -(2**63) <= number < 2**63:  # what we write fits; what does not cannot be shown
-            raise ValueError(f"{name} is out of range")
-        return number
-
-    return read
-
-
-def _choice(kind: type[Enum]) -> _Reader:
-    text = _plain(str)
-    return lambda value, name: kind(text(value, name))
-
-
-def _numbers(value: object, name: str) -> Any:
-    read = _number(int, float)
-    return {key: read(each, name) for key, each in as_table(value, name).items()}
-
-
-_READERS: Final[Mapping[str, _Reader]] = {
-    "str": _plain(str),
-    "bool": _plain(bool),
-    "int": _number(int),
-    "float": _number(float, int),
-    "Mapping[str, float]": _numbers,
-    "ExitKind": _choice(ExitKind),
-    "Fate": _choice(Fate),
-}
-
-
 SCHEMA: Final = "phalanx.crash_report/1"
-"""Rises where a reader of the former one would understand a report wrongly."""
+"""Rises if a reader of the former one would misread a report."""
 
-# In a log record within a report: said above it, or shown first.
+# Fields of a log record within a report that are shown elsewhere.
 _KNOWN: Final = ("timestamp", "level", "event", "group", "rank", "incarnation", "epoch", "pid")
-_BRIEF: Final = 2000  # characters; five such texts, escaped at the worst, still fit into one record
+_BRIEF: Final = 2000  # characters; five such texts, fully escaped, fit into one log record
 _BRIEF_CALLS: Final = 10
 _MOST_CALLS: Final = 100  # in a report; a queue is rarely that long
 
@@ -273,24 +210,22 @@ class CrashReport:
 
     Attributes:
         child: Its path in the supervision tree.
-        call: The call it was running, or None where it was running none.
+        call: The call it was running, or None.
         logs: Its last structured log records, oldest first, one JSON text each.
-        stdout: The end of what it wrote there.
-        stderr: The end of what it wrote there.
-        last_words: The traceback of an exception nobody caught, or the stacks a fatal signal
-            left; empty where it died without a word.
+        stdout: The end of its output.
+        stderr: The end of its error output.
+        last_words: The traceback of an uncaught exception, or the stacks that a fatal signal left.
         stacks: The stacks of all its threads, taken before it was killed for hanging.
         decision: What the supervisor did about it; empty until it has decided.
         why: Why it decided so.
-        calls: What became of the calls that it touched, in the order of their numbers; the first
-            hundred of them.
+        calls: What became of the calls that it affected, by number; at most the first hundred.
         waiting: How many more calls had not been sent, and wait.
-        checkpoint: What state the next incarnation is given; empty where there is none.
+        checkpoint: The state that the next incarnation is given; empty if there is none.
         host: The machine.
         driver: The process that held the group.
         at: When it was known dead, wall clock, ISO 8601 with zone.
         at_monotonic: The same on the monotonic clock of the driver, in seconds.
-        ran_for: Seconds since it was started, or None where that is not known.
+        ran_for: Seconds since it was started; None if unknown.
     """
 
     child: str
@@ -324,7 +259,7 @@ class CrashReport:
     def of(
         cls, labels: WorkerLabels, reason: ExitReason, *, at: str, at_monotonic: float, **rest: Any
     ) -> CrashReport:
-        """Return the report on the worker called *labels*; *rest* are further fields."""
+        """Return the report of the worker *labels*; *rest* are further fields."""
         where: dict[str, Any] = {"host": os.uname().nodename, "driver": os.getpid()}
         return cls(
             child=labels.child,
@@ -370,7 +305,7 @@ class CrashReport:
 
     @property
     def name(self) -> str:
-        """The short name of who died: group, rank and incarnation."""
+        """Group, rank and incarnation of the worker."""
         who = self.group if self.rank is None else f"{self.group}/{self.rank}"
         return f"{who} #{self.incarnation}"
 
@@ -383,13 +318,13 @@ class CrashReport:
         """Return the report `to_json` made *text* from.
 
         Raises:
-            ValueError: *text* is no crash report; it says why.
+            ValueError: *text* is no crash report.
         """
         try:
             loaded: object = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not a crash report, or a torn one: {error}") from error
-        record = as_table(loaded, "the report")
+        record = _table(loaded, "the report")
         schema = record.get("schema", SCHEMA)
         if not isinstance(schema, str):
             raise ValueError("not a crash report: its schema is no text")  # noqa: TRY004  # as above
@@ -397,18 +332,18 @@ class CrashReport:
         if name != SCHEMA.rpartition("/")[0]:
             raise ValueError(f"not a crash report: its schema is {schema!r}")
         try:
-            return built(cls, record, _PARTS)
+            return _read_fields(cls, record)
         except ValueError as error:
             newer = version.isdigit() and int(version) > int(SCHEMA.rpartition("/")[2])
             also = f"; a later phalanx wrote it (schema {schema})" if newer else ""
             raise ValueError(f"not a crash report: {error}{also}") from error
 
     def render(self) -> str:
-        """Return the report as a text for people, the answer first and the details after it."""
+        """Return the report as text: a summary, then the details."""
         told = {
             "doing": str(self.call or "nothing: it was between calls"),
             "then": self._story(),
-            "calls": said_of_calls(self.calls, self.waiting),
+            "calls": _describe_calls(self.calls, self.waiting),
             "state": self.checkpoint,
             "evidence": str(self.evidence),
             "process": self._process(),
@@ -444,16 +379,8 @@ class CrashReport:
         return ", ".join(parts)
 
 
-_PARTS: Final = {
-    "ExitReason": ExitReason,
-    "ExitEvidence": ExitEvidence,
-    "CallInProgress": CallInProgress,
-    "CallFate": CallFate,
-}
-
-
 def _log_line(text: str) -> str:
-    """Return one JSON log record as a person reads it, or as it is where it is none."""
+    """Return a JSON log record as a line of text, or *text* if it is none."""
     try:
         loaded: object = json.loads(text)
         if not isinstance(loaded, dict):

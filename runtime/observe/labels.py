@@ -1,8 +1,4 @@
-"""Who wrote a line: the labels every line and log record of a worker carries.
-
-Guarantees: labels are a plain value that survives JSON, so that the driver, the worker and the
-process that drains output all name one worker the same way.
-"""
+"""Worker identity: the labels on every line and log record of a worker."""
 
 from __future__ import annotations
 
@@ -15,13 +11,12 @@ class WorkerLabels:
     """One incarnation of one worker.
 
     Attributes:
-        child: Its path in the supervision tree, for people.
-        group: The rank group it belongs to.
-        rank: Its rank, or None for a process that has none (a standby, a rendezvous store).
+        child: Its path in the supervision tree.
+        rank: None for a process without one (a standby, a rendezvous store).
         incarnation: How often this child has been started, 1 for the first.
         epoch: How often its group has been formed.
         coordinates: Its place in the parallel layout, such as ``dp=0,tp=1``; empty for none.
-        pid: Its process, or 0 until it is known.
+        pid: 0 until it is known.
         device: The device leased to it; empty for none.
     """
 
@@ -44,7 +39,7 @@ class WorkerLabels:
         return cls(**labels)
 
     def prefix(self) -> str:
-        """Return what stands before each of its lines on a terminal."""
+        """Return the prefix of its lines on a terminal."""
         who = self.group if self.rank is None else f"{self.group}/{self.rank}"
         where = f" {self.coordinates}" if self.coordinates else ""
         pid = f" {self.pid}" if self.pid else ""

@@ -1,12 +1,8 @@
-"""Structured logging without touching anybody's configuration.
+"""Log channel: structlog records on a SEQPACKET socket.
 
-Guarantees: a record travels as one message on a SEQPACKET socket, so records are never torn or
-mixed; logging never raises into the code that logs, and never blocks for longer than *patience*:
-past it records are dropped, counted, and the count is logged as soon as there is room. The user's
-structlog and stdlib logging, in driver and workers, stay as they were; `LoggingBridge` is for who
-asks for it.
-
-Left to others: who reads the socket (the scribe), and what is shown.
+Guarantees: a record is one packet, so records are never torn or mixed; logging never raises into
+the code that logs, and blocks for at most *patience*: then records are dropped, counted, and the
+count is logged once there is room. The user's structlog and stdlib configuration stays as it is.
 """
 
 from __future__ import annotations
@@ -39,17 +35,17 @@ LEVELS: Final[Mapping[str, int]] = {
     "error": logging.ERROR,
     "critical": logging.CRITICAL,
 }
-MAX_RECORD: Final = 65536  # bytes; well under the kernel's default limit for one message
-_MAX_VALUE: Final = 4096  # characters that are left of a value in a record past MAX_RECORD
+MAX_RECORD: Final = 65536  # bytes; well below the kernel's default limit of a packet
+_MAX_VALUE: Final = 4096  # characters of a value in a record past MAX_RECORD
 
 
 class LogChannel:
     """The writing end of a log socket. Thread-safe.
 
     Attributes:
-        where: What the count of dropped records is filed under.
-        patience: Seconds one record may wait for room. Only the first record that finds none
-            waits: until one goes through again, the others are dropped at once.
+        where: The name of this channel in `LinesDropped`.
+        patience: Seconds that a record may wait for room. Only the first one that finds none
+            waits: until one is sent again, the others are dropped at once.
     """
 
     def __init__(self, fd: int, *, where: str, patience: float = 0.2) -> None:
@@ -61,7 +57,7 @@ class LogChannel:
         self._dropped = 0
 
     def send(self, record: bytes) -> bool:
-        """Send one record, or count it as dropped; return which."""
+        """Send one record; return False if it was dropped and counted."""
         if self._dropped and not self._send_count():
             return self._drop()
         return self._send(record) or (
@@ -73,13 +69,13 @@ class LogChannel:
         return self.send(encode_record({"timestamp": timestamp(), **labels, **fields(event)}))
 
     def close(self) -> None:
-        """Close the descriptor; what is logged after that is dropped."""
+        """Close the descriptor; later records are dropped."""
         self._socket.close()
 
     def _send(self, record: bytes) -> bool:
         try:
             self._socket.send(record, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-        except OSError:  # full, or every reader is gone, or the user closed our descriptor
+        except OSError:  # full, without a reader, or closed by the user
             return False
         return True
 
@@ -101,14 +97,14 @@ class LogChannel:
         try:
             poll.register(self._socket, select.POLLOUT)
             return bool(poll.poll(self.patience * 1000))
-        except (OSError, ValueError):  # closed under us
+        except (OSError, ValueError):  # closed meanwhile
             return False
 
 
 def worker_logger(fd: int, labels: WorkerLabels, *, level: str = "info") -> FilteringBoundLogger:
-    """Return a logger onto the log channel *fd*, which belongs to it from now on.
+    """Return a logger to the log channel *fd*, which it owns.
 
-    Every record carries the worker's labels, and the pid of the process it comes from.
+    Every record carries the worker's labels, and the pid of the process that logs.
     """
     bound = {"group": labels.group, "rank": labels.rank, "incarnation": labels.incarnation}
     channel = LogChannel(fd, where="worker")
@@ -116,38 +112,20 @@ def worker_logger(fd: int, labels: WorkerLabels, *, level: str = "info") -> Filt
 
 
 def driver_logger(channel: LogChannel, *, level: str = "info", **bound: object) -> Any:
-    """Return a logger for the driver's own records, with *bound* on each of them."""
+    """Return a logger of the driver's own records, with *bound* on each."""
     return _logger(channel, level).bind(**bound)
 
 
-class LoggingBridge(logging.Handler):
-    """Sends what a program logs through the standard library to a structlog logger."""
-
-    def __init__(self, logger: FilteringBoundLogger, level: int = logging.NOTSET) -> None:
-        super().__init__(level)
-        self._logger = logger
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Pass one record on; the standard library's name for this."""
-        try:
-            text = record.getMessage()
-            self._logger.log(
-                record.levelno, text, logger=record.name, exc_info=record.exc_info or None
-            )
-        except Exception:  # noqa: BLE001 -- as logging itself does: a bad record harms nobody
-            self.handleError(record)
-
-
 def timestamp() -> str:
-    """Return the wall clock as every record carries it: ISO 8601, UTC, microseconds."""
+    """Return the wall clock in ISO 8601, UTC, with microseconds."""
     return datetime.now(UTC).isoformat(timespec="microseconds")
 
 
 def encode_record(record: Mapping[str, object]) -> bytes:
-    """Return *record* as JSON of at most `MAX_RECORD` bytes, whatever its values are.
+    """Return *record* as JSON of at most `MAX_RECORD` bytes.
 
-    Values JSON cannot hold are shown by their ``repr``. A record past the limit has its long
-    values cut and says so in ``truncated``, the length it had.
+    Values that JSON cannot hold are replaced by their ``repr``. In a record past the limit long
+    values are cut, and ``truncated`` has its length.
     """
     try:
         data = json.dumps(record, default=_shown).encode()
@@ -176,12 +154,12 @@ def _flat(value: object) -> Any:
 def _shown(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 -- any class of the user's may come by, and logging goes on
+    except Exception:  # noqa: BLE001 -- a class of the user's
         return f"<{type(value).__qualname__} whose repr fails>"
 
 
 class _ChannelLogger:
-    """What structlog calls once a record is rendered."""
+    """The logger that structlog calls with a rendered record."""
 
     def __init__(self, channel: LogChannel) -> None:
         self._channel = channel
@@ -193,15 +171,15 @@ class _ChannelLogger:
 
 
 def _logger(channel: LogChannel, level: str) -> FilteringBoundLogger:
-    import structlog  # noqa: PLC0415 -- half of it is for terminals; importing it takes 0.1 s
+    import structlog  # noqa: PLC0415 -- importing it takes 0.1 s
     from structlog.processors import ExceptionRenderer  # noqa: PLC0415 -- as above
     from structlog.tracebacks import ExceptionDictTransformer  # noqa: PLC0415 -- as above
 
-    # Locals stay out of tracebacks: they hold tensors, prompts and keys.
+    # No locals in tracebacks: they hold tensors, prompts and keys.
     exceptions = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
 
     def label(_: Any, name: str, record: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-        record["pid"] = os.getpid()  # not bound once: a forked child logs under its own
+        record["pid"] = os.getpid()  # a forked child has another
         record["level"] = {"warn": "warning", "exception": "error"}.get(name, name)
         record["timestamp"] = timestamp()
         return record

@@ -1,11 +1,8 @@
-"""The stream that observers attach to, at its source.
+"""Event stream, publishing end.
 
-Guarantees: one message per line, record and event, numbered without gaps, so that an observer
-that was too slow knows how much it missed; nothing is encoded while nobody listens; only this
-user's processes can connect (the kernel says whose they are).
-
-Left to others: the listening socket, and the observer's side (`stream.py`). Runs in the scribe
-only: zmq starts threads, and the driver is to stay free to fork.
+Guarantees: one message per line, record and event, numbered without gaps, so that a slow observer
+knows how much it missed; nothing is encoded without an observer; only processes of this user can
+connect. Used in the output collector only: zmq starts threads, and the driver must be free to fork.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _HELD_FOR_ONE: Final = 10_000  # messages; then that observer misses some
 
 
 class Publisher:
-    """Publishes to those that connect to a socket that `open_stream` has made.
+    """Publishes to the observers that connect to a socket of `open_stream`.
 
     Attributes:
         fd: Readable when an observer comes or goes; call `settle` then.
@@ -50,16 +47,16 @@ class Publisher:
 
     @property
     def is_heard(self) -> bool:
-        """Whether anybody listens to lines, records and events."""
+        """Whether an observer subscribes to lines, records and events."""
         return bool(self._topics - {_STATE})
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody wants to see what the driver looks like."""
+        """Whether an observer subscribes to status snapshots."""
         return _STATE in self._topics
 
     def settle(self) -> None:
-        """Take note of who listens. Must follow every send: zmq's descriptor is edge-triggered."""
+        """Read subscriptions. Must follow every send: zmq's descriptor is edge-triggered."""
         while self._socket.poll(0, zmq.POLLIN):
             message = self._socket.recv(zmq.NOBLOCK)
             if message[:1] == b"\x01":
@@ -68,7 +65,7 @@ class Publisher:
                 self._topics.discard(message[1:])
 
     def send(self, record: Mapping[str, Any]) -> None:
-        """Publish *record* to whoever listens."""
+        """Publish *record*."""
         if not self._topics:
             return
         self._sent += 1
@@ -77,7 +74,7 @@ class Publisher:
         self._socket.send_multipart([topic, data], zmq.NOBLOCK)
 
     def send_state(self, record: Mapping[str, Any]) -> None:
-        """Publish what the driver looks like, to whoever watches; not numbered."""
+        """Publish a part of a status snapshot, without a number."""
         if self.is_watched:
             data = json.dumps({**record, "kind": "state"}).encode()
             self._socket.send_multipart([_STATE, data], zmq.NOBLOCK)

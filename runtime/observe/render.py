@@ -1,10 +1,8 @@
-"""How lines, records and events look on the driver's own terminal or log file.
+"""Console renderer: lines, records and events as text for a terminal or log file.
 
-Guarantees: pure; whatever a worker writes, logs or names, what is shown is UTF-8 without control
-characters other than tab and the end of each line: no escape sequence reaches a terminal, colours
-included; one worker's line per line.
-
-Left to others: where it is written (`sink.py`) and what is shown at all (the scribe).
+Guarantees: pure; the output is UTF-8 without control characters other than tab and line end,
+whatever a worker writes: no escape sequence reaches a terminal, colours included; one line of a
+worker per line.
 """
 
 from __future__ import annotations
@@ -22,17 +20,14 @@ if TYPE_CHECKING:
 _CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
-# The prefix says them, or is what they would say at more length.
+# Shown by the prefix.
 _LABELS: Final = ["child", "group", "rank", "coordinates", "incarnation", "epoch", "pid", "device"]
-# Shown in a place of its own, or, as the monotonic clock, for programs only.
+# Shown in another place, or not at all.
 _ELSEWHERE: Final = ("kind", "seq", "timestamp", "level", "event", "exception", "report", "at")
 
 
 def text_of(line: bytes) -> str:
-    """Return *line* as text that is safe to show.
-
-    Of a line that was overwritten with carriage returns (a progress bar) the last state is left.
-    """
+    """Return *line* as safe text; of one with carriage returns (a progress bar) the last state."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
     text = line.decode("utf-8", "backslashreplace")
     return safe_text(text)
@@ -42,7 +37,7 @@ def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
     """Return *lines* of a worker with *prefix* before each."""
     head = f"{safe_text(prefix)} ".encode()
     whole = b"\n".join(lines)
-    if not _NEEDS_CARE.search(whole):  # nearly always; at a flood it is ten times quicker
+    if not _NEEDS_CARE.search(whole):  # nearly always, and ten times faster
         try:
             whole.decode()
         except UnicodeDecodeError:
@@ -53,38 +48,49 @@ def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
 
 
 def render_record(prefix: str, record: dict[str, Any]) -> bytes:
-    """Return a log record or event as one line for people; tracebacks and reports lie below it."""
-    clock = str(record.get("timestamp", ""))[11:23]
+    """Return a log record or event as one line, with tracebacks and reports below it."""
+    clock, level = str(record.get("timestamp", ""))[11:23], record.get("level", "info")
+    line, *below = _record_lines(prefix, record)
+    lines = (safe_text(f"{clock} {level!s:<8} {line}"), *below)
+    return "".join(f"{text}\n" for text in lines).encode()
+
+
+def _record_lines(prefix: str, record: dict[str, Any]) -> list[str]:
     hidden = _ELSEWHERE if prefix == _DRIVER else (*_ELSEWHERE, *_LABELS)
     shown = " ".join(
         f"{key}={_value(value)}"
         for key, value in record.items()
         if key not in hidden and value is not None and value != ""
     )
-    level, event = record.get("level", "info"), record.get("event", "")
-    line = f"{clock} {level!s:<8} {prefix} {event} {shown}".rstrip()
+    line = f"{prefix} {record.get('event', '')} {shown}".rstrip()
     below = _traceback(record.get("exception")) + _report(record.get("report"))
-    rest = [f"{prefix}   {text}" for text in below]
-    return "".join(f"{safe_text(text)}\n" for text in (line, *rest)).encode()
+    return [safe_text(text) for text in (line, *(f"{prefix}   {text}" for text in below))]
+
+
+def describe(record: dict[str, Any]) -> list[str]:
+    """Return a message of the stream as lines without time and level."""
+    prefix = prefix_of(record)
+    if record.get("kind") in ("stdout", "stderr"):
+        return [safe_text(f"{prefix} {record.get('text', '')}")]
+    return _record_lines(prefix, record)
 
 
 def render(record: dict[str, Any]) -> bytes:
-    """Return a message of the stream as the console of its driver shows it."""
-    prefix = prefix_of(record)
+    """Return a message of the stream as on its driver's console."""
     if record.get("kind") in ("stdout", "stderr"):
-        return f"{safe_text(prefix + ' ' + str(record.get('text', '')))}\n".encode()
-    return render_record(prefix, record)
+        return "".join(f"{line}\n" for line in describe(record)).encode()
+    return render_record(prefix_of(record), record)
 
 
 def render_event(console: str, record: dict[str, Any]) -> bytes:
-    """Return a record of the driver's own as *console* (``text`` or ``json``) shows it."""
+    """Return a record of the driver in the form *console* (``text`` or ``json``)."""
     if console == "text":
         return render_record(prefix_of(record), record)
     return render_json({**record, "kind": "event"})
 
 
 def prefix_of(record: dict[str, Any]) -> str:
-    """Return who a record is about: a worker, or the driver itself."""
+    """Return the prefix of the worker that a record is about, or that of the driver."""
     told: Any = record.get("report", record)
     if not isinstance(told, dict):
         return _DRIVER
@@ -110,11 +116,7 @@ def _value(value: Any) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return *text* as one line that is safe to show: control characters but tabs are escaped.
-
-    Half characters, which no encoding has (Python makes them of bytes that are no text), are
-    escaped too. Everything from a worker or a user that is shown goes through here.
-    """
+    """Return *text* as one line, with control characters except tab, and surrogates, escaped."""
     return text if text.isprintable() else _CONTROL.sub(_escaped, text)
 
 

@@ -1,12 +1,9 @@
-"""The folder that crash reports are kept in, as files.
+"""Report store: a directory of crash reports as files.
 
-Guarantees: a file is there whole or not at all, for its owner alone, and is named so that names
-sort by time, also where the wall clock is set back meanwhile; at most *keep* reports are left, the
-newest; nothing that is no report of ours is ever removed. Whoever writes is busy with a death
-already: a disk that is full or not writable is told in an event and never raised. Reading passes
-over what is torn, foreign or unreadable, and says so.
-
-Left to others: what a report says (`report`), and when one is written.
+Guarantees: a file is complete or absent, readable by its owner alone, and named so that names sort
+by time, also if the wall clock is set back; at most *keep* reports are kept, the newest; no other
+file is ever removed. A disk that is full or read-only is an event, not an exception. Reading skips
+torn, foreign or unreadable files, and says so.
 """
 
 from __future__ import annotations
@@ -19,9 +16,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_count
 
 from .crash_report import CrashReport
 from .events import ReportNotWritten, ReportWritten
@@ -44,8 +41,8 @@ class ReportFile:
     """A file in a folder of reports.
 
     Attributes:
-        report: What is in it; None where it is no report.
-        problem: Why it is none.
+        report: Its report; None if it has none.
+        problem: Why it has none.
     """
 
     path: Path
@@ -55,20 +52,18 @@ class ReportFile:
 
 @dataclass(frozen=True, slots=True)
 class ReportFolder:
-    """Where reports are kept.
+    """A folder of crash reports.
 
     Attributes:
-        path: The folder; made where it is missing, for its owner alone.
-        keep: How many reports are left when one is written; the oldest are removed.
+        path: The folder; created with mode 0700 if it is missing.
+        keep: How many reports are kept; a write removes the oldest.
     """
 
     path: Path
     keep: int = 1000
 
     def __post_init__(self) -> None:
-        keep = cast("object", self.keep)
-        if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
-            raise SpecError("keep", keep, "give how many reports are kept, at least 1")
+        check_count("keep", self.keep)
         try:
             object.__setattr__(self, "path", Path(self.path).expanduser().absolute())
         except (TypeError, RuntimeError) as error:
@@ -76,7 +71,7 @@ class ReportFolder:
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> ReportFolder:
-        """Return the folder at *path* as it is, to be read.
+        """Return the folder at *path*, to be read.
 
         Raises:
             SpecError: there is no folder.
@@ -88,10 +83,10 @@ class ReportFolder:
 
     @classmethod
     def of(cls, field: str, given: object) -> ReportFolder:
-        """Return the folder that was *given* as *field*, made and writable.
+        """Return the folder *given* as the argument *field*, created and checked for writing.
 
         Raises:
-            SpecError: it is none, or nothing can be written there.
+            SpecError: it is no folder, or not writable.
         """
         if isinstance(given, ReportFolder):
             folder = given
@@ -109,19 +104,19 @@ class ReportFolder:
         return cls.of(VARIABLE, named) if named else None
 
     def write(self, report: CrashReport) -> ReportWritten | ReportNotWritten:
-        """Put *report* into a file of its own, whole or not at all; never raises for the disk."""
+        """Write *report* to a file of its own; an `OSError` is returned as an event."""
         try:
             path = self._write(report)
         except OSError as error:
             return ReportNotWritten(
                 directory=os.fspath(self.path), problem=str(error), at=time.monotonic()
             )
-        with contextlib.suppress(OSError):  # it may be on the disk of another machine by now
+        with contextlib.suppress(OSError):  # a network disk may be gone by now
             self._prune()
         return ReportWritten(path=str(path), at=time.monotonic())
 
     def read(self) -> Iterator[ReportFile]:
-        """Yield what is there, the newest first.
+        """Yield its files, the newest first.
 
         Raises:
             SpecError: the folder cannot be read.
@@ -141,7 +136,7 @@ class ReportFolder:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(report.to_json())
                 file.flush()
-                os.fsync(file.fileno())  # a full disk speaks up here at the latest
+                os.fsync(file.fileno())  # raises on a full disk
             path = self.path / self._name_of(report)
             Path(temporary).replace(path)
         except BaseException:
@@ -154,7 +149,7 @@ class ReportFolder:
         at = report.at
         newest = max((e.name for e in os.scandir(self.path) if _OURS.fullmatch(e.name)), default="")
         if newest > _plain(dt.datetime.now(dt.UTC).isoformat()):
-            # The clock was set back. Named by it, this one would be taken for the oldest.
+            # The clock was set back: named by it, this report would sort as the oldest.
             with contextlib.suppress(ValueError):
                 last = dt.datetime.strptime(newest[:_DIGITS], _STAMP).replace(tzinfo=dt.UTC)
                 at = (last + dt.timedelta(microseconds=1)).isoformat(timespec="microseconds")
@@ -162,11 +157,11 @@ class ReportFolder:
         return f"{_plain(at)}-{_plain(who)}.json"
 
     def _prune(self) -> None:
-        """Remove the oldest reports past the limit, and what a killed writer left half done."""
+        """Remove the oldest reports past the limit, and abandoned temporary files."""
         entries = list(os.scandir(self.path))
         names = sorted((e.name for e in entries if _OURS.fullmatch(e.name)), reverse=True)
         for name in names[self.keep :]:
-            with contextlib.suppress(FileNotFoundError):  # another driver was quicker
+            with contextlib.suppress(FileNotFoundError):  # removed by another driver
                 (self.path / name).unlink()
         for entry in entries:
             if entry.name.startswith(_TORN):
@@ -184,7 +179,7 @@ class ReportFolder:
 
 
 def read_report(path: Path) -> ReportFile:
-    """Return what *path* is: a report, or why it is none."""
+    """Return the report in *path*, or why it has none."""
     try:
         if not path.is_file():
             return ReportFile(path, None, "is no file" if path.exists() else "is not there")
@@ -199,5 +194,5 @@ def read_report(path: Path) -> ReportFile:
 
 
 def _plain(text: str) -> str:
-    """Return *text* as a part of a file's name on any disk: nothing in it means anything there."""
+    """Return *text* as a part of a portable file name."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "_" for c in text)

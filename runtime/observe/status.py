@@ -1,10 +1,8 @@
-"""What a driver looks like at one moment, told when somebody looks from outside.
+"""Status snapshots of a driver's groups and trees, for observers in other processes.
 
-Guarantees: nobody looking costs nothing. A look is asked for through one descriptor, by the process
-that observers attach to, and answered on the hub's thread: one event for each group and tree, then
-`GlanceEnded`. What cannot be shown is left out, and harms nothing.
-
-Left to others: who looks (`publisher`), and what is made of it (the command line).
+The output collector requests one through an eventfd if an observer is attached; the event loop's
+thread answers with one event for each group and tree, then `GlanceEnded`. Without an observer it
+costs nothing.
 """
 
 from __future__ import annotations
@@ -17,16 +15,17 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from phalanx.runtime.event import Event
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.threads.event_loop import HubCallbackFailed
+from phalanx.runtime.threads.event_loop import CallbackFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from phalanx.runtime.event import LoggedEvent
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,9 +34,9 @@ class RankGlance:
 
     Attributes:
         served: Calls that this incarnation has ended.
-        owed: Calls that it has been sent and has not answered.
-        method: What it runs; empty for nothing.
-        running_for: For how many seconds; 0.0 for nothing.
+        owed: Calls that were sent to it and are not answered.
+        method: The running method; empty for none.
+        running_for: Seconds since its call began.
     """
 
     rank: int
@@ -51,19 +50,16 @@ class RankGlance:
     running_for: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupGlance:
+class GroupGlance(Event, event="group_state", level="debug"):
     """One rank group at one moment.
 
     Attributes:
-        group: Its name, which is its path where it is part of a tree.
-        restarts_in_window: Restarts that count against the intensity just now.
+        group: Its name, or its path in a tree.
+        restarts_in_window: Restarts that count against the intensity.
         period: Length of that window in seconds.
-        first: A large group is told in several parts: the number of the first rank of this one.
+        first: The first rank of this event; a large group takes several.
     """
 
-    event: ClassVar[str] = "phalanx.group_state"
-    level: ClassVar[str] = "debug"
     group: str
     worker: str
     strategy: str
@@ -81,16 +77,15 @@ class GroupGlance:
     dropped_replies: int
     ranks: tuple[RankGlance, ...]
     first: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildGlance:
-    """One child of a supervisor at one moment; of a supervisor also how it stands.
+    """One child of a supervisor at one moment.
 
     Attributes:
         path: The ids from the top supervisor down.
-        restarts: How many are inside its window; None where it is no supervisor.
+        restarts: Restarts inside its window; None if it is no supervisor.
     """
 
     path: str
@@ -104,60 +99,48 @@ class ChildGlance:
     period: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TreeGlance:
+class TreeGlance(Event, event="tree_state", level="debug"):
     """One supervision tree at one moment.
 
     Attributes:
         root: The top supervisor.
-        children: What is below it, parents first; of a large tree the first ones.
-        hidden: How many children were left out.
+        children: Its descendants, parents first; of a large tree the first ones.
+        hidden: How many are left out.
     """
 
-    event: ClassVar[str] = "phalanx.tree_state"
-    level: ClassVar[str] = "debug"
     root: ChildGlance
     children: tuple[ChildGlance, ...]
     hidden: int
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GlanceEnded:
-    """Everything there is has been told.
+class GlanceEnded(Event, event="glance_ended", level="debug"):
+    """The last event of a snapshot, with the number of groups."""
 
-    Attributes:
-        groups: How many groups there are.
-    """
-
-    event: ClassVar[str] = "phalanx.glance_ended"
-    level: ClassVar[str] = "debug"
     groups: int
-    at: float
 
 
 GLANCES = frozenset((GroupGlance.event, TreeGlance.event, GlanceEnded.event))
 
 
 class Glances:
-    """Answers looks at one driver.
+    """Status snapshots of one driver.
 
     Attributes:
-        wish: A descriptor; who adds to its count is told at once.
+        wish: An eventfd; a write to it requests a snapshot.
     """
 
-    def __init__(self, hub: Hub, emit: Callable[[LoggedEvent], None]) -> None:
+    def __init__(self, loop: EventLoop, emit: Callable[[LoggedEvent], None]) -> None:
         self.wish = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._emit = emit
         self._lock = threading.Lock()
         self._shows: dict[int, Callable[[], Iterable[LoggedEvent]]] = {}
         self._keys = itertools.count()
-        self._watch = hub.watch(self.wish, select.EPOLLIN, self._on_wish)
+        self._watch = loop.watch(self.wish, select.EPOLLIN, self._on_wish)
 
     def add(self, show: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
         """Have *show* tell its part of every look, until what is returned is called.
 
-        It runs on the hub's thread: it must be quick.
+        It runs on the event loop's thread: it must be quick.
         """
         with self._lock:
             key = next(self._keys)
@@ -170,7 +153,7 @@ class Glances:
         return cancel
 
     def close(self) -> None:
-        """Answer no more."""
+        """Answer no more requests."""
         self._watch.cancel()
         descriptors.close(self.wish)
 
@@ -186,13 +169,13 @@ class Glances:
                 for event in show():
                     if isinstance(event, TreeGlance):
                         if event.root.path in told:
-                            continue  # another group of the same tree has told it
+                            continue  # shown by another group of the same tree
                         told.add(event.root.path)
                     elif isinstance(event, GroupGlance):
                         groups += event.first == 0
                     self._emit(event)
             except Exception:  # noqa: BLE001  # whoever looks sees less; nobody else is concerned
-                failed = HubCallbackFailed(
+                failed = CallbackFailed(
                     callback=repr(show), trace=traceback.format_exc(), at=time.monotonic()
                 )
                 self._emit(failed)

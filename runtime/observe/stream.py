@@ -1,13 +1,9 @@
-"""Observers: how another process of the same user finds a driver and listens to it.
+"""Event stream, observers' end: how another process of the same user finds a driver and listens.
 
 Guarantees: a stream is a Unix socket with an abstract name, which the kernel reclaims with the
-driver, however that ends, and which needs no writable folder; the driver itself listens, for as
-long as it lives, so the credentials of the other end of each connection are those of the driver: a
-socket of another user, or of another process, is passed over; what an observer yields is JSON and
-nothing else (no pickle); it is told how many messages it missed, and its iteration ends when the
-driver ends.
-
-Left to others: what is published (the scribe), and what is made of it (the command line).
+driver; the driver itself listens, so the peer credentials of a connection are those of the driver:
+a socket of another user or process is ignored; records are JSON, not pickle; an observer knows how
+many messages it missed, and its iteration ends when the driver ends.
 """
 
 from __future__ import annotations
@@ -30,17 +26,19 @@ if TYPE_CHECKING:
 
 _LISTENS: Final = "00010000"  # in the flags that /proc/net/unix shows
 _LONGEST: Final = 107  # bytes of an abstract name, the kernel's limit
-_BACKLOG: Final = 64  # observers that connect while the scribe is being replaced; arbitrary
+_BACKLOG: Final = (
+    64  # observers that connect while the output collector is being replaced; arbitrary
+)
 _CREDENTIALS: Final = struct.Struct("3i")
 _CONNECTED: Final = struct.Struct("=Hi")  # zmq's event: its kind and the connection's descriptor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverStream:
-    """A driver that can be listened to.
+    """A driver that observers can attach to.
 
     Attributes:
-        name: What the driver calls itself; empty where it does not.
+        name: The driver's name; may be empty.
         started_at: When its stream was opened, wall clock, in seconds.
         address: The abstract name of its socket, without the leading zero byte.
     """
@@ -54,7 +52,7 @@ class DriverStream:
 def open_stream(name: str) -> socket.socket:
     """Return a listening socket at which observers find this process under *name*.
 
-    A name that is too long for the socket's is cut.
+    A name that is too long is cut.
     """
     head = f"{_prefix()}{time.time():.3f}-{secrets.token_hex(8)}-"
     while len(address := head + quote(name, safe="")) > _LONGEST:
@@ -70,14 +68,14 @@ def open_stream(name: str) -> socket.socket:
 
 
 def address_of(listener: int) -> str:
-    """Return the address of a socket that `open_stream` has made."""
+    """Return the address of a socket of `open_stream`."""
     with socket.socket(fileno=os.dup(listener)) as copy:
         name: bytes = copy.getsockname()
     return name[1:].decode()
 
 
 def find_drivers() -> list[DriverStream]:
-    """Return the living drivers of this user that can be listened to, oldest first."""
+    """Return the living drivers of this user that observers can attach to, oldest first."""
     marker = f" @{_prefix()}"
     with Path("/proc/net/unix").open(errors="replace") as lines:
         addresses = {
@@ -98,9 +96,9 @@ class Observer:
         """Connect to *driver*.
 
         Args:
-            driver: The one to listen to.
-            watch: See events, and what the driver looks like, once a second (``kind="state"``),
-                instead of everything that is written.
+            driver: The driver.
+            watch: Receive events and, once a second, a status snapshot (``kind="state"``), instead
+                of all output.
 
         Raises:
             RuntimeFault: The driver has ended.
@@ -138,23 +136,23 @@ class Observer:
         while True:
             left = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))
             ready = {handle for handle, _ in self._poller.poll(left)}
-            if self._connections in ready:  # zmq tells of a connection before what came over it
+            if self._connections in ready:  # before its messages
                 self._check_peer()
             if self._is_deceived:
                 return None
-            if self._socket in ready:  # before the death: what it said last is still to come
+            if self._socket in ready:  # before the death: its last messages
                 return self._received()
             if ready != {self._connections}:
                 return None
 
     @property
     def has_ended(self) -> bool:
-        """Whether the driver has; what it said last may still be to be read."""
+        """Whether the driver has ended; its last messages may still be unread."""
         return bool(dict(self._poller.poll(0)).get(self._death))
 
     @staticmethod
     def is_last(record: Mapping[str, Any]) -> bool:
-        """Return whether *record* says that the driver has closed its stream, not a worker."""
+        """Return whether *record* says that the driver has closed its stream."""
         return record.get("kind") == "event" and record.get("event") == "phalanx.stream_closed"
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -178,9 +176,9 @@ class Observer:
         self.close()
 
     def _check_peer(self) -> None:
-        """Hear nothing more where a new connection leads to another process than the driver.
+        """Check that new connections lead to the driver.
 
-        A driver's name is free when it has ended, and zmq connects again by itself.
+        Its address is free when it has ended, and zmq connects again by itself.
         """
         while self._connections.poll(0):
             kind_and_fd, _ = self._connections.recv_multipart()
@@ -199,7 +197,7 @@ class Observer:
             return record
         if self._seq and seq > self._seq + 1:
             self.missed += seq - self._seq - 1
-        self._seq = seq  # lower than before where the scribe was replaced: it counts anew
+        self._seq = seq  # lower than before where the output collector was replaced: it counts anew
         return record
 
 
@@ -219,12 +217,12 @@ def _driver_at(address: str) -> DriverStream | None:
             os.close(os.pidfd_open(pid))
             name = unquote(rest.partition("-")[2])
             return DriverStream(pid=pid, name=name, started_at=float(started), address=address)
-        except (OSError, ValueError):  # gone, or going, or none of ours
+        except (OSError, ValueError):  # ended meanwhile, or not a stream
             return None
 
 
 def _peer_of(connection: socket.socket) -> int | None:
-    """Return the pid of the process of this user that listens there; None where there is none."""
+    """Return the pid of the peer, if it is of this user; else None."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, user, _ = _CREDENTIALS.unpack(data)
     return pid if user == os.geteuid() and pid > 0 else None

@@ -1,11 +1,10 @@
-"""The scribe: the process that reads what is written, and keeps, shows and publishes it.
+"""The output collector: the process that reads what workers write, keeps, shows and publishes it.
 
-Guarantees: one loop that never waits for anything but input, so that no worker stands still because
-somebody else does not read; a worker's last words are in its tail before they are shown; records
-of the driver come in the order they were sent. It ends when the driver closes it or is gone.
-
-Left to others: replacing it when it dies, and everything it was reading (the driver keeps
-duplicates of all its descriptor_limit), see `scribe.py`.
+- One loop waits for input only: a terminal or an observer that does not read blocks no worker.
+- A worker's last output is in its tail before it is shown. Records of the driver come in the order
+  in which they were sent.
+- It ends when the driver closes it or has exited. The driver has duplicates of all its descriptors,
+  and starts another if it dies (`collector`).
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ from phalanx.runtime.observe.render import (
 )
 from phalanx.runtime.observe.status import GLANCES
 
-from .reader import Intake, read_records
+from .reader import WorkerReader, read_records
 from .tail_buffer import Lane, Tail
-from .writer import Sink
+from .writer import Writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -51,19 +50,19 @@ _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the 
 
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
-    """Run the scribe; *payload* and *fds* are what `Scribe` hands over. Returns the exit code."""
+    """Run; *payload* and *fds* are what `OutputCollector` hands over. Returns the exit code."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # those who tell the story leave last
+        signal.signal(number, signal.SIG_IGN)  # the last output of the others comes after these
     descriptor_limit.raise_limit()  # it holds six for each worker
-    scribe = _ScribeLoop(json.loads(payload), dict(fds))
+    collector = _Collector(json.loads(payload), dict(fds))
     try:
-        scribe.run()
+        collector.run()
     finally:
-        scribe.close()
+        collector.close()
     return 0
 
 
-class _ScribeLoop:
+class _Collector:
     def __init__(self, options: dict[str, Any], fds: dict[str, int]) -> None:
         self._console: str | None = options["console"]
         self._level = LEVELS[options["level"]]
@@ -74,15 +73,16 @@ class _ScribeLoop:
         self._next_look = 0.0
         # Two writers to one pipe (2>&1) would cut each other's long lines in two.
         shared = os.path.samestat(os.fstat(fds["out"]), os.fstat(fds["err"]))
-        self._out = Sink(fds["out"])
-        self._err = self._out if shared else Sink(fds["err"])
-        self._sinks = (
+        self._idle = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        tell = functools.partial(os.eventfd_write, self._idle, 1)
+        self._out = Writer(fds["out"], on_idle=tell)
+        self._err = self._out if shared else Writer(fds["err"], on_idle=tell)
+        self._writers = (
             {"stdout": self._out} if shared else {"stdout": self._out, "stderr": self._err}
         )
-        self._intakes: dict[int, Intake] = {}  # by the driver's key for the worker
+        self._readers: dict[int, WorkerReader] = {}  # by the driver's key for the worker
         self._poll = select.epoll()
-        self._handlers: dict[int, Callable[[], None]] = {}
-        self._waiting: set[int] = set()  # sinks in the epoll
+        self._handlers: dict[int, Callable[[], object]] = {}
         self._publisher: Publisher | None = None
         self._running = True
         self._flush_for = _LAST_FLUSH
@@ -91,6 +91,7 @@ class _ScribeLoop:
         """Read until the driver says that it is enough, or is gone."""
         self._watch(self._control.fileno(), self._hear_driver)
         self._watch(self._events, self._read_events)
+        self._watch(self._idle, functools.partial(os.eventfd_read, self._idle))
         self._publish()
         while self._running:
             for fd, _ in self._poll.poll(self._look()):
@@ -102,13 +103,12 @@ class _ScribeLoop:
     def close(self) -> None:
         """Read what is left, show it, and let go of everything."""
         self._read_events(_ALL_EVENTS)
-        for key in list(self._intakes):
+        for key in list(self._readers):
             self._forget(key)
         self._settle()
         deadline = time.monotonic() + self._flush_for
-        for sink in self._sinks.values():
-            sink.flush_until(deadline)
-            sink.close(deadline)
+        for writer in self._writers.values():
+            writer.close(deadline)
         if self._publisher is not None:
             self._publisher.send({"kind": "event", "event": "phalanx.stream_closed"})
             self._publisher.close()
@@ -130,9 +130,9 @@ class _ScribeLoop:
             case "open":
                 self._open(message["key"], message["labels"], fds)
             case "label":
-                intake = self._intakes.get(message["key"])
-                if intake is not None:
-                    intake.labels = WorkerLabels.from_dict(message["labels"])
+                reader = self._readers.get(message["key"])
+                if reader is not None:
+                    reader.labels = WorkerLabels.from_dict(message["labels"])
             case "drain":
                 self._drain(message["key"])
                 os.eventfd_write(fds[0], 1)
@@ -147,40 +147,40 @@ class _ScribeLoop:
 
     def _open(self, key: int, labels: dict[str, Any], fds: list[int]) -> None:
         tail_fd, *lanes = fds
-        if key in self._intakes:  # said again by a driver that could not know it had arrived
+        if key in self._readers:  # said again by a driver that could not know it had arrived
             for fd in fds:
                 os.close(fd)
             return
         out, err, log = lanes
-        intake = Intake(WorkerLabels.from_dict(labels), Tail(tail_fd), (out, err, log))
-        self._intakes[key] = intake
+        reader = WorkerReader(WorkerLabels.from_dict(labels), Tail(tail_fd), (out, err, log))
+        self._readers[key] = reader
         for fd in lanes:
-            self._watch(fd, functools.partial(self._read, intake, fd))
+            self._watch(fd, functools.partial(self._read, reader, fd))
 
     def _drain(self, key: int) -> None:
         self._read_events(_ALL_EVENTS)
-        intake = self._intakes.get(key)
-        if intake is not None:
-            for fd in intake.drain(self._take):
-                self._end(intake, fd)
+        reader = self._readers.get(key)
+        if reader is not None:
+            for fd in reader.drain(self._take):
+                self._end(reader, fd)
 
     def _forget(self, key: int) -> None:
         self._drain(key)
-        intake = self._intakes.pop(key, None)
-        if intake is not None:
-            for fd in list(intake.lanes):
-                self._end(intake, fd)
-            intake.close()
+        reader = self._readers.pop(key, None)
+        if reader is not None:
+            for fd in list(reader.lanes):
+                self._end(reader, fd)
+            reader.close()
 
     # --- what is written ------------------------------------------------------------------
 
-    def _read(self, intake: Intake, fd: int) -> None:
-        if not intake.read(fd, self._take):
-            self._end(intake, fd)
+    def _read(self, reader: WorkerReader, fd: int) -> None:
+        if not reader.read(fd, self._take):
+            self._end(reader, fd)
 
-    def _end(self, intake: Intake, fd: int) -> None:
+    def _end(self, reader: WorkerReader, fd: int) -> None:
         self._unwatch(fd)
-        intake.end(fd)
+        reader.end(fd)
 
     def _read_events(self, limit: int = _EVENTS_AT_ONCE) -> None:
         records, _ = read_records(self._events, limit)
@@ -190,8 +190,8 @@ class _ScribeLoop:
             elif self._publisher is not None:
                 self._publisher.send_state(record)
 
-    def _take(self, intake: Intake, lane: Lane, lines: list[bytes]) -> None:
-        labels = intake.labels
+    def _take(self, reader: WorkerReader, lane: Lane, lines: list[bytes]) -> None:
+        labels = reader.labels
         if lane == "log":
             for line in lines:
                 own = _shown(labels)
@@ -200,9 +200,9 @@ class _ScribeLoop:
                 except Exception:  # noqa: BLE001 -- one worker's record ends nobody's output
                     self._record("log", {**own, **_malformed(line)}, labels.prefix())
             return
-        sink = self._out if lane == "stdout" else self._err
+        writer = self._out if lane == "stdout" else self._err
         if self._console == "text":
-            sink.write(render_lines(labels.prefix(), lines), len(lines))
+            writer.write(render_lines(labels.prefix(), lines), len(lines))
         heard = self._publisher is not None and self._publisher.is_heard
         if self._console != "json" and not heard:
             return
@@ -210,7 +210,7 @@ class _ScribeLoop:
         for line in lines:
             record = {**head, "text": text_of(line)}
             if self._console == "json":
-                sink.write(render_json(record), 1)
+                writer.write(render_json(record), 1)
             if self._publisher is not None:
                 self._publisher.send(record)
 
@@ -255,25 +255,18 @@ class _ScribeLoop:
         return self._next_look - now
 
     def _settle(self) -> None:
-        """After each round: write what there is room for, own up to what was dropped."""
-        for where, sink in self._sinks.items():
-            if sink.wants_to_write and sink.fd not in self._waiting:
-                self._waiting.add(sink.fd)
-                self._watch(sink.fd, sink.flush, select.EPOLLOUT)
-            elif not sink.wants_to_write and sink.fd in self._waiting:
-                self._waiting.discard(sink.fd)
-                self._unwatch(sink.fd)
-            # On a full disk the event would be lost as well, and counted, and told again.
-            if sink.dropped and sink.is_empty and not self._err.is_full:
-                event = LinesDropped(where=where, lines=sink.dropped, at=time.monotonic())
-                sink.dropped = 0
+        """After each round: report lines that were dropped."""
+        # On a full disk the event would be lost, counted and reported again.
+        for where, writer in self._writers.items():
+            if not self._err.is_full and (lines := writer.take_dropped()):
+                event = LinesDropped(where=where, lines=lines, at=time.monotonic())
                 self._record("event", {"timestamp": timestamp(), **fields(event)})
         if self._publisher is not None:
             self._publisher.settle()
 
-    def _watch(self, fd: int, handler: Callable[[], None], events: int = select.EPOLLIN) -> None:
+    def _watch(self, fd: int, handler: Callable[[], object]) -> None:
         self._handlers[fd] = handler
-        self._poll.register(fd, events)
+        self._poll.register(fd, select.EPOLLIN)
 
     def _unwatch(self, fd: int) -> None:
         self._handlers.pop(fd, None)

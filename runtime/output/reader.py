@@ -1,15 +1,9 @@
-"""Reads the stdout, stderr and log socket of one worker, line by line.
+"""Reader of the stdout, stderr and log socket of one worker, line by line.
 
-What one worker writes, read by the scribe.
-
-Guarantees: nothing waits (all descriptors are non-blocking); one read takes a bounded amount, so
-that a noisy worker does not starve the others; `drain` takes all that was there when it was called,
-however fast more is written.
-
-From chunks of bytes to lines.
-
-Guarantees: every byte comes out exactly once, in order; a line is never held back once it is
-complete; what is held back is bounded, since a line past the limit comes out in pieces.
+- Nothing blocks. One read takes a bounded amount, so that a noisy worker does not starve others;
+  `WorkerReader.drain` takes all that was there when it was called, however fast more is written.
+- Every byte comes out exactly once, in order; a line is never held back once it is complete, and
+  one past the limit comes out in pieces.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import fcntl
 import os
 import socket
 import termios
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from .tail_buffer import LANES, Lane, Tail
 
@@ -60,27 +54,28 @@ class LineSplitter:
         return [line]
 
 
+Take: TypeAlias = "Callable[[WorkerReader, Lane, list[bytes]], None]"
 _CHUNK: Final = 1 << 16
 _RECORDS: Final = 64  # per read of a log channel; the loop comes back for more
 _ALL_RECORDS: Final = 100_000  # more than any socket buffer holds
 
 
-class Intake:
+class WorkerReader:
     """The pipes and the log channel of one incarnation.
 
     Attributes:
-        labels: Who it is; replaced when more is known.
-        lanes: The descriptors still open, by number.
+        labels: Of the worker; replaced when more is known.
+        lanes: The open descriptors, by number.
     """
 
     def __init__(self, labels: WorkerLabels, tail: Tail, fds: tuple[int, int, int]) -> None:
-        """Read from *fds* (stdout, stderr, log), which belong to the intake from now on."""
+        """Read from *fds* (stdout, stderr, log), which belong to this object from now on."""
         self.labels = labels
         self.lanes: dict[int, Lane] = dict(zip(fds, LANES, strict=True))
         self._tail = tail
         self._splitters = {lane: LineSplitter() for lane in LANES}
 
-    def read(self, fd: int, take: Callable[[Intake, Lane, list[bytes]], None]) -> bool:
+    def read(self, fd: int, take: Take) -> bool:
         """Read *fd* once and hand what is complete to *take*; return False at end of file."""
         lane = self.lanes[fd]
         if lane == "log":
@@ -91,8 +86,8 @@ class Intake:
             self._flush(lane, take)
         return alive
 
-    def drain(self, take: Callable[[Intake, Lane, list[bytes]], None]) -> list[int]:
-        """Hand everything written so far to *take*, begun lines too; return what is at its end."""
+    def drain(self, take: Take) -> list[int]:
+        """Pass what was written so far to *take*, begun lines too; return what is at its end."""
         ended: list[int] = []
         for fd, lane in list(self.lanes.items()):
             if lane == "log":
@@ -110,7 +105,7 @@ class Intake:
         return ended
 
     def end(self, fd: int) -> None:
-        """Close *fd*. Whoever watches it stops first: epoll goes on watching what others hold."""
+        """Close *fd*. Unregister it first: epoll goes on watching what other processes hold."""
         del self.lanes[fd]
         os.close(fd)
 
@@ -121,7 +116,7 @@ class Intake:
         self.lanes.clear()
         self._tail.close()
 
-    def _read_pipe(self, fd: int, take: Callable[[Intake, Lane, list[bytes]], None]) -> int:
+    def _read_pipe(self, fd: int, take: Take) -> int:
         """Return how many bytes were read, 0 where there were none, -1 at end of file."""
         try:
             data = os.read(fd, _CHUNK)
@@ -136,16 +131,14 @@ class Intake:
             take(self, lane, lines)
         return len(data)
 
-    def _read_log(
-        self, fd: int, take: Callable[[Intake, Lane, list[bytes]], None], limit: int
-    ) -> bool:
+    def _read_log(self, fd: int, take: Take, limit: int) -> bool:
         records, alive = read_records(fd, limit)
         if records:
             self._tail.write("log", [record + b"\n" for record in records])
             take(self, "log", records)
         return alive
 
-    def _flush(self, lane: Lane, take: Callable[[Intake, Lane, list[bytes]], None]) -> None:
+    def _flush(self, lane: Lane, take: Take) -> None:
         lines = self._splitters[lane].flush()
         if lines:
             take(self, lane, lines)

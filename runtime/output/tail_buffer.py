@@ -1,17 +1,17 @@
-"""The last words of a worker, in memory that outlives it and whoever writes them down.
+"""Tail buffer: the last output of a worker, in memory that outlives it and the collector.
 
-Guarantees: a `Tail` is one memfd with a ring for each lane (stdout, stderr, log). The driver makes
-it, the scribe writes it, and the driver reads it whenever it likes, without asking anybody, also
-when worker and scribe are dead. A reader never returns bytes that were half written.
+- A `Tail` is one memfd with a ring for each lane (stdout, stderr, log). The driver creates it, the
+  collector writes it, and the driver reads it at any time, without asking either.
+- A reader never returns bytes that were half written.
 
-How a torn write is told: each lane counts the bytes it is going to hold (*reserved*, raised before
-a write) and the bytes it holds (*committed*, raised after it). A reader notes *committed*, copies
-the ring, then notes *reserved*: bytes up to the first are whole, and of those only the last
-*capacity* before the second cannot have been overwritten meanwhile. A writer killed within a
-write leaves the two apart; its successor goes on from *committed* and never lowers *reserved*.
+Each lane counts the bytes that it is going to hold (*reserved*, raised before a write) and those
+that it holds (*committed*, raised after it). A reader notes *committed*, copies the ring, then
+notes *reserved*: bytes up to the first are whole, and of those only the last *capacity* before the
+second cannot have been overwritten meanwhile. A writer killed within a write leaves the two apart;
+its successor goes on from *committed* and never lowers *reserved*.
 
-Left to others: ordering between two cores that reorder stores (ARM). `Scribe.drain` ends in a
-system call on both sides, which orders memory; a read without it may there miss the newest bytes.
+Between two cores that reorder stores (ARM) a read may miss the newest bytes, unless
+`OutputCollector.drain`, which ends in a system call on both sides, comes first.
 """
 
 from __future__ import annotations

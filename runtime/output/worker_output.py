@@ -1,9 +1,7 @@
-"""Where one incarnation of a worker writes, and what it leaves behind there.
+"""Output of one incarnation of a worker: the ends that it writes to, and its tail.
 
-Guarantees: the driver keeps a duplicate of every end that is read, so what was written outlives
-the scribe; the tail outlives the worker, and is read without asking anybody.
-
-Left to others: reading the ends (the scribe).
+- The driver has a duplicate of every end that is read: what was written outlives the collector.
+- The tail outlives the worker, and is read without asking another process.
 """
 
 from __future__ import annotations
@@ -23,14 +21,14 @@ from .tail_buffer import Tail
 if TYPE_CHECKING:
     from phalanx.runtime.observe.labels import WorkerLabels
 
-    from .collector import ScribeKeeper
+    from .collector import OutputCollector
 
 _PIPE_BYTES: Final = 1 << 18  # room for a burst while the scribe is busy, or being replaced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastOutput:
-    """What one incarnation left behind, for its crash report."""
+    """The last output of one incarnation, for its crash report."""
 
     stdout: str
     stderr: str
@@ -39,7 +37,7 @@ class LastOutput:
 
 
 class WorkerOutput:
-    """Where one incarnation of a worker writes, and how the driver reads its last words.
+    """The ends of one incarnation of a worker.
 
     Attributes:
         stdout: The child's end, for its descriptor 1.
@@ -49,12 +47,12 @@ class WorkerOutput:
     """
 
     def __init__(
-        self, keeper: ScribeKeeper, key: int, labels: WorkerLabels, tail_bytes: int
+        self, collector: OutputCollector, key: int, labels: WorkerLabels, tail_bytes: int
     ) -> None:
-        """Open every end; `Scribe.open_worker` has the scribe read them."""
+        """Open every end; `OutputCollector.open_worker` has them read."""
         self.labels = labels
         self.key = key
-        self._keeper = keeper
+        self._collector = collector
         with contextlib.ExitStack() as made:  # none is left open where one cannot be made
             out_r, self.stdout = _pipe(made)
             err_r, self.stderr = _pipe(made)
@@ -90,14 +88,14 @@ class WorkerOutput:
             pid=labels.pid if pid is None else pid,
             epoch=labels.epoch if epoch is None else epoch,
         )
-        self._keeper.relabel(self)
+        self._collector.relabel(self)
 
     def drain(self, deadline: float) -> bool:
         """Wait until what it has written so far is in the tail; False at *deadline* (monotonic)."""
-        return self._keeper.drain(self, deadline)
+        return self._collector.drain(self, deadline)
 
     def tail(self, log_lines: int = 50) -> LastOutput:
-        """Return its last words, as far as they have been read. Asks nobody, and never waits."""
+        """Return its last output, as far as it has been read. Never waits."""
         return LastOutput(
             stdout=self._tail.text("stdout"),
             stderr=self._tail.text("stderr"),
@@ -106,11 +104,11 @@ class WorkerOutput:
         )
 
     def close(self) -> None:
-        """Let go of it: the scribe reads what is there, and its tail is gone."""
-        if self._closed or self._keeper.is_inherited:
+        """Have the collector read what is there, and free the tail."""
+        if self._closed or self._collector.is_inherited:
             return
         self._closed = True
-        self._keeper.remove(self)
+        self._collector.remove(self)
         self.close_child_ends()
         _, *ends = self.ends
         for fd in (*ends, self.faults):

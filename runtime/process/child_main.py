@@ -1,19 +1,8 @@
-"""First steps of a started process: death signal, environment, title, then its entry point.
+"""Child bootstrap: the first steps of a started process, up to its entry point.
 
-What a new process is told, and how it becomes what it was told to be.
-
-Guarantees: environment, working directory, import path, output and descriptors are those of the
-spec and of the moment of the start, whichever way the process was made; it dies with the driver;
-it holds no descriptor of its siblings; signals are as in a fresh Python.
-
-Left to others: making the process (`zygote_main` by fork, `exec_main` by exec), and what it runs.
-
-The first lines of a process started by exec: read what it is told, become it.
-
-Guarantees: the same as a fork from the zygote, in a new interpreter, so that nothing a preload
-left behind (threads, a CUDA context) is in it.
-
-Left to others: the command line and the descriptors (`executable`).
+- Environment, working directory, import path, output and descriptors are those of the spec and of
+  the moment of the start, whether the process was forked or executed.
+- It dies with the driver, holds no descriptor of its siblings, and has a fresh Python's signals.
 """
 
 from __future__ import annotations
@@ -29,7 +18,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.linux import descriptor_limit, process_title, process_tree, syscalls
+from phalanx.runtime.linux import descriptor_limit, process_title, procfs, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -41,12 +30,12 @@ LOST = 113  # exit code of a process whose driver had gone before it was armed t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """What a new process is told.
+    """A launch spec in the form in which the new process reads it.
 
     Attributes:
-        driver: The pid its parent must have, for otherwise the driver is gone.
-        names: The names of its own descriptor_limit, in the order in which they are passed.
-        cwd: None where the process already is where it shall be.
+        driver: The pid that its parent must have: otherwise the driver has exited.
+        names: The names of its own descriptors, in the order in which they are passed.
+        cwd: None if it is to stay in the directory in which it is made.
         files: The soft limit of open descriptors.
     """
 
@@ -54,7 +43,7 @@ class Birth:
     entry: str
     payload: bytes
     names: tuple[str, ...]
-    mark: str
+    tag: str
     title: str
     env: dict[str, str]
     cwd: str | None
@@ -76,7 +65,7 @@ class Birth:
     def from_file(cls, fd: int) -> Birth:
         """Read one from a file made by `to_file`, and close it."""
         try:
-            # Not from where the file stands: a start that was begun anew shares its position.
+            # Mapped, not read: a launch that is tried again shares the file offset.
             with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
                 return cls(**pickle.loads(content))
         finally:
@@ -84,9 +73,9 @@ class Birth:
 
 
 def await_go(pipe: int) -> None:
-    """Wait until the driver says go; end this process where the driver ends instead.
+    """Wait until the driver releases this process; exit if the driver exits instead.
 
-    Until then nothing has happened here that anybody could see: the driver may still kill this
+    Until then nothing has happened here that can be observed: the driver may still kill this
     process and start another in its place.
     """
     if os.read(pipe, 1) != b"g":
@@ -105,7 +94,7 @@ def live(birth: Birth, fds: Mapping[str, int]) -> Any:
     zone = os.environ.get("TZ")
     os.environ.clear()
     os.environ.update(birth.env)
-    process_title.show_mark(birth.mark)
+    process_title.show_tag(birth.tag)
     if os.environ.get("TZ") != zone:
         time.tzset()
     if birth.cwd is not None:
@@ -119,7 +108,7 @@ def live(birth: Birth, fds: Mapping[str, int]) -> Any:
 def close_all_but(keep: Iterable[int]) -> None:
     """Close every descriptor that is not in *keep*."""
     spared = {*keep, 0, 1, 2}
-    for fd in process_tree.numbers_in("/proc/self/fd"):
+    for fd in procfs.numbers_in("/proc/self/fd"):
         if fd not in spared:
             with contextlib.suppress(OSError):  # the listing's own is closed already
                 os.close(fd)

@@ -7,15 +7,17 @@ from typing import ClassVar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZygoteReplaced:
-    """The process that forks workers died and another has taken its place.
+class HelperReplaced:
+    """A helper process ended and another has taken its place.
 
     Attributes:
-        replaced: The process that died.
+        helper: ``guardian``, ``zygote`` or ``output collector``.
+        replaced: The process that ended.
     """
 
-    event: ClassVar[str] = "phalanx.zygote_replaced"
+    event: ClassVar[str] = "phalanx.helper_replaced"
     level: ClassVar[str] = "warning"
+    helper: str
     pid: int
     replaced: int
     reason: str
@@ -23,17 +25,18 @@ class ZygoteReplaced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardianReplaced:
-    """The process that guards against orphans died and another has taken its place.
+class HelperUnavailable:
+    """A helper process cannot be started.
 
     Attributes:
-        replaced: The process that died.
+        wait: Seconds until the next attempt.
     """
 
-    event: ClassVar[str] = "phalanx.guardian_replaced"
-    level: ClassVar[str] = "warning"
-    pid: int
-    replaced: int
+    event: ClassVar[str] = "phalanx.helper_unavailable"
+    level: ClassVar[str] = "error"
+    helper: str
+    problem: str
+    wait: float
     at: float
 
 

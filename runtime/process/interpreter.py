@@ -1,28 +1,19 @@
-"""Starts a new Python interpreter that runs a part of phalanx, and builds its command line.
+"""New Python interpreters that run a part of phalanx: their command lines, and their start.
 
-Starting processes as new interpreters.
-
-Guarantees: each is a child of this process; it has the descriptors it was given and no others, and
-begins when its request is let go.
-
-Left to others: waiting for them.
-
-Parts of phalanx that run in a new interpreter: their command lines, and their start.
-
-Guarantees: the new interpreter is this one, with the options that change what code means; it finds
-phalanx where this process found it; its command line is long enough to be written over by a title;
-a start that fails leaves no process.
-
-Left to others: collecting it.
+- The interpreter is this one, with the options that change what code means; it finds phalanx where
+  this process found it.
+- The command line is long enough to be overwritten by a title.
+- A start that fails leaves no process.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
-import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +21,12 @@ from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.process_tree import VARIABLE
 from phalanx.supervision import RuntimeFault
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from .process import Process
 
-    from phalanx.runtime.threads.event_loop import Hub
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from phalanx.runtime.threads.event_loop import EventLoop
 
     from .zygote import StartRequest
 
@@ -102,6 +95,24 @@ def start(what: str, command: list[str], **options: Any) -> tuple[int, int]:
     return popen.pid, pidfd
 
 
+def start_process(
+    loop: EventLoop,
+    label: str,
+    command: list[str],
+    on_exit: Callable[[Process], None],
+    **options: Any,
+) -> Process:
+    """Start *command* as `start` does, and return the process."""
+    pid, pidfd = start(f"the {label}", command, **options)
+    try:
+        return Process(loop, pid, pidfd, label=label, on_exit=on_exit)
+    except BaseException:
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+        descriptors.close(pidfd)
+        raise
+
+
 def _python() -> str:
     if not sys.executable:
         msg = "sys.executable is empty: set it to the Python that workers are to run"
@@ -118,49 +129,26 @@ def _options() -> list[str]:
     ]
 
 
-def start_interpreters(hub: Hub, requests: Iterable[StartRequest], deadline: float) -> None:
+def start_interpreters(loop: EventLoop, requests: Iterable[StartRequest], deadline: float) -> None:
     """Start all of *requests*, one after the other.
 
     Raises:
         RuntimeFault: the machine would not start one, or not by *deadline* (monotonic).
     """
     for request in requests:
-        # From the hub's thread, because the parent-death signal follows the thread that
-        # started a process, not its process: the caller's thread may end any time.
-        start = _Start(request)
-        hub.post(start)
-        # Not until the deadline only: the hub's thread is using the request's descriptors.
-        start.done.wait()
-        if start.error is not None:
-            raise start.error
+        # The parent-death signal follows the thread that started a process, not its process: the
+        # caller's thread may end any time.
+        request.pid, request.pidfd = loop.call(partial(_start, request))
+        request.state = "reparented"
         if time.monotonic() > deadline:
             msg = f"could not start {request.spec.label!r} before the deadline"
             raise RuntimeFault(msg)
 
 
-class _Start:
-    """One start, for another thread to do."""
-
-    def __init__(self, request: StartRequest) -> None:
-        self._request = request
-        self.done = threading.Event()
-        self.error: Exception | None = None
-
-    def __call__(self) -> None:
-        request = self._request
-        try:
-            request.pid, request.pidfd = _start(request)
-            request.state = "parted"
-        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-            self.error = error
-        finally:
-            self.done.set()
-
-
 def _start(request: StartRequest) -> tuple[int, int]:
     """Return pid and pidfd of a new interpreter that becomes what the request's birth says."""
-    spec, mark = request.spec, request.mark
-    birth = spec.birth(mark)
+    spec, tag = request.spec, request.tag
+    birth = spec.birth(tag)
     fds = [request.file, request.awaits, *spec.fds.values()]
     return start(
         repr(spec.label),
@@ -169,7 +157,7 @@ def _start(request: StartRequest) -> tuple[int, int]:
         stdin=subprocess.DEVNULL,
         stdout=spec.stdout,
         stderr=spec.stderr,
-        env={**birth.env, VARIABLE: mark.value},
+        env={**birth.env, VARIABLE: tag.value},
         cwd=birth.cwd,
         start_new_session=spec.new_session,
     )

@@ -1,9 +1,6 @@
-"""What to start: everything a process needs to be told, checked before anything is started.
+"""Launch spec: the validated description of a process to start.
 
-Guarantees: a spec that makes no sense cannot be built; what it leaves open is taken from the
-driver at the moment of the start, not at the moment the spec or the zygote was made.
-
-Left to others: starting it (`launcher`).
+What it leaves open is taken from the driver at the moment of the start.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ from .child_main import Birth
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from phalanx.runtime.linux.process_tree import WorkerMark
+    from phalanx.runtime.linux.process_tree import ProcessTag
 
 _MOST_FDS = 200  # the kernel passes 253 in one message, and some are ours
 
@@ -43,8 +40,9 @@ class LaunchSpec:
         sys_path: None is the driver's at the moment of the start.
         stdout: A descriptor, or None for the driver's.
         stderr: The same.
-        method: Fork from the zygote, or start a new interpreter (slow, but nothing of a preload
+        method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
+        preload: The modules that the zygote has imported; None for the launcher's own choice.
         new_session: Whether it leads a session of its own; a forked one always does.
     """
 
@@ -59,6 +57,7 @@ class LaunchSpec:
     stdout: int | None = None
     stderr: int | None = None
     method: Literal["zygote", "exec"] = "zygote"
+    preload: Sequence[str] | None = None
     new_session: bool = True
 
     def __post_init__(self) -> None:
@@ -76,7 +75,7 @@ class LaunchSpec:
             if not name or "=" in name or "\0" in name + value:
                 raise SpecError(f"env[{name!r}]", value, "no '=' in names, no NUL anywhere")
 
-    def birth(self, mark: WorkerMark) -> Birth:
+    def birth(self, tag: ProcessTag) -> Birth:
         """Return what the new process is told, as things are at this moment."""
         cwd = _cwd(self.cwd)
         env = dict(os.environ if self.env is None else self.env)
@@ -86,7 +85,7 @@ class LaunchSpec:
             entry=self.entry,
             payload=self.payload,
             names=tuple(self.fds),
-            mark=mark.value,
+            tag=tag.value,
             title=self.title,
             env=env,
             cwd=cwd,

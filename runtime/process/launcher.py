@@ -1,12 +1,10 @@
-"""Starting processes: forked from a zygote in milliseconds, or as new interpreters.
+"""Starts processes: forked from a zygote in milliseconds, or as new interpreters.
 
-Guarantees: what was started is a child of this process, guarded from its first instruction on (it
-dies with the driver, however the driver dies) and told to begin only when all of its batch exist;
-a start that fails leaves nothing. Where forking is not safe (the preload left threads or a CUDA
-context) new interpreters are started instead.
-
-Left to others: the zygote, also its replacement (`forking`); what the processes do, and what their
-end means (`process`). `close` kills what still lives: end your own first.
+- What was started is a child of this process, dies with it from its first instruction on, and
+  begins only when all of its batch exist; a start that fails leaves nothing.
+- If forking from a zygote is not safe, new interpreters are started.
+- One launcher has any number of zygotes, one guardian and one process tag.
+- `close` kills what still lives: end your own first.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.event import unheard
 from phalanx.runtime.linux import descriptors, process_tree
-from phalanx.runtime.linux.oom import OomEvidence
-from phalanx.runtime.linux.process_tree import TreeMark
+from phalanx.runtime.linux.oom import OomCounter
+from phalanx.runtime.linux.process_tree import TreeTag
 from phalanx.supervision import RuntimeFault, WouldDeadlock
 
 from .guardian import Guardian
 from .interpreter import start_interpreters
 from .launch_spec import LaunchSpec
 from .process import Process
-from .reaper import Reapings
-from .zygote import Forker, StartRequest, Vigil, always
+from .reaper import Reaper
+from .zygote import LaunchWait, StartRequest, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.linux.oom import OomSample
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop
 
 __all__ = ["LaunchSpec", "Launcher"]
 
@@ -45,53 +43,58 @@ class Launcher:
     """Starts processes. Thread-safe; any number of launches may be under way at once.
 
     Args:
-        preload: Modules the zygote imports before it forks; none makes it quick to boot.
-        start_timeout: Seconds the zygote may take to import them.
-        emit: Told of what happens to the helpers; may be called on the hub's thread.
+        preload: The modules that a zygote imports for what names no preload itself.
+        start_timeout: Seconds that a zygote may take to import its modules.
+        emit: Called with events of the helper processes; may be called on the event loop's thread.
+
+    Attributes:
+        loop: The event loop.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        loop: EventLoop,
         *,
         preload: Sequence[str] = ("torch",),
         start_timeout: float = 60.0,
         emit: Callable[[LoggedEvent], None] = unheard,
     ) -> None:
-        self._hub = hub
+        self.loop = loop
         self._owner = os.getpid()
-        self._mark = TreeMark.new(dict(os.environ))
-        self._reapings = Reapings(hub)
-        self._forker = Forker(
-            hub,
-            self._mark,
-            self._reapings,
-            preload=preload,
-            start_timeout=start_timeout,
-            emit=emit,
-        )
-        self._guardian = Guardian(hub, self._mark, emit)
-        self._memory = OomEvidence()
+        self._tag = TreeTag.new(dict(os.environ))
+        self._orphans = Reaper(loop)
+        self._guardian = Guardian(loop, self._tag, emit)
+        self._oom = OomCounter()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._processes: set[Process] = set()
+        self._zygotes: dict[tuple[str, ...], Zygote] = {}
+        self._new_zygote = partial(
+            Zygote, loop, self._tag, self._orphans, start_timeout=start_timeout, emit=emit
+        )
+        self._preload = tuple(preload)
+        self._has_started = False  # anything
         self._closed = False
+        self.zygote()
 
-    @property
-    def zygote_pid(self) -> int | None:
-        """The process that others are forked from; None while there is none that can fork."""
-        return self._forker.zygote_pid
+    def zygote(self, preload: Sequence[str] | None = None) -> Zygote:
+        """Return the zygote of *preload*; it may have no process yet."""
+        key = self._preload if preload is None else tuple(preload)
+        with self._lock:
+            zygote = self._zygotes.get(key)
+            if zygote is None:
+                zygote = self._zygotes[key] = self._new_zygote(key)
+            return zygote
 
     @property
     def guardian_pid(self) -> int | None:
         """The process that kills what is left when the driver dies; None before the first start."""
-        return self._guardian.pid or None
+        return self._guardian.pid
 
-    def warm(self) -> None:
-        """Boot the zygote now, without waiting for it."""
-        self._check()
-        self._guardian.start()
-        self._forker.warm()
+    def warm(self, preload: Sequence[str] | None = None) -> None:
+        """Start the zygote of *preload* now, without waiting for its imports."""
+        self._start_guardian()
+        self.zygote(preload).warm()
 
     def launch(
         self,
@@ -99,14 +102,14 @@ class Launcher:
         *,
         on_exit: Callable[[Process], None],
         deadline: float,
-        is_wanted: Callable[[], bool] = always,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> Process:
         """Start one process; return once it runs.
 
         Args:
             spec: What to start.
-            on_exit: Called once with the process when it has ended, on the hub's thread; maybe
-                before this returns.
+            on_exit: Called once with the process when it has ended, on the event loop's thread;
+                maybe before this returns.
             deadline: On the monotonic clock.
             is_wanted: Asked while it waits; where it returns False the launch is given up.
 
@@ -123,32 +126,37 @@ class Launcher:
         *,
         on_exit: Callable[[Process], None],
         deadline: float,
-        is_wanted: Callable[[], bool] = always,
+        is_wanted: Callable[[], bool] = lambda: True,
     ) -> list[Process]:
         """Start all of *specs* or, where one fails, none of them; see `launch`."""
         specs = list(specs)
         if not specs:
             return []
-        self._check()
-        if self._hub.is_current():
-            msg = "launching from the hub's own thread, which launching waits for"
+        if self.loop.is_current():
+            msg = "launching from the loop's own thread, which launching waits for"
             raise WouldDeadlock(msg)
-        self._guardian.start()
-        memory = self._memory.sample()
-        vigil = Vigil(specs[0].label, is_wanted)
+        self._start_guardian()
+        before = self._oom.sample()
+        wait = LaunchWait(specs[0].label, deadline, is_wanted)
         requests: list[StartRequest] = []
         try:
             for spec in specs:
                 number = next(self._numbers)
-                mark = self._mark.of(number, spec.label)
-                requests.append(StartRequest.of(number, spec, mark))
-            forked = [request for request in requests if request.spec.method == "zygote"]
-            if forked and not self._forker.fork(forked, deadline, vigil):
-                forked = []
-            rest = [request for request in requests if request not in forked]
-            start_interpreters(self._hub, rest, deadline)
-            vigil.check()
-            return self._let_go(requests, on_exit, memory)
+                tag = self._tag.of(number, spec.label)
+                requests.append(StartRequest.of(number, spec, tag))
+            forked: dict[Zygote, list[StartRequest]] = {}
+            rest: list[StartRequest] = []
+            for request in requests:
+                if request.spec.method == "zygote":
+                    forked.setdefault(self.zygote(request.spec.preload), []).append(request)
+                else:
+                    rest.append(request)
+            for zygote, group in forked.items():
+                if not zygote.fork(group, wait):
+                    rest += group
+            start_interpreters(self.loop, rest, deadline)
+            wait.check()
+            return self._let_go(requests, on_exit, before)
         except OSError as error:
             msg = f"could not start {specs[0].label!r}: {error}"
             raise RuntimeFault(msg) from error
@@ -156,7 +164,7 @@ class Launcher:
             for request in requests:
                 request.close()
                 if request.pidfd >= 0:  # nobody's process now: the launch has failed
-                    self._reapings.discard(request)
+                    request.discard(self._orphans)
 
     def close(self, deadline: float) -> None:
         """End everything that was started here, daemons included, and the helpers.
@@ -172,13 +180,14 @@ class Launcher:
         with self._lock:
             self._closed = True
             processes = list(self._processes)
+            zygotes = list(self._zygotes.values())
 
         def end_tree() -> None:
-            if not self._guardian.pid:
-                return  # nothing was ever started
+            if not self._has_started:
+                return
             sessions = [process.key for process in processes]
             left = process_tree.kill(
-                process_tree.Quarry(self._mark.needle, sessions, sessions), deadline
+                process_tree.TreeTarget(self._tag.pattern, sessions, sessions), deadline
             ).left
             if left:
                 names = ", ".join(f"{one.pid} ({one.command})" for one in left)
@@ -189,8 +198,6 @@ class Launcher:
             late: list[str] = []
             for process in processes:
                 if not process.wait(deadline):
-                    process.look()  # the hub may be closed
-                if process.status is None:
                     late.append(f"{process.label} (pid {process.pid})")
                 else:
                     process.close()
@@ -200,20 +207,20 @@ class Launcher:
 
         close_all(
             [
-                lambda: self._forker.close(deadline),
+                *(partial(zygote.close, deadline) for zygote in zygotes),
                 end_tree,
                 let_go,
-                self._reapings.close,
+                self._orphans.close,
                 lambda: self._guardian.close(deadline),
             ]
         )
 
     def _let_go(
-        self, requests: list[StartRequest], on_exit: Callable[[Process], None], memory: OomSample
+        self, requests: list[StartRequest], on_exit: Callable[[Process], None], before: OomSample
     ) -> list[Process]:
         processes: list[Process] = []
         try:
-            self._wrap(requests, processes, on_exit, memory)
+            self._wrap(requests, processes, on_exit, before)
         except BaseException:
             # Nothing has run in them yet. They are dealt with as those that have no handle.
             for request, process in zip(requests, processes, strict=False):
@@ -222,7 +229,7 @@ class Launcher:
                     request.pidfd = descriptors.own(pidfd)
             raise
         for request in requests:
-            request.let_go()
+            request.release()
         return processes
 
     def _wrap(
@@ -230,29 +237,21 @@ class Launcher:
         requests: list[StartRequest],
         processes: list[Process],
         on_exit: Callable[[Process], None],
-        memory: OomSample,
+        before: OomSample,
     ) -> None:
         """Add the handle of each of *requests* to *processes*."""
         for request in requests:
-            task = process_tree.read(request.pid)
-            if task is None:
-                # Only with SIGCHLD ignored, or somebody waiting for any child, and a death
-                # before its first instruction.
-                task = process_tree.Task(request.pid, self._owner, request.pid, "X", 0)
-            key = [task.key]
             process = Process(
-                self._hub,
+                self.loop,
+                request.pid,
                 request.pidfd,
-                task,
                 label=request.spec.label,
-                quarry=process_tree.Quarry(
-                    request.mark.needle, key, key if request.spec.new_session else ()
-                ),
-                memory=self._memory,
-                memory_before=memory,
                 on_exit=on_exit,
+                tag=request.tag.pattern,
+                leads_session=request.spec.new_session,
+                out_of_memory=partial(self._oom.take, before),
                 on_close=self._on_process_closed,
-                collect_later=partial(self._reapings.take, kill=False),
+                collect_later=partial(self._orphans.take, kill=False),
             )
             request.pidfd = -1  # the process's from here on
             processes.append(process)
@@ -263,17 +262,21 @@ class Launcher:
             if closed:
                 process.send_signal(signal.SIGKILL)
 
-    def _check(self) -> None:
+    def _start_guardian(self) -> None:
         if self._owner != os.getpid():
             msg = "this launcher belongs to the parent process; make another after the fork"
             raise RuntimeFault(msg)
         if self._closed:
             msg = "the launcher is closed"
             raise RuntimeFault(msg)
+        self._has_started = True
+        self._guardian.start()
 
     def _on_process_closed(self, process: Process) -> None:
         with self._lock:
             self._processes.discard(process)
+        if process.status is not None:
+            self._orphans.take_orphans(process.pid)
         self._guardian.drop_session(process.key)
 
 

@@ -1,18 +1,10 @@
 """A child process: its pidfd, exit status, exit reason, signals, and the kill of its tree.
 
-One process of ours: its death, its status, its signals, its tree.
-
-Guarantees: death is known by pidfd, once, on the hub's thread; the exit status is collected there
-and nowhere else, and where somebody else was quicker (the user's ``waitpid(-1)``, an ignored
-SIGCHLD) the kernel is asked for its copy, and if it keeps none the status is unknown, never a
-hang. A signal goes to this process or to none, also after its number was given to another.
-
-Left to others: starting it (`launcher`), and deciding what its end means.
-
-From a process's wait status to an exit reason.
-
-Guarantees: every way a process can end has exactly one reason, also where somebody else collected
-the status (``unknown``, never a guess).
+- The exit is known by pidfd, once, on the event loop's thread. The status is collected there and
+  nowhere else; if other code of this process was quicker (``waitpid(-1)``, an ignored SIGCHLD), the
+  kernel's copy is read, and if it keeps none the status is unknown.
+- Every exit has exactly one reason; ``unknown`` if the status is, never a guess.
+- A signal goes to this process or to none, also after its number was given to another.
 """
 
 from __future__ import annotations
@@ -27,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.linux import descriptors, process_tree, syscalls
+from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
 from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
 
 from . import reaper
@@ -36,8 +28,7 @@ if TYPE_CHECKING:
     import resource
     from collections.abc import Callable
 
-    from phalanx.runtime.linux.oom import OomEvidence, OomSample
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 def exit_of_process(
@@ -51,13 +42,11 @@ def exit_of_process(
     """Return the reason for a process that ended with exit *code* or by *signal*.
 
     Args:
-        code: The exit code, or None where a signal ended it or the status is unknown.
-        signal: The signal number, or None where it exited or the status is unknown.
-        asked: Whether a stop had been asked for before it ended.
-        unresponsive: Whether we killed it because it hung.
-        detail: What the worker said of its own end, such as its last exception.
-
-    Both *code* and *signal* None means that somebody else collected the status.
+        code: None if a signal ended it.
+        signal: None if it exited. Both None: the status is unknown.
+        asked: Whether a stop had been requested before it ended.
+        unresponsive: Whether it was killed because it hung.
+        detail: What the worker reported of its end, such as its last exception.
     """
     if unresponsive:
         return ExitReason(ExitKind.UNRESPONSIVE, detail or "hung", code, signal)
@@ -68,7 +57,7 @@ def exit_of_process(
         kind = ExitKind.KILLED if signal == signals.SIGKILL else ExitKind.CRASH
         return ExitReason(kind, f"{name}; {detail}" if detail else name, code, signal)
     if code is None:
-        text = detail or "its exit status was collected by somebody else"
+        text = detail or "its exit status was collected by other code"
         return ExitReason(ExitKind.UNKNOWN, text)
     if code == 0:
         return ExitReason(ExitKind.NORMAL, detail, code)
@@ -114,23 +103,27 @@ class Process:
 
     def __init__(
         self,
-        hub: Hub,
+        loop: EventLoop,
+        pid: int,
         pidfd: int,
-        task: process_tree.Task,
         *,
         label: str,
-        quarry: process_tree.Quarry,
-        memory: OomEvidence,
-        memory_before: OomSample,
         on_exit: Callable[[Process], None],
-        on_close: Callable[[Process], None],
-        collect_later: Callable[[int, int], None],
+        tag: bytes = b"",
+        leads_session: bool = True,
+        out_of_memory: Callable[[], str] = str,
+        on_close: Callable[[Process], None] = lambda _: None,
+        collect_later: Callable[[int, int], None] = lambda pidfd, _: os.close(pidfd),
     ) -> None:
-        self._hub = hub
+        # The process may be gone: SIGCHLD is ignored, or other code waits for any child.
+        task = procfs.read(pid) or procfs.Task(pid, os.getpid(), pid, "X", 0)
+        key = (task.key,)
+        self._loop = loop
         self._owner = os.getpid()
-        self._quarry = quarry
-        self._memory = memory
-        self._memory_before = memory_before
+        self._tree = (
+            process_tree.TreeTarget(tag, key, key if leads_session else ()) if tag else None
+        )
+        self._out_of_memory = out_of_memory
         self._on_exit = on_exit
         self._on_close = on_close
         self._collect_later = collect_later
@@ -138,7 +131,7 @@ class Process:
         self._lock = threading.Lock()
         self._closed = False
         self._is_traced = False
-        self.pid = task.pid
+        self.pid = pid
         self.pidfd = descriptors.own(pidfd)
         self.label = label
         self.started_at = time.monotonic()
@@ -146,7 +139,7 @@ class Process:
         self.status: ProcessStatus | None = None
         # Under the lock, for which the callback waits: it may be called before `_watch` is there.
         with self._lock:
-            self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
+            self._watch = loop.watch(pidfd, select.EPOLLIN, self._on_readable)
 
     def __repr__(self) -> str:
         return f"<Process {self.label!r} pid={self.pid} {self.state()}>"
@@ -164,9 +157,13 @@ class Process:
 
     def wait(self, deadline: float) -> bool:
         """Return True once it has ended and `status` is set, False at *deadline* (monotonic)."""
-        if self._hub.is_current() and not self._ended.is_set():
+        if self._loop.is_current() and not self._ended.is_set():
             msg = "waiting for a process on the thread that learns of its death"
             raise WouldDeadlock(msg)
+        if self._loop.has_ended and self.status is None and not self._closed:
+            process_tree.wait_all([self.pidfd], deadline)
+            self._on_readable(0)
+            return self.status is not None
         return self._ended.wait(max(0.0, deadline - time.monotonic()))
 
     def kill_tree(self, deadline: float) -> process_tree.TreeReport:
@@ -177,8 +174,10 @@ class Process:
         """
         if self._owner != os.getpid():
             return process_tree.TreeReport()
-        report = process_tree.kill(self._quarry, deadline)
-        if report.left:
+        report = process_tree.TreeReport()
+        if self._tree is not None:
+            report = process_tree.kill(self._tree, deadline)
+        if report.left or self._tree is None:
             self.send_signal(signal.SIGKILL)  # there may have been no descriptor to find it by
         if self.status is None and not self._closed:
             self.wait(deadline)
@@ -191,15 +190,22 @@ class Process:
         and this process never continues it.
         """
         state = self.state()
-        return state == "T" or (state == "t" and process_tree.tracer(self.pid) == os.getpid())
+        return state == "T" or (state == "t" and procfs.tracer(self.pid) == os.getpid())
 
     def state(self) -> str:
         """Return the kernel's letter for its state; empty once it is gone, ``?`` if unknown."""
         try:
-            task = process_tree.read(self.pid)
+            task = procfs.read(self.pid)
         except OSError:  # no descriptor is free
             return "?"
         return task.state if task is not None and task.ticks == self.start_ticks else ""
+
+    def reason(self, *, asked: bool = False, detail: str = "") -> ExitReason:
+        """Return why it ended; see `exit_of_process`."""
+        status = self.status
+        if status is None:
+            return exit_of_process(None, None, asked=asked, detail=detail)
+        return exit_of_process(status.code, status.signal, asked=asked, detail=detail)
 
     @property
     def key(self) -> tuple[int, int]:
@@ -222,10 +228,6 @@ class Process:
             descriptors.disown(self.pidfd)
         self._on_close(self)
         return self.pidfd
-
-    def look(self) -> None:
-        """Notice its end now, where there is no hub that does."""
-        self._on_readable(0)
 
     def _on_readable(self, _events: int) -> None:
         with self._lock:
@@ -253,7 +255,7 @@ class Process:
         except ChildProcessError:
             kept = syscalls.exit_status_of(self.pidfd)
             if kept is None:
-                kept = process_tree.exit_status(self.pid, self.start_ticks)
+                kept = procfs.exit_status(self.pid, self.start_ticks)
             if kept is None:
                 return ProcessStatus(at=now)
             status = kept
@@ -267,6 +269,3 @@ class Process:
             at=now,
             usage=usage,
         )
-
-    def _out_of_memory(self) -> str:
-        return self._memory.take(self.pid, self.started_at, self._memory_before)

@@ -1,21 +1,11 @@
-"""Collects children that have no owner, and the orphans that a subreaper adopts.
+"""Reaper: collects children that have no owner, and the orphans that a subreaper adopts.
 
-Collecting processes whose end nobody waits for.
+- The process is a subreaper while workers are being forked and at no other time, unless it was one
+  before. What it adopts meanwhile that is not ours (a daemon of the user's that lost its parent
+  just then) is collected when it ends, and never waited for.
+- Statuses are read by pidfd. A child that the user's own code started is never touched.
 
-Guarantees: none of them stays a zombie; their status is read by pidfd, so nobody else's is taken.
-
-Left to others: whose end it is that nobody waits for.
-
-The moments in which orphaned descendants of the driver become its children.
-
-Guarantees: the driver is a subreaper while workers are being forked and at no other time, unless
-it was one before; what it adopted meanwhile that is not ours (a daemon of the user's that lost its
-parent just then) is reaped when it ends, and is never waited for. A child that the user's own code
-started is never touched: its status is that code's to collect.
-
-Left to others: saying which children are ours (`claim`, until they are collected).
-
-It is one per process because the flag is.
+The window is one per process because the flag is.
 """
 
 from __future__ import annotations
@@ -26,18 +16,20 @@ import select
 import signal
 import threading
 import time
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.linux import descriptors, process_tree, syscalls
+from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable
 
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop, Watch
 
-    from .zygote import StartRequest
-
+_AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
+_LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
+_RETRY = 0.1  # seconds until a descriptor may have become free
+_PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
 
 _lock = threading.Lock()
 _open = 0
@@ -81,7 +73,7 @@ def release(pid: int) -> None:
     _ours.discard(pid)
 
 
-def adopted() -> list[process_tree.Task]:
+def adopted() -> list[procfs.Task]:
     """Return those children of this process that others brought into the world.
 
     A process that this one started is in this one's session or leads its own; nothing can join a
@@ -91,9 +83,9 @@ def adopted() -> list[process_tree.Task]:
     is let be.
     """
     session = os.getsid(0)
-    found: list[process_tree.Task] = []
+    found: list[procfs.Task] = []
     for pid in _children():
-        task = None if pid in _ours else process_tree.read(pid)
+        task = None if pid in _ours else procfs.read(pid)
         if task is None:
             continue
         if pid in _children_before:
@@ -103,11 +95,24 @@ def adopted() -> list[process_tree.Task]:
     return found
 
 
+def orphans_of(leader: int) -> list[procfs.Task]:
+    """Return the children of this process that descend from *leader*, a process of ours that died.
+
+    They are in the session that it led, which no other process can join, and came here because this
+    process is a subreaper, or the init of its PID namespace, throughout.
+    """
+    if os.getpid() != 1 and not syscalls.is_subreaper():
+        return []
+    found = (procfs.read(pid) for pid in _children() if pid != leader and pid not in _ours)
+    return [task for task in found if task is not None and task.session == leader]
+
+
 def _children() -> list[int]:
     found: list[int] = []
-    for thread in process_tree.numbers_in("/proc/self/task"):
+    folder = "/proc/self/task"
+    for thread in procfs.numbers_in(folder):
         try:
-            found += map(int, Path(f"/proc/self/task/{thread}/children").read_text().split())
+            found += map(int, (procfs.content(f"{folder}/{thread}/children") or b"").split())
         except OSError:
             continue
     return found
@@ -124,100 +129,43 @@ def _forget() -> None:
 os.register_at_fork(after_in_child=_forget)
 
 
-_AGAIN = 0.01  # seconds until a dead process is asked for again that is not ours to collect yet
-_LONGEST = 1.0  # seconds, after it has been asked for in vain again and again
-_RETRY = 0.1  # seconds until a descriptor may have become free
-_PATIENCE = 10.0  # seconds, for the death of what was killed, and until it is our child
-
-
-class Reaping:
+@dataclass(slots=True, eq=False)
+class _Orphan:
     """One dead or dying process."""
 
-    def __init__(self, hub: Hub, pidfd: int, pid: int, done: Callable[[], object]) -> None:
-        self._hub = hub
-        self._pid = pid
-        self._pidfd = descriptors.own(pidfd)
-        self._done = done
-        self._until = 0.0
+    pidfd: int
+    watch: Watch
+    wait: float = _AGAIN
+    until: float = 0.0
+
+
+class Reaper:
+    """Collects each process that it is given once. Thread-safe."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self._loop = loop
         self._lock = threading.Lock()
-        self._closed = False
-        self._is_traced = False
-        self._wait = _AGAIN
-        claim(pid)
-        # Under the lock, for which the callback waits: it is called at once for one that is dead.
-        with self._lock:
-            self._watch = hub.watch(pidfd, select.EPOLLIN, self._on_readable)
-
-    def close(self) -> None:
-        """Let go of it."""
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
-            self._watch.cancel()
-            descriptors.close(self._pidfd)
-            release(self._pid)
-        self._done()
-
-    def _on_readable(self, _events: int) -> None:
-        with self._lock:
-            if self._closed or not process_tree.is_gone(self._pidfd):
-                return
-            if not self._collect():
-                # Not our child yet: the process between it and us still lives. Or a debugger is
-                # to collect it first, and that has no limit.
-                self._watch.modify(0)
-                now = time.monotonic()
-                self._until = self._until or now + _PATIENCE
-                if self._is_traced or now < self._until:
-                    wait, self._wait = self._wait, min(2 * self._wait, _LONGEST)
-                    self._hub.call_at(now + wait, lambda: self._on_readable(0))
-                    return
-        self.close()
-
-    def _collect(self) -> bool:
-        """Collect it; return whether there is nothing left of it, whoever has done that."""
-        try:
-            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
-        except ChildProcessError:
-            return self._has_been_collected()
-        self._is_traced = found is None
-        return found is not None
-
-    def _has_been_collected(self) -> bool:
-        """Whether somebody else has: init, or the hunt that ended it."""
-        try:
-            signal.pidfd_send_signal(self._pidfd, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:  # it was another user's
-            return False
-        return False
-
-
-class Reapings:
-    """Those of one launcher: each pid once. Thread-safe."""
-
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
-        self._lock = threading.Lock()
-        self._open: dict[int, Reaping] = {}
+        self._orphans: dict[int, _Orphan] = {}
         self._closed = False
 
     def take(self, pidfd: int, pid: int, *, kill: bool) -> None:
         """Collect the process behind *pidfd*, which is ours from now on, once it has ended."""
         if kill:
             _kill(pidfd)
-        with self._lock:
-            if self._closed or pid in self._open:
+        with self._lock:  # for which the callback waits: it comes at once for one that is dead
+            if self._closed or self._loop.has_ended or pid in self._orphans:
+                if pid not in self._orphans:  # nothing would report its end: now or never
+                    _collect(pidfd)
                 os.close(pidfd)
                 return
-            self._open[pid] = Reaping(self._hub, pidfd, pid, lambda: self._forget(pid))
+            watch = self._loop.watch(pidfd, select.EPOLLIN, lambda _: self._look(pid))
+            self._orphans[pid] = _Orphan(descriptors.own(pidfd), watch)
+            claim(pid)
 
     def take_number(self, pid: int) -> None:
         """Collect our child *pid*, for which there is no descriptor, once there is one again.
 
-        It ends by itself. Nobody else may collect it meanwhile: its number would be free.
+        It ends by itself. Nothing else may collect it meanwhile: its number would be free.
         """
         claim(pid)
         try:
@@ -226,45 +174,82 @@ class Reapings:
             release(pid)
         except OSError:
             if not self._closed:
-                self._hub.call_at(time.monotonic() + _RETRY, lambda: self.take_number(pid))
+                self._loop.call_at(time.monotonic() + _RETRY, lambda: self.take_number(pid))
 
     def take_adopted(self) -> None:
         """Collect what this process adopted while it was a subreaper."""
-        for task in adopted():
-            try:
-                pidfd = os.pidfd_open(task.pid)
-            except OSError:
-                continue
-            if process_tree.is_same(task):
-                self.take(pidfd, task.pid, kill=False)
-            else:
-                os.close(pidfd)
+        self._take_all(adopted())
 
-    def discard(self, request: StartRequest) -> None:
-        """Kill what came of *request* and was not let go; it may be asked for again.
+    def take_orphans(self, leader: int) -> None:
+        """Collect what this process inherited from *leader*, a process of ours that has died."""
+        with contextlib.suppress(OSError):  # no descriptor is free to look for them
+            self._take_all(orphans_of(leader))
 
-        Returns once that is gone, so that nothing is held by it any more; or after some seconds.
-        """
-        pidfd = request.take_pidfd()
-        if pidfd >= 0:
-            _kill(pidfd)
-            poller = select.poll()
-            poller.register(pidfd, select.POLLIN)
-            poller.poll(_PATIENCE * 1000)
-            self.take(pidfd, request.pid, kill=False)
-        request.begin_anew()
-
-    def _forget(self, pid: int) -> None:
-        with self._lock:  # `take` enters it first
-            self._open.pop(pid, None)
+    def end(self, pidfd: int, pid: int) -> None:
+        """Kill the process behind *pidfd* and collect it; return once it is dead, or late."""
+        _kill(pidfd)
+        process_tree.wait_all([pidfd], time.monotonic() + _PATIENCE)
+        self.take(pidfd, pid, kill=False)
 
     def close(self) -> None:
         """Let go of all of them."""
         with self._lock:
             self._closed = True
-            reapings = list(self._open.values())
-        for one in reapings:
-            one.close()
+            for pid in list(self._orphans):
+                self._drop(pid)
+
+    def _take_all(self, tasks: Iterable[procfs.Task]) -> None:
+        for task in tasks:
+            try:
+                pidfd = os.pidfd_open(task.pid)
+            except OSError:
+                continue
+            if procfs.is_same(task):
+                self.take(pidfd, task.pid, kill=False)
+            else:
+                os.close(pidfd)
+
+    def _look(self, pid: int) -> None:
+        with self._lock:
+            orphan = self._orphans.get(pid)
+            if orphan is None or not process_tree.is_gone(orphan.pidfd):
+                return
+            try:
+                found = os.waitid(os.P_PIDFD, orphan.pidfd, os.WEXITED | os.WNOHANG)
+                # None: a debugger is to collect it first, and that has no limit.
+                is_done, has_limit = found is not None, False
+            except ChildProcessError:
+                # Collected by other code, or not our child yet: its parent still lives.
+                is_done, has_limit = _has_been_collected(orphan.pidfd), True
+            now = time.monotonic()
+            orphan.until = orphan.until or now + _PATIENCE
+            if is_done or (has_limit and now >= orphan.until):
+                self._drop(pid)
+                return
+            orphan.watch.modify(0)
+            self._loop.call_at(now + orphan.wait, lambda: self._look(pid))
+            orphan.wait = min(2 * orphan.wait, _LONGEST)
+
+    def _drop(self, pid: int) -> None:
+        orphan = self._orphans.pop(pid)
+        orphan.watch.cancel()
+        descriptors.close(orphan.pidfd)
+        release(pid)
+
+
+def _has_been_collected(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # it was another user's
+        return False
+    return False
+
+
+def _collect(pidfd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
 
 
 def _kill(pidfd: int) -> None:

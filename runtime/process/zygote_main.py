@@ -1,15 +1,13 @@
-"""The zygote: a process that has imported what workers need, and forks them.
+"""The zygote process: imports what workers need, and forks them.
 
-Guarantees: each worker is a child of the driver, not of this process (the process between them
-ends at once, and the driver is a subreaper while that happens), so that exit statuses and
-parent-death signals go where they belong; its pidfd is opened before it can be reaped; nothing is
-forked while there is a second thread or a device open here. It ends when the driver ends or lets
-go, while it imports too, and once it has imported it ends the whole tree if the driver dies.
-
-Left to others: `zygote`, the driver's side of the same socket.
-
-Why not ``multiprocessing``'s forkserver: its workers are the server's children. It outlives a
-killed driver, so no parent-death signal ever reaches them.
+- Each worker is a child of the driver, so that exit status and parent-death signal go there: the
+  process between the two ends at once, and the driver is a subreaper while that happens. (The
+  workers of ``multiprocessing``'s forkserver are the server's children: no parent-death signal
+  reaches them.)
+- A worker's pidfd is opened before it can be collected.
+- Nothing is forked while there is a second thread or a device open here.
+- It exits when the driver exits or closes its socket, also while it imports; once it has imported,
+  it kills the whole tree if the driver dies.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.linux import descriptor_limit, process_title, process_tree
+from phalanx.runtime.linux import descriptor_limit, process_title, process_tree, procfs
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 
 from .child_main import LOST, Birth, await_go, close_all_but, live
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 REQUEST = struct.Struct("=Q")
+ZYGOTE = b"0.zygote;"  # after the tag of the tree, in the environment of every zygote
 DESCRIPTORS = 250  # the kernel passes 253 in one message
 _BATCH = 32  # workers forked from one process between
 _GRACE = 30.0
@@ -54,10 +53,15 @@ class _Order:
     fds: list[int]
 
 
+# What every worker runs. `import phalanx` alone imports no layer, and what is imported here is not
+# imported again at each restart.
+_ALWAYS = ("phalanx.actors", "phalanx.actors.host.host", "phalanx.runtime.worker.main", "structlog")
+
+
 def main() -> None:
-    """Run; the arguments are the socket, the driver's pidfd, the tree's needle, the preload."""
+    """Run; the arguments are the socket, the driver's pidfd, the tree's tag, the preload."""
     control, driver = int(sys.argv[1]), int(sys.argv[2])
-    needle, preload = sys.argv[3].encode(), json.loads(sys.argv[4])
+    tag, preload = sys.argv[3].encode(), json.loads(sys.argv[4])
     del sys.argv[1:]
     sock = socket.socket(fileno=control)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
@@ -67,8 +71,8 @@ def main() -> None:
     _die_with(sock, driver)
     descriptor_limit.raise_limit()  # requests come with some fifteen each, many at a time
     process_title.show_title("phalanx: zygote")
-    _import(sock, preload)
-    newborn = _serve(sock, driver, needle)
+    _import(sock, [*_ALWAYS, *preload])
+    newborn = _serve(sock, driver, tag)
     # Here in the worker itself, with the zygote's frames gone.
     _run(*newborn)
 
@@ -115,7 +119,7 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
     _tell(sock, {"kind": "ready", "unfit": _unfit()})
 
 
-def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Order]:
+def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[Birth, _Order]:
     """Fork workers until the driver lets go; return only in a worker."""
     own = {sock.fileno(), driver}
     inherited = _open_descriptors() - own
@@ -128,11 +132,11 @@ def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Ord
         if not orders:
             # The driver's sockets close a moment before its pidfd tells of its death, and a clean
             # close kills this process without a word. So this is no clean close either way.
-            process_tree.kill(process_tree.Quarry(needle), time.monotonic() + _GRACE)
+            _end_tree(tag)
             sys.exit(0)
         unfit = _unfit()
         if unfit:
-            _tell(sock, {"kind": "unfit", "ids": [o.number for o in orders], "problem": unfit})
+            _tell(sock, {"kind": "unfit", "unfit": unfit})
         else:
             newborn = _fork_all(sock, orders)
             if newborn is not None:
@@ -142,6 +146,15 @@ def _serve(sock: socket.socket, driver: int, needle: bytes) -> tuple[Birth, _Ord
         for order in orders:
             for fd in order.fds:
                 os.close(fd)
+
+
+def _end_tree(tag: bytes) -> None:
+    # The driver's other zygotes do the same now, unless they are stopped: two that stop each other
+    # would never continue.
+    zygotes, _ = process_tree.find(process_tree.TreeTarget(tag + ZYGOTE))
+    mine = os.getsid(0)
+    others = [p for p, task in zygotes.items() if task.session != mine and task.state != "T"]
+    process_tree.kill(process_tree.TreeTarget(tag, spare=others), time.monotonic() + _GRACE)
 
 
 def _receive(sock: socket.socket) -> list[_Order]:
@@ -174,7 +187,7 @@ def _fork_all(sock: socket.socket, orders: list[_Order]) -> _Order | None:
         return _fork_each(sock, orders)
     os.waitpid(between, 0)
     # Their parent is the driver from here on.
-    _tell(sock, {"kind": "parted", "ids": numbers})
+    _tell(sock, {"kind": "reparented", "ids": numbers})
     return None
 
 
@@ -192,7 +205,7 @@ def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
                 return order
             # Nobody can have collected it: this process is its parent and does not wait.
             pidfd = os.pidfd_open(pid)
-            _tell(sock, {"kind": "born", "ids": [order.number], "pid": pid}, [pidfd])
+            _tell(sock, {"kind": "forked", "ids": [order.number], "pid": pid}, [pidfd])
             os.close(pidfd)
     except OSError:
         os._exit(1)  # the driver is gone
@@ -224,16 +237,16 @@ def _reseed() -> None:
 
 def _open_descriptors() -> set[int]:
     # Without the listing's own: its number is closed by now, and soon a worker's.
-    listed = process_tree.numbers_in("/proc/self/fd")
+    listed = procfs.numbers_in("/proc/self/fd")
     return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()}
 
 
 def _unfit() -> str:
     """Return why nothing may be forked from this process; empty where it may."""
-    threads = len(process_tree.numbers_in("/proc/self/task"))
+    threads = len(procfs.numbers_in("/proc/self/task"))
     if threads > 1:
         return f"the preload left {threads - 1} thread(s) running"
-    for fd in process_tree.numbers_in("/proc/self/fd"):
+    for fd in procfs.numbers_in("/proc/self/fd"):
         try:
             target = str(Path(f"/proc/self/fd/{fd}").readlink())
         except OSError:

@@ -290,7 +290,7 @@ class _Gateway:
         options = self._options
         for berth in self._berths.values():
             line = berth.line
-            berth.idling.look(now)
+            berth.trim_if_idle(now)
             if berth.ended:
                 continue
             if not berth.connected:

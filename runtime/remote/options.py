@@ -98,7 +98,7 @@ def check_transport(transport: object) -> Zmq | None:
         return Zmq()
     if isinstance(transport, Zmq):
         return transport
-    raise SpecError("transport", transport, "give 'local', 'zmq', or a phalanx.Zmq")
+    raise SpecError("transport", transport, "give 'local', 'zmq', or a phalanx.runtime.Zmq")
 
 
 def _endpoint(field: str, value: object) -> tuple[str, int]:

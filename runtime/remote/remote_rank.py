@@ -26,7 +26,6 @@ from phalanx.supervision import RuntimeFault
 
 from .link import Delivery, Lane, Line
 from .port import Port
-from .trimming import Idling
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +43,7 @@ class Berth:
         number: Its own among all berths of this process, as the driver counts them.
         route: The name under which ZeroMQ finds its connection; a secret of both sides.
         connected: Its side has been heard of.
-        idling: Gives the memory of its answers back.
+        trim_if_idle: See `Arena.trim_if_idle`, of its answers.
         seated: It has greeted the driver, so it may be sent calls.
         running: The call it has been handed and has not ended; 0 for none.
         recallable: Whether that one can be withdrawn as long as it has not begun.
@@ -68,7 +67,7 @@ class Berth:
         self.data = Port(fds["data"], self._exchange.reader)
         self.control = Port(fds["control"])
         self.line = Line(post, self._exchange.arena, now)
-        self.idling = Idling(self._exchange.arena)
+        self.trim_if_idle = self._exchange.arena.trim_if_idle
         self._held: deque[Frame] = deque()  # calls in order, and what must come behind them
         self._said: dict[int, list[Frame]] = {}  # about streams among those, by call
         self._items: dict[int, tuple[int, int]] = {}  # of streams: how many are wanted, and made

@@ -25,6 +25,9 @@ from phalanx.runtime.wire.channel import SocketChannel
 if TYPE_CHECKING:
     from phalanx.runtime.process.process import Process
 
+RELAY_PRELOAD = ("zmq",)
+"""What the zygote of both relays has imported."""
+
 _BURIAL = 5.0  # seconds for a process that has been killed to be gone
 
 UNREACHED = 64
@@ -90,6 +93,7 @@ class Outpost:
             fds={"control": self._control.fileno(), **self._channel.driver_fds()},
             label=self.label,
             title=self._title,
+            preload=RELAY_PRELOAD,
         )
 
     def close_ends(self) -> None:

@@ -30,7 +30,6 @@ from .link import LARGEST, QUEUE, Delivery, Lane, Line, Say
 from .poller import IN, OUT, Waiting
 from .port import Port
 from .remote_rank import error_packet
-from .trimming import Idling
 from .worker_relay import UNHEARD, UNREACHED
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ class _Outpost:
         self._posting = posting
         self._board = Board(fds["board"])
         self._arena = Arena(fds["arena"])
-        self._idling = Idling(self._arena)
         self._exchange = DriverExchange.inherit(self._arena, fds["results"], fds["returns"])
         self._data = Port(fds["data"], self._exchange.reader)
         self._control = Port(fds["control"])
@@ -120,7 +118,7 @@ class _Outpost:
                     return left if self._ended_at is None else 0
                 if now - self._line.spoke_at >= beat / 2:
                     self._line.beat(now)
-                self._idling.look(now)
+                self._arena.trim_if_idle(now)
             self._line.pump(now)
         return 0
 

@@ -1,19 +1,12 @@
 """Event loop on one thread: epoll, timers and callbacks posted by other threads.
 
-One thread that waits for everything: descriptors, timers, and messages from other threads.
-
-Guarantees: callbacks run on the hub's thread, one at a time, each as soon as the kernel says so;
-nothing is polled, so a hub at rest uses no processor time. A callback that raises is logged and
-ends nothing. `Watch` and `Timer` may be cancelled from any thread and inside callbacks; on the
-hub's own thread nothing is called after a cancel, elsewhere at most the call already under way
-ends. A forked child of the driver has no hub: there every method says so or does nothing.
-
-Left to others: callbacks must be quick and must never block, for all others wait behind them. A
-callback may come without cause (its number was closed and opened anew within one round), so it
-reads without blocking and takes "nothing there" for an answer. Cancel the watch before the
-descriptor is closed.
-
-Event of the loop.
+- Callbacks run on the event loop's thread, one at a time. They must not block, and may come without
+  cause (a number was closed and opened again within one round): read without blocking.
+- A callback that raises is reported and ends nothing.
+- `Watch` and `Timer` may be cancelled on any thread and in callbacks. On the loop's thread nothing
+  is called after a cancel; elsewhere the call that is under way may end. Cancel a watch before its
+  descriptor is closed.
+- In a forked child there is no event loop: every method raises or does nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +24,7 @@ from collections import deque
 from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from phalanx.runtime.linux import descriptors
 from phalanx.supervision import RuntimeFault
@@ -45,53 +38,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HubCallbackFailed:
-    """Something that the hub called raised.
+class CallbackFailed:
+    """Something that the loop called raised.
 
     Attributes:
         trace: The traceback.
     """
 
-    event: ClassVar[str] = "phalanx.hub_callback_failed"
+    event: ClassVar[str] = "phalanx.callback_failed"
     level: ClassVar[str] = "error"
     callback: str
     trace: str
     at: float
 
 
+Result = TypeVar("Result")
 _LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
 
 
 class Watch:
     """One descriptor under watch."""
 
-    __slots__ = ("_callback", "_fd", "_hub")
+    __slots__ = ("_callback", "_fd", "_loop")
 
-    def __init__(self, hub: Hub, fd: int, callback: Callable[[int], None]) -> None:
-        self._hub = hub
+    def __init__(self, loop: EventLoop, fd: int, callback: Callable[[int], None]) -> None:
+        self._loop = loop
         self._fd = fd
         self._callback = callback
 
     def modify(self, events: int) -> None:
-        """Wait for *events* from now on; 0 pauses the watch. Nothing after a cancel."""
-        self._hub.change(self, self._fd, events)
+        """Watch for *events* from now on; 0 pauses the watch. Does nothing after a cancel."""
+        self._loop.change(self, self._fd, events)
 
     def cancel(self) -> None:
-        """Watch no longer. Does nothing the second time."""
-        self._hub.unwatch(self, self._fd)
+        """Stop watching. Idempotent."""
+        self._loop.unwatch(self, self._fd)
 
     def __call__(self, events: int) -> None:
-        """Deliver *events*; the hub does."""
+        """Deliver *events*; the loop does."""
         self._callback(events)
 
 
 class Timer:
-    """Something to be called at a time."""
+    """A callback at a time."""
 
-    __slots__ = ("_callback", "_hub", "at")
+    __slots__ = ("_callback", "_loop", "at")
 
-    def __init__(self, hub: Hub, at: float, callback: Callable[[], None]) -> None:
-        self._hub = hub
+    def __init__(self, loop: EventLoop, at: float, callback: Callable[[], None]) -> None:
+        self._loop = loop
         self._callback: Callable[[], None] | None = callback
         self.at = at
 
@@ -101,19 +95,19 @@ class Timer:
         return self._callback is not None
 
     def cancel(self) -> None:
-        """Do not call it any more."""
+        """Do not call it. Idempotent."""
         if self._callback is not None:
             self._callback = None
-            self._hub.note_cancelled_timer()
+            self._loop.note_cancelled_timer()
 
     def __call__(self) -> None:
-        """Call it now, unless it was cancelled; the hub does."""
+        """Call it now, unless it was cancelled; the loop does."""
         callback, self._callback = self._callback, None
         if callback is not None:
             callback()
 
 
-class Hub:
+class EventLoop:
     """The thread and its one epoll.
 
     Attributes:
@@ -121,13 +115,13 @@ class Hub:
     """
 
     def __init__(
-        self, name: str = "phalanx-hub", *, emit: Callable[[LoggedEvent], None] | None = None
+        self, name: str = "phalanx-loop", *, emit: Callable[[LoggedEvent], None] | None = None
     ) -> None:
         """Start the thread; *emit* is told of callbacks that raise, None prints their traces."""
         self._pid = os.getpid()
         self._emit = emit
-        # Reentrant: a finalizer, or a signal handler, may call the hub inside of one of these
-        # methods. Each is written so that it may: what it leaves half done no other looks at.
+        # Reentrant: a finalizer or a signal handler may call the loop inside of one of these
+        # methods. Each is written so that what it leaves half done is not read by another.
         self._lock = ReentrantLock()
         self.is_inside = self._lock.is_mine
         self._watches: dict[int, Watch] = {}
@@ -159,6 +153,9 @@ class Hub:
             self._watches[fd] = watch
         return watch
 
+    time = staticmethod(time.monotonic)
+    """The clock of `call_at`, in seconds."""
+
     def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
         """Call *callback* once, at *at* on the monotonic clock or soon after."""
         timer = Timer(self, at, callback)
@@ -166,24 +163,47 @@ class Hub:
         with self._lock:
             self._check()
             heapq.heappush(self._timers, (at, next(self._order), timer))
-            # On the hub's own thread too: a finalizer may run there just before the wait begins.
+            # On the loop's own thread too: a finalizer may run there just before the wait begins.
             if self._timers[0][2] is timer:
                 self._wake()
         return timer
 
     def post(self, callback: Callable[[], None]) -> None:
-        """Call *callback* on the hub's thread, after what was posted before it."""
+        """Call *callback* on the event loop's thread, after what was posted before it."""
         self._check_process()
         with self._lock:
             self._check()
             self._posted.append(callback)
             self._wake()  # under the lock: the descriptor is closed under it
 
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Return what *function* returns, or raise what it raises, on the event loop's thread.
+
+        Not from a callback.
+        """
+        done = threading.Event()
+        outcome: list[Result | Exception] = []
+
+        def run() -> None:
+            try:
+                outcome.append(function())
+            except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+                outcome.append(error)
+            finally:
+                done.set()
+
+        self.post(run)  # called in any case, before the thread ends
+        done.wait()
+        (result,) = outcome
+        if isinstance(result, Exception):
+            raise result
+        return result
+
     def when_lost(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call *callback* with the cause if the thread ends by an error; return what undoes this.
 
-        From then on nothing that was watched, posted or timed is called: who waits for it without
-        a limit must be woken.
+        From then on nothing that was watched, posted or timed is called: a thread that waits for
+        it without a limit must be woken.
         """
         self._check_process()
         with self._lock:
@@ -196,15 +216,19 @@ class Hub:
 
         return forget
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether the thread has ended, by `close` or by an error: it watches nothing."""
+        return self._closed
+
     def is_current(self) -> bool:
-        """Whether the caller is on the hub's thread."""
+        """Whether the caller is on the event loop's thread."""
         return get_ident() == self._ident
 
     def close(self) -> None:
-        """End the thread after what has been posted; then close what the hub holds.
+        """End the thread after what has been posted; then close what the loop holds.
 
-        From a callback it only says that the thread shall end. Timers that are not due and
-        descriptors under watch are let go.
+        In a callback it returns before that. Timers that are not due are dropped.
         """
         if self._pid != os.getpid():
             return
@@ -233,7 +257,7 @@ class Hub:
             if self._closed or self._watches.get(fd) is not watch:
                 return
             del self._watches[fd]
-            # The owner may have closed it too early; then the kernel has let go of it.
+            # The owner may have closed it too early, which unregisters it.
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
 
@@ -262,7 +286,7 @@ class Hub:
         except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
             cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
             self._closing = True  # from here on every method says so
-            self._complain("the hub itself, which is closed by this")
+            self._complain("the loop itself, which is closed by this")
         self._run_posted()
         with self._lock:
             self._closed = True
@@ -326,7 +350,7 @@ class Hub:
             try:
                 if self._emit is not None:
                     at = time.monotonic()
-                    self._emit(HubCallbackFailed(callback=repr(what), trace=trace, at=at))
+                    self._emit(CallbackFailed(callback=repr(what), trace=trace, at=at))
                     return
             except BaseException:  # noqa: BLE001, S110  # such as the text of a user's object
                 pass
@@ -338,10 +362,10 @@ class Hub:
     def _check_process(self) -> None:
         # Before the lock, always: its holder may be a thread that the fork did not copy.
         if self._pid != os.getpid():
-            msg = "this hub belongs to the parent process; make another one after the fork"
+            msg = "this loop belongs to the parent process; make another one after the fork"
             raise RuntimeFault(msg)
 
     def _check(self) -> None:
         if self._closing:
-            msg = "the hub is closed"
+            msg = "the loop is closed"
             raise RuntimeFault(msg)

@@ -1,13 +1,10 @@
-"""Locks for what a finalizer or a signal handler may call in the middle of our own code.
+"""Locks that detect re-entry by a finalizer or a signal handler.
 
 A finalizer runs on whichever thread the collector runs on, a signal handler between any two steps
-of the main thread. Either may find itself inside a method of ours, under its lock, and call us.
-A plain lock would then wait for its own holder, for ever.
+of the main thread. Either may interrupt a method of ours that holds a lock, and call us: a plain
+lock would wait for its own holder for ever.
 
-A Ctrl-C does not strike where the main thread has one of them (`is_holding`): what is under it
-would be left half done, and every other thread would meet it.
-
-Left to others: to look (`is_mine`) before there is anything to undo.
+A Ctrl-C is put off while the main thread holds one of these locks (`is_holding`).
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ def is_holding() -> bool:
 
 
 class _Occupied:
-    """The threads that do what others wait for: build a group, serve one, run the hub.
+    """The threads that do what others wait for: build a group, serve one, run the loop.
 
     As a context manager it adds the calling thread. A finalizer or signal handler that interrupts
     such a thread must not wait: it may wait for what the interrupted code is about to do.

@@ -1,15 +1,12 @@
-"""The way between the driver and one incarnation of a worker: what it is sent, and its answers.
+"""Call channel: the driver's end of the connection to one incarnation of a worker.
 
-Guarantees: packets arrive in the order in which they were sent, whole or not at all; what has no
-room yet is kept in that order, and `flush` sends it; what the worker wrote before it died can be
-read to the last packet; which call it had begun last can be read after its death (`board`).
+Guarantees: packets arrive in the order in which they were sent, whole or not at all; packets that
+find no room are kept in that order until `flush`; what the worker wrote before it died can be read
+to the last packet.
 
-Left to others: what the packets mean (`frames`), who waits for them (`actors.reading`), how many
-may be under way (`actors.turns`).
-
-`Channel` is all that the layer above knows of it, and the seam for ranks that are reached in some
-other way than by `SocketChannel`: a socket pair, a page and memory made by the driver before the
-worker's birth. None of those has a name, so nobody else can connect and nothing is left behind.
+`Channel` is the seam for ranks that are reached in another way than by `SocketChannel`: a socket
+pair, a page and memory that the driver makes before the worker starts. None of them has a name, so
+no other process can connect and nothing is left behind.
 """
 
 from __future__ import annotations
@@ -20,6 +17,8 @@ import os
 import socket
 from collections import deque
 from enum import Enum, auto
+from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime.linux import descriptors
@@ -37,14 +36,14 @@ _PEER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 
 
 class Arrival(Enum):
-    """What `Channel.receive` found in place of a message."""
+    """Result of `Channel.receive` without a message."""
 
     NOTHING = auto()  # no packet is there now
-    FOREIGN = auto()  # a packet that is none of ours; it was dropped
-    END = auto()  # the worker has closed its end, and everything it wrote has been read
+    FOREIGN = auto()  # a malformed packet; it was dropped
+    END = auto()  # the worker's end is closed, and all that it wrote has been read
 
 
-_NOTHING = Arrival.NOTHING  # to look a member of an enum up takes as long as a call
+_NOTHING = Arrival.NOTHING  # the lookup of an enum's member costs as much as a call
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 
 
@@ -52,29 +51,31 @@ class Channel(Protocol):
     """The driver's end. Used by one thread at a time.
 
     Attributes:
-        board: What the worker has begun and ended, as it says itself.
-        backed_up: Packets wait for room: then nothing new should be sent.
+        board: The worker's progress page.
+        backed_up: Packets wait for room; nothing new should be sent.
+        unhandled: The message that `peek` returns until this is set to None.
     """
 
     board: Board
     backed_up: bool
+    unhandled: Frame | None
 
     def fileno(self) -> int:
-        """Return what is readable when there is something to receive, writable for `flush`."""
+        """Return a descriptor: readable if there is a message, writable if `flush` may send."""
         ...
 
     def lend(self, payload: Payload) -> None:
-        """Note that *payload* is about to be sent here, and so will be read by the worker."""
+        """Count *payload*, which is about to be sent here, as lent to the worker."""
         ...
 
     def take_back(self, payload: Payload) -> None:
-        """Note that *payload*, which was to be sent here, has been refused."""
+        """Undo `lend`: *payload* was refused."""
         ...
 
     def send(self, packet: bytes, file: int | None = None) -> bool:
-        """Send *packet*, on which *file* rides; return False where it must wait for `flush`.
+        """Send *packet* with the descriptor *file*; return False if it waits for `flush`.
 
-        To a worker that is gone it goes nowhere: its death settles everything.
+        If the worker has exited the packet is dropped; its calls fail when the exit is processed.
 
         Raises:
             OSError: it cannot be sent at all.
@@ -82,15 +83,22 @@ class Channel(Protocol):
         ...
 
     def flush(self) -> list[tuple[bytes, OSError]]:
-        """Send what waits, as far as there is room; return what cannot be sent at all."""
+        """Send waiting packets as far as there is room; return those that cannot be sent at all."""
         ...
 
     def receive(self) -> Frame | Arrival:
-        """Return the next message, or why there is none; does not wait."""
+        """Return the next message, or why there is none; does not block."""
+        ...
+
+    def peek(self) -> Frame | Arrival:
+        """Return the next message as `receive` does, and the same one until it has been handled.
+
+        An exception that is thrown into the calling thread, at whatever step, loses none.
+        """
         ...
 
     def close(self) -> None:
-        """Give everything back; messages that have been received stay readable."""
+        """Close everything; received messages stay readable."""
         ...
 
 
@@ -98,14 +106,17 @@ class SocketChannel:
     """A channel to a worker on this machine: a pair of sequenced-packet sockets."""
 
     __slots__ = (
+        "_decoding",
         "_exchange",
-        "_receive",
+        "_packets",
+        "_received",
         "_send",
         "_sock",
         "_theirs",
         "_waiting",
         "backed_up",
         "board",
+        "unhandled",
     )
 
     def __init__(
@@ -113,16 +124,19 @@ class SocketChannel:
     ) -> None:
         self.board = board
         self.backed_up = False
+        self.unhandled: Frame | None = None
+        self._packets: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
+        self._decoding = False
         self._sock = sock
         self._send = sock.send
-        self._receive = sock.recvmsg
+        self._received = iter(partial(sock.recvmsg, PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC), None)
         self._theirs = theirs
         self._exchange = exchange
         self._waiting: deque[tuple[bytes, int | None]] = deque()
 
     @classmethod
     def create(cls, arena: Arena, epoch: int) -> SocketChannel:
-        """Return a channel to a worker that is not there yet, which will find a greeting in it."""
+        """Return a channel to a worker that is yet to be started, with a greeting in it."""
         with contextlib.ExitStack() as made:
             board = Board.create()
             made.callback(board.close)
@@ -137,16 +151,16 @@ class SocketChannel:
         return channel
 
     def child_fds(self) -> dict[str, int]:
-        """Return what the worker inherits, by name."""
+        """Return the descriptors that the worker inherits, by name."""
         data, board = self._theirs.fileno(), self.board.fd
         return {"data": data, "board": board, **self._exchange.fds()}
 
     def driver_fds(self) -> dict[str, int]:
-        """Return what another process needs to stand in for this one, by name."""
+        """Return the descriptors for a process that takes this end over, by name."""
         return {**self.child_fds(), "data": self._sock.fileno()}
 
     def close_child_ends(self) -> None:
-        """Let go of what only the worker uses, once it has it."""
+        """Close the worker's end, once the worker has it."""
         self._theirs.close()
 
     def fileno(self) -> int:
@@ -201,23 +215,45 @@ class SocketChannel:
 
     def receive(self) -> Frame | Arrival:
         """See `Channel.receive`."""
+        frame = self.peek()
+        self.unhandled = None
+        return frame
+
+    def peek(self) -> Frame | Arrival:
+        """See `Channel.peek`.
+
+        The interpreter throws exceptions in after calls, at the begin of functions and of rounds of
+        a loop. Between two of those the packet goes from its list to `unhandled`; and it comes into
+        that list in one call, of nothing but C.
+        """
+        if self.unhandled is not None:
+            return self.unhandled
+        packets = self._packets
         while True:
-            try:
-                packet, extra, cut, _ = self._receive(PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC)
-            except BlockingIOError:
-                return _NOTHING
-            except ConnectionResetError:
-                continue  # it died with unread input; what it wrote before follows
-            except OSError:
-                return Arrival.END
+            if not packets:
+                try:
+                    packets += islice(self._received, 1)
+                except BlockingIOError:
+                    return _NOTHING
+                except ConnectionResetError:
+                    continue  # it died with unread input; its last packets follow
+                except OSError:
+                    return Arrival.END
+            packet, extra, cut, _ = packets[0]
             reader = self._exchange.reader
-            if extra or cut & CUT:
+            interrupted, self._decoding = self._decoding, True
+            if interrupted:  # what came along has been given back
+                frame: Frame | bytes | None = unpack(packet, [], reader, lost=True)
+            elif extra or cut & CUT:
                 frame = unpack_extra(packet, extra, cut, reader)
             elif packet:
                 frame = unpack(packet, [], reader)
             else:
-                return Arrival.END
+                frame = packet
+            self._decoding = False
+            del packets[0]
             if isinstance(frame, Frame):
+                self.unhandled = frame
                 return frame
             return Arrival.FOREIGN if frame is None else Arrival.END
 

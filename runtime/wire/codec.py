@@ -1,12 +1,9 @@
-"""Python values to bytes and buffers, and back.
+"""Serializer: Python values to a pickle and out-of-band buffers, and back.
 
-Guarantees: a value is encoded once, however many ranks will read it; buffers of at least
-`BUFFER_THRESHOLD` bytes (tensors, arrays, anything that offers protocol-5 buffers) are not copied
-into the pickle, and neither are large ``bytes``; what is decoded from a private mapping may be
-written in place. Classes and functions defined in ``__main__`` or in a notebook travel by value,
-everything importable by name. torch is used only where the process has already imported it.
-
-Left to others: what becomes of tensors (`tensors`); where the bytes go (`frames`, `arena`).
+Guarantees: buffers of at least `BUFFER_THRESHOLD` bytes (tensors, arrays, anything with protocol-5
+buffers) and large ``bytes`` are not copied into the pickle. Classes and functions defined in
+``__main__`` or in a notebook travel by value, everything importable by name. torch is used only if
+the process has imported it.
 
 Prior art: protocol 5 (PEP 574); cloudpickle for what has no importable name.
 """
@@ -32,7 +29,7 @@ BUFFER_THRESHOLD = 16 * 1024
 
 
 _LARGE = 64 * 1024
-"""Bytes from which the pickler hands a ``bytes`` object on as it is instead of copying it."""
+"""Bytes from which the pickler passes a ``bytes`` object to `write` without copying it."""
 
 
 @dataclass(slots=True)  # frozen, it would take three times as long to make
@@ -43,7 +40,7 @@ class Encoded:
     buffers: tuple[memoryview, ...] = ()
 
     def small(self, limit: int) -> bytes | None:
-        """Return the pickle in one piece if it has no more than *limit* bytes."""
+        """Return the pickle in one piece if it has at most *limit* bytes, else None."""
         chunks = self.chunks
         if len(chunks) == 1 and type(chunks[0]) is bytes:
             return chunks[0] if len(chunks[0]) <= limit else None
@@ -61,7 +58,7 @@ class Encoded:
 
 
 class _Chunks(list[Any]):
-    """What a pickler writes to. Large objects arrive as they are, uncopied."""
+    """A pickler's file. Large objects arrive uncopied."""
 
     write = list[Any].append
 
@@ -86,7 +83,7 @@ def encode(value: object, what: str) -> Encoded:
         before = b""
         for chunk in chunks:
             if _size(chunk) >= _LARGE and _announces(before, chunk):
-                before = b""  # to search it would take longer than to copy it
+                before = b""  # to search it takes longer than to copy it
             elif b"__main__" in chunk:
                 break
             else:
@@ -113,10 +110,9 @@ def _size(chunk: bytes | bytearray | memoryview) -> int:
 
 
 def _announces(before: bytes, chunk: bytes) -> bool:
-    """Whether *before* ends with the opcode and the size of *chunk*, which then is no pickle.
+    """Whether *before* ends with the opcode and the size of *chunk*, which then is data.
 
-    Nothing else tells one from the other. Pickle too may come in chunks of any size: a number is
-    never set apart, and two texts of just less than `_LARGE` share a chunk with what is between.
+    Opcodes may come in chunks of any size too: two texts just below `_LARGE` share one.
     """
     size = _size(chunk).to_bytes(8, "little")
     return (before[-5:-4] in _SHORT and before[-4:] == size[:4]) or (
@@ -137,8 +133,8 @@ def _dumps(value: object, keep_in_band: Callable[[pickle.PickleBuffer], Any]) ->
 
 
 def _holds_large(value: Any) -> bool:
-    """Whether large bytes lie on the surface of *value*; deeper ones are copied once more."""
-    whole = value  # keeps its type: what isinstance makes of Any, one checker does not know
+    """Whether there are large bytes at the surface of *value*; deeper ones are copied once more."""
+    whole = value  # stays Any; isinstance would narrow it
     if isinstance(value, tuple):
         for each in whole:  # noqa: SIM110  # any() takes three times as long
             if each.__class__ not in _PLAIN and _holds_large(each):
@@ -176,12 +172,7 @@ def _dumps_by_value(
 def encode_by_value(
     value: object, what: str, make: Callable[..., Any] = cloudpickle.Pickler
 ) -> bytes:
-    """Return *value* pickled whole, without buffers; for what is sent once and kept.
-
-    Args:
-        value: As above.
-        what: As below.
-        make: A subclass of cloudpickle's pickler.
+    """Return *value* pickled by cloudpickle, or its subclass *make*, without buffers.
 
     Raises:
         NotPicklable: it cannot travel; *what* names it in the message.

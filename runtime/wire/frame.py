@@ -1,11 +1,7 @@
-"""One message on the wire between the driver and one worker, as it is received.
+"""Frame: decodes one packet between the driver and one worker.
 
-Guarantees: a frame comes in one packet of a sequenced-packet socket, so it arrives whole or not at
-all; what is not a frame of ours decodes to nothing, never to an exception. Small frames in a row
-may share a packet (`bundle`).
-
-Left to others: the numbers (`wire`), bodies too large for a packet (`far`), and making packets
-(`payload`).
+A frame is one packet of a sequenced-packet socket, so it arrives whole or not at all; a malformed
+packet decodes to None, not to an exception. Small frames in a row may share a packet (`bundle`).
 """
 
 from __future__ import annotations
@@ -45,10 +41,10 @@ _FILES: Final = (Kind.SAVED, Kind.RESTORE)  # of these the file itself is wanted
 
 
 class Frame:
-    """One message, whose body came in the packet.
+    """One message, with its body in the packet.
 
     Attributes:
-        incarnation: Whose reply it is; for a call the round it was sent in.
+        incarnation: That of the rank that replies; for a call the round it was sent in.
         extra: For a call the rank whose value is wanted, or `EVERY_RANK`; for an item its number;
             for `Kind.MORE` how many items are wanted in all.
     """
@@ -74,35 +70,33 @@ class Frame:
         self.body = body
 
     def value(self) -> Any:
-        """Return the decoded body, once; gives back what came along.
+        """Return the decoded body, once, and release descriptors and arena slot.
 
         Raises:
-            ValueError: a large message does not lie where the frame says.
+            ValueError: a large body is not where the frame says.
             RuntimeFault: its descriptor could not be received.
             Exception: whatever decoding raises.
         """
         return loads(self.body) if self.body else None
 
     def large(self) -> memoryview | None:
-        """Return what of the body lies elsewhere, once; None where it is all in the packet.
-
-        They stay until the view has died.
+        """Return the out-of-band part of the body, once; None if there is none.
 
         Raises:
-            ValueError: they do not lie where the frame says.
+            ValueError: it is not where the frame says.
         """
         return None
 
     def drop(self) -> None:
-        """Give back what came along."""
+        """Release descriptors and arena slot."""
 
 
 class FarFrame(Frame):
-    """One message whose body lies elsewhere; the packet says where.
+    """One message with an out-of-band body, in an arena or a memory file.
 
     Attributes:
-        fds: Descriptors that came along; whoever decodes or drops the frame closes them.
-        lender: What a message in an arena is read through and given back to; None once it has been.
+        fds: Received descriptors; closed when the frame is decoded or dropped.
+        lender: The reader of the arena; None once the slot has been returned.
     """
 
     __slots__ = ("_view", "fds", "lender")
@@ -116,13 +110,16 @@ class FarFrame(Frame):
     def value(self) -> Any:
         """See `Frame.value`."""
         if self.flags & Flag.LOST:
-            msg = "a message was lost: this process has no descriptor free; raise `ulimit -n`"
+            msg = (
+                "a message was lost: this process has no descriptor free (raise `ulimit -n`), or an"
+                " exception was thrown into the thread that read it"
+            )
             raise RuntimeFault(msg)
         return decode_far(self.large(), self.near)
 
     @property
     def near(self) -> bytes:
-        """What of the body came in the packet; empty where nothing did."""
+        """The part of the body in the packet; may be empty."""
         return self.body[IN_FILE.size if self.flags & Flag.FILE else IN_ARENA.size :]
 
     def large(self) -> memoryview:
@@ -142,14 +139,11 @@ class FarFrame(Frame):
             self.drop()
 
     def bring_home(self) -> None:
-        """Take the body out of its file: of answers nobody has asked for yet there may be many.
-
-        As many descriptors were gone once: further answers could not be received, and were lost.
-        """
+        """Map the body and close its file: unread answers must not use up the descriptors."""
         try:
             view = read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
         except (MemoryError, OSError, ValueError):
-            return  # whoever asks for it is told
+            return  # `value` raises it
         self.drop()
         self._view = view
 
@@ -163,27 +157,24 @@ class FarFrame(Frame):
             lender.give_back(IN_ARENA.unpack_from(self.body)[0])
 
     def __del__(self) -> None:
-        if self.fds or self.lender is not None:  # an answer nobody ever asked for
+        if self.fds or self.lender is not None:  # an answer that was never read
             self.drop()
 
 
 def call_id_of(packet: bytes) -> int:
-    """Return which call one of our own packets belongs to."""
+    """Return the call id of a packet that this process made."""
     call_id: int = HEADER.unpack_from(packet)[4]
     return call_id
 
 
 def bundle(packets: Sequence[bytes]) -> bytes:
-    """Return one packet that holds *packets*, on which no descriptor rides.
-
-    Together they have at most `BUNDLE_LIMIT` bytes.
-    """
+    """Return one packet that holds *packets*: at most `BUNDLE_LIMIT` bytes, no descriptors."""
     head = HEADER.pack(MAGIC, Kind.BUNDLE, Flag.NONE, 0, 0, 0, len(packets))
     return head + struct.pack(f"<{len(packets)}I", *map(len, packets)) + b"".join(packets)
 
 
 def unbundle(frame: Frame, lender: ArenaReader | None) -> list[Frame] | None:
-    """Return the frames in a frame of kind `Kind.BUNDLE`, or None where it holds something else."""
+    """Return the frames in a frame of kind `Kind.BUNDLE`; None if it is malformed."""
     body = memoryview(frame.body)
     at = 4 * frame.extra
     if not 0 < at < len(body):
@@ -203,7 +194,7 @@ def unpack(
 ) -> Frame | None:
     """Return the frame in *packet*, or None (its descriptors closed) where it is not one.
 
-    Where descriptors were *lost* on the way, the frame has the flag `Flag.LOST`.
+    Where what comes along was *lost* on the way, the frame has the flag `Flag.LOST`.
     """
     if len(packet) >= _HEAD:
         magic, kind, flags, epoch, call_id, incarnation, extra = _read_head(packet)
@@ -223,13 +214,13 @@ def unpack(
 
 
 def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | bytes | None:
-    """Return the next frame, ``b""`` at the end of the stream, or None for a foreign packet.
+    """Return the next frame, ``b""`` at the end of the stream, or None for a malformed packet.
 
-    *lender* is what messages in the peer's arena are read through; without one they are foreign.
+    *lender* reads the peer's arena; without one messages there are malformed.
 
     Raises:
         BlockingIOError: nothing to read on a non-blocking socket.
-        ConnectionResetError: the peer died with unread input; read on, its last words follow.
+        ConnectionResetError: the peer died with unread input; its last packets follow.
     """
     packet, ancillary, cut, _ = sock.recvmsg(PACKET_LIMIT, ANCILLARY, CLOSE_ON_EXEC)
     if not ancillary and not cut & CUT:
@@ -240,7 +231,7 @@ def receive(sock: socket.socket, lender: ArenaReader | None = None) -> Frame | b
 def unpack_extra(
     packet: bytes, ancillary: list[tuple[int, int, bytes]], cut: int, lender: ArenaReader | None
 ) -> Frame | bytes | None:
-    """Return what `receive` does of a packet with which more came, or which was *cut*."""
+    """Return what `receive` does, for a packet with ancillary data, or that was *cut*."""
     fds: list[int] = []
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -261,15 +252,18 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
 
 
 def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
-    """Whether *far* came with what its flags say; sees to its lender."""
+    """Whether *far* came with what its flags say; sets its lender."""
     match far.flags & LARGE:
         case Flag.FILE if lost and not far.fds:
-            # Its call must still be answered: to drop the frame would leave it waiting.
+            # Not malformed: its call must still be answered.
             far.flags |= Flag.LOST
             return len(far.body) >= IN_FILE.size
         case Flag.FILE:
             return len(far.fds) == 1 and len(far.body) >= IN_FILE.size
         case Flag.ARENA if not far.fds and len(far.body) >= IN_ARENA.size:
+            if lost:
+                far.flags |= Flag.LOST
+                return True
             far.lender = lender
             return lender is not None
         case _:

@@ -1,24 +1,13 @@
-"""Outgoing message: a body that travels inline, in an arena slot or in a memfd.
+"""Outgoing message: a body that travels in the packet, in an arena slot or in a memory file.
 
-A body on its way out: encoded once, sent as often and to as many as it must.
+Guarantees: a body is encoded once, whatever the number of receivers. A large one is copied once,
+into the sender's arena or, without room there, into a fresh sealed memory file whose descriptor
+rides on the packet; it is refused before its first byte is written if memory is short. Readers get
+private views. A malformed body raises on decoding.
 
-Guarantees: a large body is copied when the payload is made, into the sender's arena or a memory
-file of its own; `close` lets go of it, and who has been sent it keeps it.
-
-Left to others: how large bodies are laid out (`far`), and sending (`frames.send`).
-
-Bodies too large for a packet: written once, into memory that every reader maps.
-
-Guarantees: such a body lies in the sender's arena, or, where that has no room or there is none, in
-a fresh sealed memory file whose descriptor rides on the packet. It is refused before its first
-byte is written where there is not memory enough. A reader gets a private view of either: writing in
-place changes nobody else's data. What claims to be such a body and is not ends in an exception.
-
-What goes far away is the buffers. The pickle that refers to them stays in the packet, behind a
-table: how many buffers there are, and (offset, size) of each. So a reader that does not look at its
-arguments touches no page of them. A pickle that is itself too large for the packet goes with the
-buffers, as the first of the parts that the table tells of; then the table lies before them, and
-the packet says nothing.
+Layout: only the buffers are out of band. The pickle that refers to them stays in the packet, behind
+a table of (offset, size), so a reader that does not use its arguments touches no page of them. A
+pickle too large for the packet goes out of band as the first part; the table then precedes it.
 """
 
 from __future__ import annotations
@@ -55,9 +44,9 @@ _NO_MEMORY = (errno.ENOMEM, errno.ENOSPC, errno.EFBIG)
 def lay_buffers_out(
     encoded: Encoded, limit: int
 ) -> tuple[bytes, list[memoryview], list[int], int] | None:
-    """Return what stays in a packet with room for *limit* bytes, and the rest as `lay_out` does.
+    """Return the part for a packet with room for *limit* bytes, and the rest as `lay_out` does.
 
-    None where the pickle is too large for that, or there is nothing else.
+    None if the pickle is too large for it, or there are no buffers.
     """
     buffers = encoded.buffers
     room = limit - _COUNT.size - len(buffers) * _ENTRY.size
@@ -76,7 +65,7 @@ def lay_buffers_out(
 
 
 def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
-    """Return what all of it together consists of, where each piece begins, and its size."""
+    """Return all parts of *encoded*, the offset of each, and the size in all."""
     count = 1 + len(encoded.buffers)
     end = _COUNT.size + count * _ENTRY.size
     chunks = [memoryview(chunk) for chunk in encoded.chunks]
@@ -100,10 +89,10 @@ def write_file(
     size: int,
     name: str = "phalanx-message",
 ) -> int:
-    """Return a sealed memory file, shown as *name*, with the body in it.
+    """Return a sealed memory file called *name* with the body in it.
 
     Raises:
-        MessageTooLarge: there is not memory enough; it says for how much there is.
+        MessageTooLarge: there is not enough memory; it says for how much there is.
     """
     file = new_message_file(size, name)
     try:
@@ -124,7 +113,7 @@ def new_message_file(size: int, name: str = "phalanx-message") -> int:
     """Return an empty memory file for a body of *size* bytes.
 
     Raises:
-        MessageTooLarge: there is not memory enough for it.
+        MessageTooLarge: there is not enough memory.
     """
     room = writable_bytes(size)
     if size > room:
@@ -143,17 +132,17 @@ def new_message_file(size: int, name: str = "phalanx-message") -> int:
 
 
 def seal_message_file(file: int) -> int:
-    """Make *file* one that nobody can change any more, its readers included; return it."""
+    """Seal *file* against every change; return it."""
     seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
     fcntl.fcntl(file, fcntl.F_ADD_SEALS, seals)
     return file
 
 
 def read_file(file: int, size: int) -> memoryview:
-    """Return the body in *file*, to be written in place as one likes; *file* may be closed then.
+    """Return a private view of the body in *file*, which may be closed then.
 
     Raises:
-        ValueError: no body of that size can lie in it.
+        ValueError: it is smaller, or not sealed.
         MemoryError: this process has no room for it.
     """
     seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
@@ -169,7 +158,7 @@ def decode_far(body: memoryview, near: bytes = b"") -> Any:
     """Return the value in *body*, of which *near* came in the packet.
 
     Raises:
-        ValueError: its table makes no sense.
+        ValueError: its table is malformed.
         Exception: whatever decoding raises.
     """
     if near:
@@ -180,7 +169,7 @@ def decode_far(body: memoryview, near: bytes = b"") -> Any:
 
 
 def _read_table(table: bytes | memoryview, body: memoryview) -> tuple[list[memoryview], int]:
-    """Return the parts of *body* that *table* tells of, and where it ends."""
+    """Return the parts of *body* that *table* lists, and the end of the table."""
     room = len(table)
     count = _COUNT.unpack_from(table)[0] if room >= _COUNT.size else 0
     end = _COUNT.size + count * _ENTRY.size
@@ -210,12 +199,12 @@ _write_head = HEADER.pack
 
 @dataclass(slots=True)
 class Payload:
-    """A body ready to be sent, as often and to as many as it must.
+    """An encoded body, to be sent any number of times.
 
     Attributes:
-        tail: What follows the header: the body, or where a large one lies.
-        file: The memory file of a large body that lies in one of its own, or None.
-        extent: The place of one that lies in an arena, or None.
+        tail: The bytes after the header: the body, or its place.
+        file: The memory file of a large body, or None.
+        extent: Its place in an arena, or None.
     """
 
     flags: int
@@ -225,10 +214,10 @@ class Payload:
 
     @classmethod
     def of(cls, encoded: Encoded | None, arena: Arena | None = None) -> Payload:
-        """Return *encoded* as a payload; a large one is copied now: later changes do not show.
+        """Return *encoded* as a payload; a large body is copied now.
 
         Raises:
-            MessageTooLarge: there is not memory enough for it; nothing was written.
+            MessageTooLarge: there is not enough memory; nothing was written.
         """
         if encoded is None:
             return cls(Flag.NONE, b"")
@@ -248,22 +237,22 @@ class Payload:
 
     @classmethod
     def in_arena(cls, extent: Extent, size: int, near: bytes = b"") -> Payload:
-        """Return the *size* bytes that have been written to *extent*, with *near* beside them."""
+        """Return the payload of *size* bytes in *extent*, and *near* in the packet."""
         tail = IN_ARENA.pack(extent.slot, extent.start, size) + near
         return cls(Flag.ARENA, tail, extent=extent)
 
     @classmethod
     def in_file(cls, file: int, size: int, near: bytes = b"") -> Payload:
-        """Return the *size* bytes in a sealed memory file, which is closed with the payload."""
+        """Return the payload of *size* bytes in a sealed memory file, which it owns."""
         return cls(Flag.FILE, IN_FILE.pack(size) + near, file)
 
     def lend(self, borrower: Borrower) -> None:
-        """Count the message as read by *borrower*; before each time it is sent."""
+        """Count the message as lent to *borrower*; before each time it is sent."""
         if self.extent is not None:
             self.extent.lend(borrower)
 
     def take_back(self, borrower: Borrower) -> None:
-        """Count it as not read by *borrower*, for it could not be sent."""
+        """Undo `lend`: it could not be sent."""
         if self.extent is not None:
             borrower.take_back(self.extent.slot)
 
@@ -282,18 +271,18 @@ class Payload:
         return _write_head(MAGIC, kind, flags, epoch, call_id, incarnation, extra) + self.tail
 
     def close(self) -> None:
-        """Let go of the memory; who has been sent it keeps it."""
-        if self.file is not None:
-            os.close(self.file)
-            self.file = None
-        if self.extent is not None:
-            self.extent.let_go()
-            self.extent = None
+        """Release the memory; receivers keep it."""
+        file, self.file = self.file, None
+        if file is not None:
+            os.close(file)
+        extent, self.extent = self.extent, None
+        if extent is not None:
+            extent.let_go()
 
 
 def call_packet(  # noqa: PLR0917  # as they stand in the header
     payload: Payload, flags: int, epoch: int, call_id: int, round_: int, extra: int
 ) -> bytes:
-    """Return the packet of a call: what `Payload.packet` makes, more quickly."""
+    """Return the packet of a call, as `Payload.packet` does, faster."""
     flags |= payload.flags
     return _write_head(MAGIC, Kind.CALL, flags, epoch, call_id, round_, extra) + payload.tail

@@ -1,22 +1,21 @@
-"""A page that one worker and the driver share: what the worker has begun, and what is withdrawn.
+"""Progress page: shared memory in which a worker notes the call it begins, and the driver cancels.
 
-Guarantees: after a worker's death the driver can read which call it had begun last; a collective
-call that the driver withdraws is begun by no worker, and one that any worker has begun stays valid
-for all. No lock: each word has one writer.
+Guarantees: after a worker's death the driver can read which call it began last; a collective call
+that the driver cancels is begun by no worker, and one that any worker has begun stays valid for
+all. There is no lock: each word has one writer.
 
-Withdrawals come in rounds. A collective call carries the round it was sent in. When round k
+Cancellation works in rounds. A collective call carries the round it was sent in. When round k
 begins, the calls of earlier rounds stay valid up to the highest one that any rank has begun
 (``limits[k]``), and those behind it are void. A worker that is about to be stopped is *closed* in
-such a round: nothing at all that it had not begun is begun any more.
+such a round: it begins nothing more.
 
 The worker stores *begun*, then loads *round*; the driver stores *round*, then loads *begun*, and
 only then the limit, which is open until then. Either the driver sees the call, whose limit then
-includes it, or the worker sees the round, and waits for the limit to learn whether its call is
-valid. So no two workers judge one call differently, provided that neither pair is reordered. The
-worker must not pay for a barrier on every call, so the driver pays for both: ``membarrier(2)`` runs
-a full barrier on every processor that runs a worker. That holds on x86-64 and ARM64 alike. Without
-the system call (very old kernels) the driver sleeps a few milliseconds instead, far longer than any
-store buffer holds a store.
+includes it, or the worker sees the round, and waits for the limit. So no two workers judge one call
+differently, provided that neither pair is reordered. The worker must not pay for a barrier on every
+call, so the driver pays for both: ``membarrier(2)`` runs a full barrier on every processor that
+runs a worker, on x86-64 and ARM64 alike. Without that system call the driver sleeps a few
+milliseconds, far longer than any store buffer holds a store.
 
 Source: the asymmetric fence of ``membarrier(2)``; Dekker's flags.
 """
@@ -43,8 +42,8 @@ _REGISTER_GLOBAL_EXPEDITED = 1 << 2
 _BEGUN, _FINISHED, _ROUND, _BEGUN_AT, _SERVED, _CLOSED, _SAVING, _SPIN = range(8)
 _LIMITS = 8  # where the limits of the latest rounds begin
 _KEPT = 256  # rounds whose limit is kept; a call older than that is void
-_OPEN = (1 << 64) - 1  # in place of a limit that the driver has not settled yet
-_LOOK = 5e-5  # seconds between two looks for it; the driver takes less
+_OPEN = (1 << 64) - 1  # a limit that the driver has not set yet
+_POLL = 5e-5  # seconds between two reads of it; the driver takes less
 
 
 class Board:
@@ -80,10 +79,7 @@ class Board:
         return words[_ROUND]
 
     def is_void(self, call_id: int, sent_in: int, current: int, *, collective: bool) -> bool:
-        """Whether *call_id*, sent in an earlier round, has been withdrawn.
-
-        Waits for the driver where it is about to settle that.
-        """
+        """Whether *call_id*, sent in an earlier round, is cancelled; waits for an open limit."""
         if self._words[_CLOSED]:
             return True
         if not collective:
@@ -91,41 +87,38 @@ class Board:
         if current - sent_in >= _KEPT:
             return True
         at = _LIMITS + (sent_in + 1) % _KEPT
-        # No deadline: the driver settles it at once, and takes this process with it when it dies.
+        # No deadline: the driver sets it at once, and this process dies with the driver.
         while (limit := self._words[at]) == _OPEN:
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
         return call_id > limit
 
     def save(self, call_id: int) -> None:
-        """Publish that *call_id* has run, and that the worker's state is being stored with it."""
+        """Publish that *call_id* has run and that the state is being stored."""
         words = self._words
         words[_BEGUN_AT] = time.monotonic_ns()
         words[_SAVING] = call_id
 
     def finish(self, call_id: int, *, served: bool = True) -> None:
-        """Publish that *call_id* has ended in this worker, or was void (not *served*)."""
+        """Publish that *call_id* has ended, or was void (not *served*)."""
         words = self._words
         words[_FINISHED] = call_id
         words[_SERVED] += served
 
     @property
     def spin(self) -> float:
-        """For how many seconds to look for the next message before sleeping."""
+        """Seconds to poll for the next message before blocking."""
         return self._words[_SPIN] and self._words[_SPIN] / 1e9
 
     def rest(self) -> None:
-        """Publish that the call under way waits for its taker: its time stands still."""
+        """Publish that the stream waits for its items to be taken: its time stops."""
         self._words[_BEGUN_AT] = 0
 
     def go_on(self) -> None:
-        """Publish that the call under way begins anew to take its time, with another item."""
+        """Publish that the stream makes its next item: its time begins anew."""
         self._words[_BEGUN_AT] = time.monotonic_ns()
 
     def retract(self, call_id: int) -> None:
-        """Publish that *call_id* was the last to begin after all.
-
-        For who keeps the page of a worker elsewhere, and learns that it had said too much.
-        """
+        """Publish that *call_id* was begun last after all; for the proxy of a remote worker."""
         self._words[_BEGUN] = call_id
 
     # the driver's side
@@ -142,7 +135,7 @@ class Board:
 
     @property
     def saving(self) -> int:
-        """The call with which the worker's state was stored last, or is being; 0 for none."""
+        """The call with which the state was, or is being, stored last; 0 for none."""
         return self._words[_SAVING]
 
     @property
@@ -152,36 +145,35 @@ class Board:
 
     @property
     def begun_at(self) -> float:
-        """When the call begun last began, or the storing of the state behind it.
+        """Monotonic time in seconds at which the last call, its next item or its `save` began.
 
-        In seconds on the monotonic clock; for a stream, when it began to make its next item. 0.0
-        for none, and while a stream waits for its taker.
+        0.0 for none, and while a stream waits for its items to be taken.
         """
         return self._words[_BEGUN_AT] / 1e9
 
     def let_spin(self, seconds: float) -> None:
-        """Have the worker look for its next message for so long before it sleeps."""
+        """Set `spin`."""
         self._words[_SPIN] = round(seconds * 1e9)
 
     def enter(self, round_: int) -> None:
-        """Set the round of a worker that has been sent nothing yet."""
+        """Set the round."""
         self._words[_ROUND] = round_
 
     def limit(self, round_: int, call_id: int) -> None:
-        """Say up to which call earlier rounds stay valid once *round_* begins."""
+        """Set the last call of earlier rounds that stays valid once *round_* begins."""
         self._words[_LIMITS + round_ % _KEPT] = call_id
 
     def shut(self) -> None:
-        """Have the round that begins next withdraw everything that this worker has not begun."""
+        """Close this worker: the next round cancels every call that it has not begun."""
         self._words[_CLOSED] = 1
 
     @property
     def is_shut(self) -> bool:
-        """Whether `withdraw` has voided all that the worker had not begun."""
+        """Whether this worker is closed."""
         return bool(self._words[_CLOSED])
 
     def close(self) -> None:
-        """Give the page back."""
+        """Unmap and close the page."""
         if self.fd >= 0:
             self._words.release()
             self._map.close()
@@ -190,11 +182,10 @@ class Board:
 
 
 def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()) -> int:
-    """Begin *round_*: void the collective calls of earlier ones that no worker has begun.
+    """Begin *round_*: cancel the collective calls of earlier rounds that no worker has begun.
 
-    For those of *boards* that are *shut* it voids every call that they have not begun. Returns the
-    last call that any worker has begun, *reached* where none has begun a later one. Calls up to
-    that one stay valid for all, those behind it are void for all.
+    For those of *boards* in *shut* every call that they have not begun is cancelled. Returns the
+    last call that any worker has begun, at least *reached*: it and earlier ones stay valid for all.
     """
     for board in boards:
         board.limit(round_, _OPEN)
@@ -205,7 +196,7 @@ def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[
         for board in boards:
             board.enter(round_)
         _fence()
-    finally:  # whatever happens, no worker waits for ever
+    finally:  # no worker may wait for ever
         reached = max((reached, *(board.begun for board in boards)))
         for board in boards:
             board.limit(round_, reached)
@@ -213,9 +204,9 @@ def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[
 
 
 def withdraw_behind(board: Board, round_: int, reached: int) -> None:
-    """Begin *round_* on one page: void the collective calls of earlier ones behind *reached*.
+    """Begin *round_* on one page: cancel the collective calls of earlier rounds behind *reached*.
 
-    On return the worker either sees that or has shown, in `begun`, what it began before.
+    On return the worker either sees that, or `begun` shows what it began before.
     """
     board.limit(round_, reached)
     _fence()
@@ -230,7 +221,7 @@ def _fence() -> None:
 
 
 def register_worker() -> None:
-    """Let the driver's fences reach this process; called once when a worker starts."""
+    """Register this process, a worker, for the driver's fences."""
     _membarrier(_REGISTER_GLOBAL_EXPEDITED)
 
 

@@ -1,12 +1,7 @@
-"""What stands on the wire between the driver and one worker: header, kinds, flags and limits.
+"""Protocol constants of the call and control sockets: header, kinds, flags and limits.
 
-Guarantees: both ends, and the bridge between machines, read the same numbers here.
-
-Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation alone, so a
-call needs no incarnation and carries in its place the round it was sent in (`board`): one
-encoding serves every rank.
-
-Left to others: reading it (`frames`) and writing it (`payload`).
+Every frame carries call id, epoch and incarnation. A socket belongs to one incarnation, so a call
+carries in its place the round it was sent in (`progress_page`): one encoding serves every rank.
 """
 
 from __future__ import annotations
@@ -30,7 +25,7 @@ PACKET_LIMIT: Final = HEADER.size + INLINE_LIMIT + 4096
 EVERY_RANK: Final = 0xFFFFFFFF
 
 ANCILLARY: Final = socket.CMSG_SPACE(4 * 4)
-"""Bytes of room for descriptors that ride on a packet."""
+"""Bytes of room for the descriptors of a packet."""
 
 # Plain integers: arithmetic on an `IntFlag` takes a microsecond.
 CLOSE_ON_EXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
@@ -38,7 +33,7 @@ CUT: Final = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 class Kind:
-    """What a frame says. Plain integers: to look a member of an enum up takes as long as a call."""
+    """Kind of a frame. Plain integers: the lookup of an enum's member costs as much as a call."""
 
     CALL: Final[int] = 1
     STOP: Final[int] = 2
@@ -76,25 +71,25 @@ class Kind:
 
 
 class Flag:
-    """How a frame is to be read."""
+    """Flags of a frame."""
 
     NONE: Final[int] = 0
-    FILE: Final[int] = 1  # the body lies in the memory file whose descriptor came along
-    COLLECTIVE: Final[int] = 2  # withdrawn through the board if not yet begun
+    FILE: Final[int] = 1  # the body is in the memory file whose descriptor came along
+    COLLECTIVE: Final[int] = 2  # cancelled through the progress page if not begun
     HELD: Final[int] = 2  # an error after which the worker waits for `Kind.GO_ON`
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
-    BROKEN: Final[int] = 8  # an error out of a broken process group: a death may be behind it
-    MARKED: Final[int] = 8  # a call with which the worker's state is stored, before its answer
-    ARENA: Final[int] = 16  # the body lies in the sender's arena
-    LOST: Final[int] = 64  # set on arrival: no descriptor was free here for the body's
-    STREAM: Final[int] = 32  # what the method returns is iterated, and its items are sent
-    PACED: Final[int] = 128  # the next call waits elsewhere: `Kind.PASSED` lets it come
+    BROKEN: Final[int] = 8  # an error of a broken process group: a death may be its cause
+    MARKED: Final[int] = 8  # the worker's state is stored with this call, before its answer
+    ARENA: Final[int] = 16  # the body is in the sender's arena
+    LOST: Final[int] = 64  # set on receipt: no descriptor was free for the body's
+    STREAM: Final[int] = 32  # the result is iterated, and its items are sent
+    PACED: Final[int] = 128  # the next call is sent after `Kind.PASSED`
 
 
 IN_FILE = struct.Struct("<Q")
-"""Where a body lies in a memory file: its size."""
+"""Place of a body in a memory file: its size."""
 
 IN_ARENA = struct.Struct("<IQQ")
-"""Where a body lies in an arena: slot, start, size."""
+"""Place of a body in an arena: slot, start, size."""
 
 LARGE: Final = Flag.FILE | Flag.ARENA

@@ -1,8 +1,8 @@
-"""An exception on its way from a worker to a caller.
+"""Remote exception: an exception on its way from a worker to a caller.
 
-Guarantees: it always travels, with its type where what it holds can be pickled and its class is
-known where it arrives: an ``__init__`` whose parameters are not `args` is not called again. Else it
-is told of by its name, its text and its traceback; what claims to be one and is not, as that.
+Guarantees: it always travels, with its type if it can be pickled and its class is known to the
+reader; an ``__init__`` whose parameters are not `args` is not called again. Otherwise its name,
+text and traceback travel.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ class RemoteFailure:
     """An exception on its way to the caller.
 
     Attributes:
-        pickled: The exception itself, or None where it cannot be pickled.
-        bare: The same for when the class's own ``__reduce__`` turns out not to work; None where
-            that would be no other.
+        pickled: The exception itself; None if it cannot be pickled.
+        bare: The same without the class's own ``__reduce__``, in case that fails; None if equal.
         trace: The formatted traceback, causes included.
-        directive: What was decided about the worker for it; empty for nothing.
+        directive: The decider's directive for the worker; empty for none.
     """
 
     type_name: str
@@ -65,7 +64,7 @@ class RemoteFailure:
 
     @classmethod
     def read(cls, frame: Frame) -> RemoteFailure:
-        """Return what *frame* carries; where it cannot be read or is none, why that is so."""
+        """Return the failure in *frame*, or the error of decoding it."""
         try:
             failure = frame.value()
         except Exception as error:  # noqa: BLE001  # no message of a worker's ends the driver
@@ -76,7 +75,7 @@ class RemoteFailure:
 
     @property
     def headline(self) -> str:
-        """Its type and its text, as the last line of a traceback has them."""
+        """Its type and text, as in the last line of a traceback."""
         return f"{self.type_name}: {self.message}" if self.message else self.type_name
 
     def revive(self) -> BaseException:
@@ -88,8 +87,7 @@ class RemoteFailure:
                 error = pickle.loads(pickled)
             except (Exception, SystemExit):  # noqa: BLE001, S112  # it cannot be rebuilt so
                 continue
-            # What is no Exception (SystemExit, CancelledError, ...) means something to whoever
-            # catches it, and not this: a stand-in tells of it.
+            # A BaseException (SystemExit, CancelledError, ...) must not act on the caller.
             if isinstance(error, Exception):
                 return error
         return RemoteError(self.type_name, self.message, self.trace)
@@ -105,9 +103,8 @@ def _pickled(error: BaseException, *, bare: bool) -> bytes | None:
 def _pickler(bare: bool, *args: Any, **options: Any) -> Any:
     """Return a pickler whose exceptions are rebuilt without their ``__init__``.
 
-    The usual way calls the class with `args`, which is what was given to ``super().__init__``, and
-    no more than by chance what the class's own ``__init__`` takes. A class with a ``__reduce__`` of
-    its own is left to that, unless *bare*.
+    Pickle calls the class with `args`, which ``super().__init__`` was given, and which the class's
+    own ``__init__`` need not take. A ``__reduce__`` of the class is respected, unless *bare*.
     """
     make: Any = cloudpickle.Pickler  # it has no types
     pickler = make(*args, **options)

@@ -1,8 +1,7 @@
-"""Looking for a message before sleeping, where it has been worth it.
+"""Adaptive spinner: polls before blocking, where that has paid off.
 
-Guarantees: it ends after the time it is given; while looks find nothing they become rare, down to
-one in 256 waits; the first that finds something brings them back. So who serves calls that take
-their time, or shares a processor with whom it waits for, hardly looks at all.
+It ends after the given time; while polls find nothing they become rare, down to one in 256 waits;
+the first that finds something brings them back.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _T = TypeVar("_T")
-_LONGEST_PAUSE: Final = 255  # waits; so less than one in a hundred takes longer for a look in vain
+_LONGEST_PAUSE: Final = 255  # waits; less than one in a hundred spins in vain
 
 
 def _never() -> bool:
@@ -23,7 +22,7 @@ def _never() -> bool:
 
 
 class Spinner:
-    """One waiting place. Used by one thread at a time."""
+    """The state of one waiting place. Used by one thread at a time."""
 
     def __init__(self) -> None:
         self._pause = 0
@@ -32,9 +31,10 @@ class Spinner:
     def look(
         self, poll: Callable[[], _T], seconds: float, stop: Callable[[], bool] = _never
     ) -> _T | None:
-        """Return what *poll* returns, as soon as that is true, or after *seconds*, or on *stop*.
+        """Call *poll* until it returns something true, for *seconds*, or until *stop*; return that.
 
-        None where it is not worth it. *poll* must not wait; it should let other threads run.
+        Returns None without polling if that has not paid off. *poll* must not block; it should let
+        other threads run.
         """
         if self._left:
             self._left -= 1
@@ -44,7 +44,7 @@ class Spinner:
             if time.monotonic() >= until or stop():
                 self._pause = self._left = min(2 * self._pause + 1, _LONGEST_PAUSE)
                 return found
-            # Who is waited for may be due on this very processor once we sleep.
+            # The awaited process may need this processor.
             os.sched_yield()
         self._pause = 0
         return found

@@ -1,11 +1,9 @@
-"""How torch's values travel: through host memory, whatever device they were on.
+"""Tensor serialization: torch's values travel through host memory, whatever device they are on.
 
-Guarantees: a dense tensor is reduced to its bytes, which are not copied if they lie on the host
-already, in whatever order of dimensions, which is kept; attributes that were set on it travel
-along; a value from a GPU needs no GPU where it arrives. It lands on the device of the process
-that reads it, where that has said which that is (`land_on`: a worker says its lease), and on the
-host where it has not: so the driver never needs CUDA. Parameters, modules, sparse, nested and
-quantized tensors are made of such tensors or of their bytes, and travel alike. Two tensors that
+Guarantees: a dense tensor is reduced to its bytes, which are not copied if they are on the host, in
+whatever order of dimensions, which is kept; attributes set on it travel along; a value from a GPU
+needs no GPU at the reader: it lands on the device that `land_on` names (a worker's lease), or on
+the host. Parameters, modules, sparse, nested and quantized tensors travel alike. Two tensors that
 share a storage arrive with one each, as from a plain pickle.
 
 Prior art: `torch.multiprocessing.reductions`, which shares the device's memory instead; that ties

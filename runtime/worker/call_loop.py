@@ -1,10 +1,8 @@
-"""The main loop of a worker: one call after the other, until it is told to stop.
+"""Main loop of a worker: runs one call after the other.
 
-Guarantees: calls are served one at a time, in order; a call withdrawn before it began is never
-begun; an exception of a method is that call's answer and not the end of the worker; whatever ends
-the loop, the stop hook has run.
-
-Left to others: the start and the exit status (`worker_main`), the user's class (`Hosted`).
+Guarantees: calls run one at a time, in order; a call cancelled before it began is never begun; an
+exception of a method is that call's answer and does not end the worker; the stop hook runs however
+the loop ends.
 """
 
 from __future__ import annotations
@@ -12,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.memory.arena import ARENA_IDLE, ARENA_LONGEST
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.protocol import Flag, Kind
@@ -33,12 +31,12 @@ if TYPE_CHECKING:
 
     from .control import Link
     from .host import Hosted
-    from .replies import ReplyLine
-    from .termination import Doom
+    from .replies import ReplyQueue
+    from .termination import FatalExit
     from .tracing import ServerSpan
 
 
-class Serving:
+class CallLoop:
     """The main loop of one worker."""
 
     def __init__(
@@ -48,12 +46,12 @@ class Serving:
         *,
         board: Board,
         hosted: Hosted,
-        replies: ReplyLine,
+        replies: ReplyQueue,
         exchange: WorkerExchange,
-        doom: Doom,
+        fatal_exit: FatalExit,
     ) -> None:
         self._link = link
-        self._doom = doom
+        self._fatal_exit = fatal_exit
         self._board = board
         self._hosted = hosted
         self._replies = replies
@@ -62,7 +60,7 @@ class Serving:
         self._inbox = Inbox(data, exchange.reader, hosted.note_foreign)
 
     def run(self) -> int:
-        """Serve until told to stop; return the exit code."""
+        """Serve until a stop is requested; return the exit code."""
         hosted = self._hosted
         try:
             self._serve()
@@ -85,9 +83,9 @@ class Serving:
         return 0
 
     def _stop(self, reason: ExitReason) -> None:
-        # A second signal must not cut the stop hook short: the driver has a deadline for that.
+        # A second signal must not cut the stop hook short; the driver has a deadline for it.
         ignore_signals()
-        # Before the others see its connections close, which is long before the process has ended.
+        # Before the other ranks see its connections close.
         with contextlib.suppress(OSError):
             self._link.tell(Kind.ENDING)
         self._hosted.stop(reason)
@@ -97,34 +95,33 @@ class Serving:
         arena = self._arena
         board = self._board
         while True:
-            # Not while an answer is being computed: that needs the interpreter.
+            # Not while an answer is being computed on the other thread.
             if (spin := board.spin) and not self._replies.is_behind:
                 inbox.look(spin)
             if arena.is_warm:
-                self._trim_when_idle()
+                self._await_message()
             frame = inbox.take()
-            if self._doom.is_sealed:
-                self._doom.await_end()
+            if self._fatal_exit.is_ending:
+                self._fatal_exit.await_end()
             if frame is None or frame.kind == Kind.STOP:
-                return  # without a frame the driver is gone, or has only closed the group
+                return  # None: the driver is gone, or has closed the group
             if frame.kind == Kind.CALL:
                 self._call(frame)
             elif frame.kind == Kind.REFORM:
                 self._reform(frame)
 
-    def _trim_when_idle(self) -> None:
-        """Give idle memory back while no message comes; return when one is there."""
-        wait = ARENA_IDLE
-        while self._arena.is_warm and self._inbox.is_quiet(wait):
-            self._arena.trim()
-            wait = min(2 * wait, ARENA_LONGEST)  # the driver keeps what is left: look less often
+    def _await_message(self) -> None:
+        """Return when a message is there, or all memory has been given back."""
+        while (wait := self._arena.trim_if_idle(time.monotonic())) is not None:
+            if not self._inbox.is_quiet(wait):
+                return
 
     def _reform(self, frame: Frame) -> None:
         link = self._link
         link.enter(frame.epoch)
         try:
             self._hosted.reform(frame.value())
-        except Exception as error:  # noqa: BLE001  # maybe another rank died; the driver knows
+        except Exception as error:  # noqa: BLE001  # the driver handles it
             link.tell(Kind.NOT_REFORMED, RemoteFailure.of(error))
         else:
             link.tell(Kind.READY)
@@ -152,7 +149,7 @@ class Serving:
             if carrier:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
-            # Before the answer: so the driver finds the arguments' memory free for its next call.
+            # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:
                 self._stream(frame, result)
@@ -172,7 +169,7 @@ class Serving:
             self._replies.answer(frame, result)
             if spoilt is not None:
                 holds = spoilt.verdict.holds
-                self._doom.carry_out(spoilt)
+                self._fatal_exit.end_if_fatal(spoilt)
         if self._after_reply is not None:
             self._after_reply()
         board.finish(call_id)
@@ -190,20 +187,17 @@ class Serving:
 
     def _refuse(self, frame: Frame, error: BaseException) -> bool:
         """Answer with *error*; return whether this worker holds for it."""
-        failed = Failed(error, self._doom.weigh(error))
-        # The state behind an error for which the worker ends is none to go on from.
+        failed = Failed(error, self._fatal_exit.judge(error))
+        # The state after a fatal error is not stored.
         saves = frame.flags & Flag.MARKED and not failed.verdict.ends
         spoilt = self._save(frame) if saves else None
         self._replies.refuse(frame, failed)
         if spoilt is not None:
-            self._doom.carry_out(spoilt)
+            self._fatal_exit.end_if_fatal(spoilt)
         return failed.verdict.holds
 
     def _save(self, call: Frame) -> Failed | None:
-        """Store the state: first, so that whatever is answered has been stored.
-
-        Return what its hook raised, if it did.
-        """
+        """Store the state, before the answer; return the error of its hook, if any."""
         self._board.save(call.call_id)
         if call.flags & Flag.PACED:
             self._replies.tell_saving(call)
@@ -212,7 +206,7 @@ class Serving:
         except (Terminated, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
-            failed = Failed(error, self._doom.weigh(error))
+            failed = Failed(error, self._fatal_exit.judge(error))
             failure = encode(RemoteFailure.of(error), "the error")
             flags = Flag.HELD if failed.verdict.holds else Flag.NONE
             self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure), flags)

@@ -1,21 +1,10 @@
-"""Control socket of a worker, and the thread that answers probes of liveness.
+"""Control socket of a worker: messages to the driver beside replies, and liveness probes.
 
-A worker's birth, and its way back to its driver beside the answers to calls.
-
-Guarantees: what is told is sent before `Link.tell` returns; it may be told from any thread.
-
-Left to others: the answers to calls (`replies`), and the pulse's own thread (`pulse`).
-
-A worker's heartbeat from outside its main loop: one thread that answers when it is asked.
-
-Guarantees: whatever the main thread does, an interpreter that can run at all answers within its
-switch interval, and says where the main thread is. At rest the thread sleeps in the kernel: a
-heartbeat that nobody asked for would cost every worker a little, always. Signals are left to the
-main thread, but for the one that asks for stacks: so those of a worker whose main thread blocks
-signals, or is in the kernel where none reaches it, are still to be had.
-
-Left to others: asking, and what silence means (`health`). No answer is no proof of a hang: native
-code that holds the interpreter lock keeps this thread waiting too, and may be busy.
+One thread reads the socket and answers probes, whatever the main thread does: an interpreter that
+can run at all answers within its switch interval and says where the main thread is. At rest it
+sleeps in the kernel. Signals are left to the main thread, except the one that requests stacks: so
+a worker whose main thread blocks signals, or is in the kernel, can still write them. No answer is
+no proof of a hang: native code that holds the interpreter lock also stops this thread.
 """
 
 from __future__ import annotations
@@ -25,10 +14,10 @@ import queue
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime.distributed.gloo import end_gloo_connections, open_gloo_connections
+from phalanx.runtime.distributed.gloo import end_gloo_connections
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, receive, send
@@ -52,18 +41,13 @@ _OWN_FAULTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What a worker's heartbeat says.
+    """The answer to a liveness probe.
 
     Attributes:
         where: The calls its main thread is in, innermost first, as ``function (file:line)``.
-        connections: How many connections gloo has open, where that thread is in a collective
-            operation; None elsewhere, and where it is not known.
-        epoch: The one whose process group it is in, or is about to join.
     """
 
     where: tuple[str, ...] = ()
-    connections: int | None = None
-    epoch: int = 0
 
     @property
     def is_in_collective(self) -> bool:
@@ -72,58 +56,6 @@ class Pulse:
 
     def __str__(self) -> str:
         return self.where[0] if self.where else "no Python code"
-
-
-def keep_pulse(
-    control: socket.socket,
-    answer: Callable[[int, Pulse], None],
-    part: Callable[[int], None],
-    other: Callable[[Frame | None], None],
-) -> None:
-    """Answer every question that comes through *control* from now on, on a thread of its own.
-
-    Args:
-        control: Read by nobody else from now on.
-        answer: Sends the answer to the question of that number.
-        part: Frees the main thread from what it waits for in a group that is to be left for that
-            epoch.
-        other: Given every other message, and None at the end.
-    """
-    main = threading.main_thread().ident
-    assert main is not None
-    thread = threading.Thread(
-        target=_keep, args=(control, answer, part, other, main), name="phalanx-pulse", daemon=True
-    )
-    thread.start()
-
-
-def _keep(
-    control: socket.socket,
-    answer: Callable[[int, Pulse], None],
-    part: Callable[[int], None],
-    other: Callable[[Frame | None], None],
-    main: int,
-) -> None:
-    others = signal.valid_signals() - {STACKS, *_OWN_FAULTS}
-    signal.pthread_sigmask(signal.SIG_SETMASK, others)
-    try:
-        while not isinstance(frame := receive(control), bytes):
-            if frame is None:
-                continue  # none of ours
-            if frame.kind == Kind.ASK:
-                answer(frame.call_id, _pulse(main))
-            elif frame.kind == Kind.PART:
-                part(frame.epoch)
-            else:
-                other(frame)
-    except OSError:  # the user closed our descriptors: the end is near, and not ours to bring
-        pass
-    other(None)  # the driver is gone, or has let go of us
-
-
-def _pulse(main: int) -> Pulse:
-    pulse = Pulse(_where(main))
-    return replace(pulse, connections=open_gloo_connections()) if pulse.is_in_collective else pulse
 
 
 def _where(thread: int) -> tuple[str, ...]:
@@ -144,11 +76,11 @@ def _where(thread: int) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Boot:
-    """What a worker is told at its birth; pickled by name.
+    """Boot record of a worker; pickled by name.
 
     Attributes:
-        host: Given *blob* and a `Link`, returns what to host. Importable by name.
-        blob: What the layer above sends to itself.
+        host: Given *blob* and a `Link`, returns the host. Importable by name.
+        blob: A message of the layer above to itself.
     """
 
     rank: int
@@ -160,7 +92,7 @@ class Boot:
 
 @dataclass(slots=True)
 class Link:
-    """A worker's way back to its driver, beside the answers to calls.
+    """A worker's end of the control socket.
 
     Attributes:
         pid: Of the process that was started; a copy that it forks is another, and may not answer.
@@ -172,24 +104,18 @@ class Link:
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
     pid: int = field(default_factory=os.getpid)
-    _told: queue.SimpleQueue[Frame | None] = field(
+    _received: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]
     )
     _entering: threading.Lock = field(default_factory=threading.Lock)
 
-    def keep_pulse(self, termination: Termination) -> None:
-        """Answer the driver beside the main loop from now on; what else it says, `receive` has."""
-
-        def answer(number: int, pulse: Pulse) -> None:
-            self.tell(Kind.PULSE, replace(pulse, epoch=self.epoch), number=number)
-
-        def hear(frame: Frame | None) -> None:
-            if frame is None or frame.kind in (Kind.DRAINING, Kind.TERMINATE):
-                termination.hear(None if frame is None else frame.kind)
-            if frame is None or frame.kind not in (Kind.DRAINING, Kind.TERMINATE):
-                self._told.put(frame)
-
-        keep_pulse(self.control, answer, self._part, hear)
+    def serve(self, termination: Termination) -> None:
+        """Read the control socket from now on, on a thread of its own."""
+        main = threading.main_thread().ident
+        assert main is not None
+        threading.Thread(
+            target=self._serve, args=(termination, main), name="phalanx-control", daemon=True
+        ).start()
         termination.listen()
 
     def enter(self, epoch: int) -> None:
@@ -197,21 +123,15 @@ class Link:
         with self._entering:
             self.epoch = epoch
 
-    def _part(self, epoch: int) -> None:
-        """End the connections of the process group that is to be left, unless it is left already.
-
-        Those that would be ended then are of the next one.
-        """
-        with self._entering:
-            if self.epoch < epoch:
-                end_gloo_connections()
-
     def receive(self) -> Frame | None:
-        """Return what the driver says outside of any call, or None at the end; waits for it."""
-        return self._told.get()
+        """Return the next message that is neither a probe nor about termination; None at the end.
+
+        Waits for it.
+        """
+        return self._received.get()
 
     def tell(self, kind: int, value: object = None, *, number: int = 0) -> None:
-        """Send *value* to the driver, outside of any call; *number* is what it answers to."""
+        """Send *value* to the driver, from any thread; *number* is the probe it answers."""
         payload = Payload.of(None if value is None else encode(value, "the event"))
         try:
             packet = payload.packet(
@@ -220,3 +140,33 @@ class Link:
             send(self.control, packet, payload.file)
         finally:
             payload.close()
+
+    def _serve(self, termination: Termination, main: int) -> None:
+        others = signal.valid_signals() - {STACKS, *_OWN_FAULTS}
+        signal.pthread_sigmask(signal.SIG_SETMASK, others)
+        try:
+            while not isinstance(frame := receive(self.control), bytes):
+                if frame is None:
+                    continue  # no message of ours
+                match frame.kind:
+                    case Kind.ASK:
+                        self.tell(Kind.PULSE, Pulse(_where(main)), number=frame.call_id)
+                    case Kind.PART:
+                        self._part(frame.epoch)
+                    case Kind.DRAINING | Kind.TERMINATE:
+                        termination.hear(frame.kind)
+                    case _:
+                        self._received.put(frame)
+        except OSError:  # the user closed our descriptors
+            pass
+        termination.hear(None)  # the driver is gone, or has closed its end
+        self._received.put(None)
+
+    def _part(self, epoch: int) -> None:
+        """End the connections of the process group that the worker is to leave for *epoch*.
+
+        Not if it has left it: then they are those of the next one.
+        """
+        with self._entering:
+            if self.epoch < epoch:
+                end_gloo_connections()

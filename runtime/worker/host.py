@@ -1,8 +1,6 @@
-"""What the layer above puts into a worker process, as the process sees it.
+"""Host interface: what the layer above provides inside a worker process.
 
-Guarantees: nothing; it is a protocol. All of it is called on the worker's main thread.
-
-Left to others: calling it (`serving`), and being it (the user's class, from the layer above).
+Every method is called on the worker's main thread.
 """
 
 from __future__ import annotations
@@ -19,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Hosted(Protocol):
-    """What the layer above puts into a worker process."""
+    """See the module."""
 
     @property
     def after_reply(self) -> Callable[[], None] | None:
-        """What is to be called when a call has been answered; None for nothing."""
+        """Called after each answer; None for nothing."""
         ...
 
     def start(self) -> None:
@@ -35,7 +33,7 @@ class Hosted(Protocol):
         ...
 
     def span(self, method: Any, carrier: Mapping[str, str]) -> ServerSpan:
-        """Begin the span of a call of *method*, whose caller *carrier* names."""
+        """Begin the span of a call of *method* below that of *carrier*."""
         ...
 
     def end_copy(self) -> None:
@@ -51,7 +49,7 @@ class Hosted(Protocol):
         ...
 
     def save(self, call_id: int) -> Payload:
-        """Store the user's state as it is after *call_id*; return what the driver is told."""
+        """Store the user's state after *call_id*; return the message for the driver."""
         ...
 
     def stop(self, reason: ExitReason) -> None:
@@ -59,11 +57,11 @@ class Hosted(Protocol):
         ...
 
     def judge(self, error: BaseException) -> Directive:
-        """Return what becomes of this worker, whose method raised *error*."""
+        """Return the decider's directive for *error*, which a method raised."""
         ...
 
     def note_foreign(self) -> None:
-        """Log that the driver's socket brought what was none of its messages."""
+        """Log that the call socket received a malformed packet."""
         ...
 
     def fail(self, error: BaseException) -> None:

@@ -1,17 +1,13 @@
-"""The sending end of a stream: a worker's generator, whose items leave one by one.
+"""Inbox of a worker, and the sending end of streams.
 
-Guarantees: no item is made that the driver has not asked for; a stream the driver closes has its
-generator closed, on the main thread, at the next item; so has one whose worker is told to stop,
-which ends in an error rather than looking complete. What comes for others meanwhile is kept, in
-order, for whoever serves next.
-
-Left to others: the end of a stream, which is an ordinary answer (`replies`); who takes the items
-(`actors.streams`).
+Guarantees: no item is made that the driver has not asked for; the generator of a stream that the
+driver closes is closed on the main thread, at the next item; so is one whose worker is to stop,
+which ends in an error. Frames that arrive meanwhile are kept in order.
 
 The driver grants items by `Kind.MORE`, whose *extra* is how many it wants in all, and closes a
-stream by `Kind.CLOSE`, whose *extra* is how many any rank may have begun to make. Both may come
+stream by `Kind.CLOSE`, whose *extra* is how many any rank may have begun to make. Both may arrive
 before the stream has begun. Ranks that share a process group make all of those before they close:
-one that closed earlier would be missing in what the others do for the next item.
+one that closed earlier would be missing from the collective operations of the next item.
 """
 
 from __future__ import annotations
@@ -35,16 +31,16 @@ if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader
     from phalanx.runtime.wire.progress_page import Board
 
-    from .replies import ReplyLine
+    from .replies import ReplyQueue
 
 CLOSED = -1
 
 
 class Inbox:
-    """What the driver sends one worker: calls in order, and what is said about streams beside them.
+    """Received frames of one worker: calls in order, and grants of streams.
 
     Args:
-        on_foreign: Told of the first packet that was no frame; all of them are dropped.
+        on_foreign: Called at the first malformed packet; all of them are dropped.
     """
 
     def __init__(
@@ -59,13 +55,13 @@ class Inbox:
         self._ahead: deque[Frame | None] = deque()
         self._granted: dict[int, int] = {}  # by call id: how many items are wanted, or CLOSED
         self._begun: dict[int, int] = {}  # of closed ones: how many items any rank may have begun
-        self._latest = 0  # the call taken last; what is said of earlier ones is too late
-        self._let_go = 0  # the call after which the driver let this worker go on last
+        self._latest = 0  # the call taken last; frames about earlier ones are stale
+        self._let_go = 0  # the call of the last `Kind.GO_ON`
         self._on_foreign = on_foreign
         self._foreign = 0
 
     def take(self) -> Frame | None:
-        """Return the next frame that is not about a stream, or None at the end; waits for it."""
+        """Wait for and return the next frame that is not about a stream; None at the end."""
         ahead = self._ahead
         while not ahead:
             self._read()
@@ -75,18 +71,18 @@ class Inbox:
         return frame
 
     def look(self, seconds: float) -> None:
-        """Look for what comes for a moment, if that has been worth it; does not sleep meanwhile."""
+        """Poll for *seconds* for a frame without sleeping, if that has paid off (`Spinner`)."""
         if not self._ahead:
             self._spinner.look(self._look, seconds)
 
     def is_quiet(self, seconds: float) -> bool:
-        """Whether nothing comes for *seconds*."""
+        """Whether nothing arrives for *seconds*."""
         return not self._ahead and not self._readable.poll(seconds * 1000)
 
     def granted(self, call_id: int, sent: int) -> int:
-        """Return how many items of *call_id* are wanted, more than *sent*; waits for that.
+        """Wait until more than *sent* items of *call_id* are wanted; return how many in all.
 
-        `CLOSED` if no more are.
+        Returns `CLOSED` if the stream is closed.
 
         Raises:
             ExecutorClosed: this worker is to stop.
@@ -103,9 +99,9 @@ class Inbox:
             self._read()
 
     def await_leave(self, call_id: int) -> None:
-        """Return once this worker may begin what comes after *call_id*.
+        """Return once this worker may begin the call after *call_id*, or is to stop.
 
-        Where it is to stop instead, nothing comes any more but that.
+        In that case every call before the stop is dropped.
         """
         while self._let_go < call_id:
             if self._is_ending():
@@ -121,7 +117,7 @@ class Inbox:
         return self._begun.get(call_id, 0)
 
     def forget(self, call_id: int) -> None:
-        """The stream *call_id* has ended."""
+        """Forget the stream *call_id*, which has ended."""
         self._granted.pop(call_id, None)
         self._begun.pop(call_id, None)
 
@@ -132,7 +128,7 @@ class Inbox:
         return last is None or last.kind == Kind.STOP
 
     def _read(self) -> None:
-        """Read one packet; waits for it."""
+        """Wait for one packet and read it."""
         try:
             frame = receive(self._sock, self._lender)
         except ConnectionResetError:
@@ -174,19 +170,19 @@ def send_items(  # noqa: PLR0917
     call: Frame,
     made: Any,
     inbox: Inbox,
-    replies: ReplyLine,
+    replies: ReplyQueue,
     board: Board,
     end_copy: Callable[[], None],
 ) -> None:
-    """Send the items of *made* as they are asked for; return at its end, or once it is closed.
+    """Send the items of *made* as they are granted; return at its end, or once it is closed.
 
-    On *board* each item counts from when it was asked for: that is how long one may take.
-    *end_copy* is called whenever the user's code has been left, see `Hosted.end_copy`.
+    On *board* each item counts from its grant on. *end_copy* is called after each piece of user
+    code, see `Hosted.end_copy`.
 
     Raises:
-        TypeError: *made* is nothing that could be iterated.
+        TypeError: *made* is not iterable.
         ExecutorClosed: this worker is to stop.
-        Exception: what the iteration raises, or `NotPicklable` for an item that cannot travel.
+        Exception: what the iteration raises, or `NotPicklable`.
     """
     items = iter(made)
     end_copy()

@@ -1,10 +1,6 @@
-"""The child's side: one worker process, from its first line to its exit.
+"""Entry point of a worker process, from its first line to its exit status.
 
-Guarantees: the driver hears READY or the exception of the start; whatever ends the worker, its exit
-status tells.
-
-Left to others: the process around it (`launcher`), the calls between its start and its end
-(`serving`), the user's class (`Hosted`, from the layer above).
+The driver receives READY, or the exception of the start.
 """
 
 from __future__ import annotations
@@ -27,10 +23,10 @@ from phalanx.runtime.wire.protocol import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 
-from .call_loop import Serving
+from .call_loop import CallLoop
 from .control import Boot, Link
-from .replies import ReplyLine
-from .termination import Doom, Terminated, Termination, die_of
+from .replies import ReplyQueue
+from .termination import FatalExit, Terminated, Termination, die_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +54,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             _limit_threads()
             hosted = boot.host(boot.blob, link)
             _limit_threads()  # a spare has been given the environment of its rank meanwhile
-            link.keep_pulse(termination)
+            link.serve(termination)
             hosted.start()
         except Terminated:
             raise
@@ -67,18 +63,18 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
             return _start_exit_code(error)
         _greet(data, link)
         exchange = WorkerExchange.inherit(fds)
-        doom = Doom(link, hosted)
-        replies = ReplyLine(data, exchange, link.rank, link.incarnation, doom=doom)
-        serving = Serving(
+        fatal_exit = FatalExit(link, hosted)
+        replies = ReplyQueue(data, exchange, link.rank, link.incarnation, fatal_exit=fatal_exit)
+        call_loop = CallLoop(
             data,
             link,
             board=board,
             hosted=hosted,
             replies=replies,
             exchange=exchange,
-            doom=doom,
+            fatal_exit=fatal_exit,
         )
-        return serving.run()
+        return call_loop.run()
     except Terminated as end:
         die_of(end.number)
         return 128 + end.number

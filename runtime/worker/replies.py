@@ -1,9 +1,8 @@
-"""How a worker's answers leave it: in the order of the calls, on whichever thread has them.
+"""Replies of a worker, in the order of its calls.
 
-Guarantees: exactly one answer per call, in call order; an answer that is ready at once leaves on
-the main thread, without a hop, unless an earlier one is still being computed; an `AsyncOutput` is
-resolved on one output thread while the main thread serves the next call; whatever cannot be
-pickled becomes that call's error and harms nothing else.
+Guarantees: exactly one answer per call, in call order; an answer that is ready leaves on the main
+thread unless an earlier one is still being computed; an `AsyncOutput` is resolved on one output
+thread while the main thread runs the next call; what cannot be pickled becomes that call's error.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.memory.exchange import WorkerExchange
 
-    from .termination import Doom
+    from .termination import FatalExit
 
 
 class AsyncOutput(ABC):
-    """What a method returns when its answer takes longer than its turn on the main loop."""
+    """Returned by a method whose answer is computed while the next call runs."""
 
     @abstractmethod
     def get_output(self) -> object:
-        """Return the answer; runs on the worker's output thread, after all earlier answers."""
+        """Return the answer; called on the worker's output thread, after all earlier answers."""
 
 
-class ReplyLine:
-    """Sends one worker's answers in order; *doom* weighs what is raised while they leave."""
+class ReplyQueue:
+    """Sends one worker's answers in order."""
 
     def __init__(
         self,
@@ -49,10 +48,10 @@ class ReplyLine:
         rank: int,
         incarnation: int,
         *,
-        doom: Doom,
+        fatal_exit: FatalExit,
     ) -> None:
         self._sock = sock
-        self._doom = doom
+        self._fatal_exit = fatal_exit
         self._exchange = exchange
         self._rank = rank
         self._incarnation = incarnation
@@ -61,7 +60,7 @@ class ReplyLine:
         self._unsent = 0
 
     def answer(self, call: Frame, result: Any) -> None:
-        """Answer *call* with *result*, now or when its turn comes."""
+        """Answer *call* with *result*, now or after earlier answers."""
         if result is None and not self._unsent:
             self._acknowledge(call)
         elif isinstance(result, AsyncOutput):
@@ -72,20 +71,16 @@ class ReplyLine:
             self._send_result(call, result)
 
     def refuse(self, call: Frame, failed: Failed) -> None:
-        """Answer *call* with what its method raised, for which this worker may hold, or end."""
+        """Answer *call* with the error of its method."""
         if self._unsent:
             self._later(call, lambda: failed)
         else:
             self._send_failed(call, failed)
 
     def skip(self, call: Frame) -> None:
-        """Say that *call* had been withdrawn before it began."""
-
-        def withdrawn() -> Any:
-            return _WITHDRAWN
-
+        """Report that *call* was cancelled before it began."""
         if self._unsent:
-            self._later(call, withdrawn)
+            self._later(call, lambda: _CANCELLED)
         else:
             self._send(call, Kind.SKIPPED, None)
 
@@ -103,11 +98,11 @@ class ReplyLine:
         return self._unsent > 0
 
     def pass_by(self, call: Frame) -> None:
-        """Say that the next call can come, though the answer to *call* may not have left."""
+        """Report that the next call can be sent, though *call* may not be answered yet."""
         self._send(call, Kind.PASSED, None)
 
     def tell_saving(self, call: Frame) -> None:
-        """Say that *call* has run and the state is being stored, to who cannot read the page."""
+        """Report that *call* has run and its state is being stored, for ranks elsewhere."""
         self._send(call, Kind.SAVING, None)
 
     def note(self, call: Frame, kind: int, payload: Payload, flags: int = Flag.NONE) -> None:
@@ -150,11 +145,11 @@ class ReplyLine:
                 try:
                     result = get()
                 finally:
-                    self._doom.end_copy()
+                    self._fatal_exit.end_copy()
             except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
                 self._send_error(call, error)
             else:
-                if result is _WITHDRAWN:
+                if result is _CANCELLED:
                     self._send(call, Kind.SKIPPED, None)
                 elif isinstance(result, Failed):
                     self._send_failed(call, result)
@@ -181,7 +176,7 @@ class ReplyLine:
             self._send_error(call, error)
 
     def _acknowledge(self, call: Frame) -> None:
-        """Answer *call* with nothing."""
+        """Answer *call* with None."""
         number, mine = call.call_id, self._incarnation
         self._sock.send(
             HEADER.pack(MAGIC, Kind.REPLY, Flag.NONE, call.epoch, number, mine, EVERY_RANK),
@@ -190,14 +185,14 @@ class ReplyLine:
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
         """Answer *call*, whose method has run to its end, with *error*."""
-        self._send_failed(call, Failed(error, self._doom.weigh(error)), may_hold=False)
+        self._send_failed(call, Failed(error, self._fatal_exit.judge(error)), may_hold=False)
 
     def _send_failed(self, call: Frame, failed: Failed, *, may_hold: bool = True) -> None:
         flags = Flag.HELD if may_hold and failed.verdict.holds else Flag.NONE
         if failed.verdict.broken:
             flags |= Flag.BROKEN
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
-        self._doom.carry_out(failed)
+        self._fatal_exit.end_if_fatal(failed)
 
     def _send(
         self,
@@ -227,5 +222,5 @@ class ReplyLine:
             payload.close()
 
 
-_WITHDRAWN = object()
+_CANCELLED: Final[Any] = object()
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)

@@ -1,9 +1,7 @@
-"""How a spare process becomes a rank: what it is told, and what it changes about itself.
+"""Standby process: waits for the assignment of a rank, then adopts it.
 
-Guarantees: once it has been told, environment, working directory and title are what they would be
-had it been started for that rank at that moment; until then it waits without using the processor.
-
-Left to others: what it prepares before, and what runs in it then (`host`, from the layer above).
+Once assigned, environment, working directory and title are those of a process started for that
+rank at that moment.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ class Assignment:
 
     Attributes:
         blob: What the layer above sends to itself.
-        env: The complete environment, but for the mark of the tree.
+        env: The complete environment, but for the tag of the tree.
         cwd: None leaves it where it is.
     """
 
@@ -45,22 +43,22 @@ class Assignment:
 
 
 def await_assignment(link: Link) -> Assignment:
-    """Tell the driver that this process is warm; return what it is to become, and become it."""
+    """Report that this process is warm, wait for its assignment, adopt it and return it."""
     link.tell(Kind.STANDBY)
     while True:
         frame = receive(link.control)
         if isinstance(frame, bytes):
-            sys.exit(0)  # the driver has gone, or needs us no more
+            sys.exit(0)  # the driver has gone, or does not need this process
         if isinstance(frame, Frame) and frame.kind == Kind.ASSIGN:
             break
     assignment: Assignment = frame.value()
     link.rank = assignment.rank
     link.incarnation = assignment.incarnation
     link.epoch = assignment.epoch
-    mark = os.environ[VARIABLE]
+    tag = os.environ[VARIABLE]
     zone = os.environ.get("TZ")
     os.environ.clear()
-    os.environ.update({**assignment.env, VARIABLE: mark})
+    os.environ.update({**assignment.env, VARIABLE: tag})
     if os.environ.get("TZ") != zone:
         time.tzset()
     if assignment.cwd is not None:

@@ -1,20 +1,9 @@
-"""SIGTERM and SIGINT in a worker, and its end by an error that the decider calls fatal.
+"""Ends of a worker: SIGTERM and SIGINT, and an exception that the decider classifies as fatal.
 
-A worker's end by a signal: raised where its main thread is, and told by its exit status.
-
-Guarantees: SIGTERM or SIGINT ends the worker once, also in the middle of a call; a second one
-while the first unwinds is ignored. SIGTERM that the driver did not send is held off for a moment:
-systemd sends it to every process of a unit at once, and a driver that is stopping in good order has
-this worker finish its calls first.
-
-Left to others: what is cleaned up on the way (`serving`).
-
-The end of a worker for an error of its own method, where the decider says so.
-
-Guarantees: the answer leaves before the process ends, and before it leaves no further call
-is begun any more: what the caller does next finds the next incarnation. The driver is told why.
-
-Left to others: what is decided (`Hosted.judge`), and what follows (the group's actor).
+Guarantees: SIGTERM or SIGINT ends the worker once, also in the middle of a call. A SIGTERM that the
+driver did not send is deferred: systemd sends it to every process of a unit at once, and a driver
+that stops in good order lets this worker finish its calls first. A fatal exception is answered
+before the process ends, no call is begun after it, and the driver gets the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +15,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from phalanx.runtime.wire.protocol import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
@@ -36,33 +25,18 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from .control import Link
-
-
-class Judge(Protocol):
-    """Who decides, and whom to tell of the end."""
-
-    def judge(self, error: BaseException) -> Directive:
-        """Return what becomes of this worker, whose method raised *error*."""
-        ...
-
-    def end_copy(self) -> None:
-        """End this process if it is a forked copy of the worker, which has left the user's code."""
-        ...
-
-    def fail(self, error: BaseException) -> None:
-        """Run the user's failure hook: *error* is about to end this worker."""
-        ...
+    from .host import Hosted
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one error of a method means.
+    """Consequences of one error of a method.
 
     Attributes:
-        directive: What becomes of this worker.
+        directive: The decider's directive for this worker.
         joined: It is in a process group with others, which may wait for it in a collective
             operation that it has not begun.
-        broken: That process group can be used no more.
+        broken: That process group is broken.
     """
 
     directive: Directive
@@ -82,62 +56,60 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """What a method, or a hook, raised in place of what it would have returned; weighed."""
+    """An error that a method or hook raised, and its consequences."""
 
     error: BaseException
     verdict: Verdict
 
 
-class Doom:
-    """What errors mean for one worker. Thread-safe: answers are sent by two threads.
+class FatalExit:
+    """Fatal-error exit of one worker. Thread-safe: replies are sent by two threads.
 
     Attributes:
-        is_sealed: Whether this process is about to end.
+        is_ending: Whether this process is about to end.
+        end_copy: See `Hosted.end_copy`.
     """
 
-    def __init__(self, link: Link, judge: Judge) -> None:
+    def __init__(self, link: Link, hosted: Hosted) -> None:
         self._link = link
-        self._judge = judge
-        self.is_sealed = False
+        self._hosted = hosted
+        self.end_copy = hosted.end_copy
+        self.is_ending = False
 
-    def weigh(self, error: BaseException) -> Verdict:
-        """Return what *error* means, once; where that is the end, no call is begun any more.
+    def judge(self, error: BaseException) -> Verdict:
+        """Return the consequences of *error*, once; if it is fatal no further call is begun.
 
-        A process group that broke is formed anew by the driver, which knows of deaths behind it,
-        and whether ranks are kept: to be restarted for that is not for each rank to do.
+        A broken process group is re-formed by the driver, which knows of deaths and whether ranks
+        are kept, so it does not restart each rank by itself.
         """
-        directive = self._judge.judge(error)
+        directive = self._hosted.judge(error)
         joined = is_in_process_group()
         broken = joined and is_broken_process_group(error)
         if broken and directive is Directive.RESTART:
             directive = Directive.RESUME
         verdict = Verdict(directive, joined, broken)
         if verdict.ends:
-            self.is_sealed = True
+            self.is_ending = True
         return verdict
 
-    def end_copy(self) -> None:
-        """See `Judge.end_copy`."""
-        self._judge.end_copy()
-
     def await_end(self) -> None:
-        """Keep this thread from doing anything, while another ends the process."""
+        """Block this thread while another ends the process."""
         while True:
             time.sleep(60.0)
 
-    def carry_out(self, failed: Failed) -> None:
-        """End this process at once, from whichever thread, unless it is to go on."""
+    def end_if_fatal(self, failed: Failed) -> None:
+        """End this process at once, from any thread, if the error is fatal."""
         if not failed.verdict.ends:
             return
         error, directive = failed.error, failed.verdict.directive
         failure = RemoteFailure.of(error)
         self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
-        self._judge.fail(error)
+        self._hosted.fail(error)
         told = f"{failure.trace}\nended by the decider ({directive}) for the error above\n"
         sys.stderr.write(told)
         sys.stdout.flush()
         sys.stderr.flush()
-        # Without clean-up: what has broken a process may hold its clean-up up for ever.
+        # Without clean-up, which a broken process may never finish.
         os._exit(1)
 
 
@@ -150,9 +122,7 @@ def is_in_process_group() -> bool:
     return not alone
 
 
-_MOMENT: Final = (
-    1.0  # seconds for a driver that has had SIGTERM too to say so; it takes milliseconds
-)
+_MOMENT: Final = 1.0  # seconds for a driver that also got SIGTERM to say so
 
 
 class Terminated(BaseException):
@@ -167,14 +137,14 @@ class Termination:
     """SIGTERM and SIGINT of one worker: they raise `Terminated` in its main thread, once.
 
     A child that the user's code forks has Python's own handlers. SIGTERM is blocked across the
-    fork: CPython drops what a handler was told of before the child runs, and `multiprocessing`,
-    which ends its children by SIGTERM, would wait for ever for one that it ends so early.
+    fork: CPython drops a signal that is pending in the interpreter when the child starts, and
+    `multiprocessing`, which ends its children by SIGTERM, would wait for that child for ever.
     """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._heard = threading.Event()
-        self._listens = False  # to the driver: else a SIGTERM of its own could not be told
+        self._listens = False  # to the driver, which says whether a SIGTERM is its own
         self._is_held = False
         self._drains = False
         self._is_due = False
@@ -188,11 +158,11 @@ class Termination:
         )
 
     def listen(self) -> None:
-        """Hold SIGTERM off from now on, until `hear` says whose it is."""
+        """Defer SIGTERM from now on, until `hear` says which kind it is."""
         self._listens = True
 
     def hear(self, kind: int | None) -> None:
-        """Take what the driver says of this worker's end; None where it says nothing more."""
+        """Handle a message about this worker's end; None: there will be no more."""
         if kind == Kind.DRAINING:
             self._drains = True
         elif kind == Kind.TERMINATE:
@@ -218,13 +188,13 @@ class Termination:
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         held = number == signal.SIGTERM and self._listens and not self._is_due
-        if held and os.getpid() == self._pid:  # a child forked by C code has nothing that listens
+        if held and os.getpid() == self._pid:  # in a child forked by C code no thread listens
             if not self._is_held:
                 self._is_held = True
                 # Not `Thread`, whose lock this thread may have been interrupted with.
                 _thread.start_new_thread(self._hold_off, ())
             return
-        # Once is enough: a second one while the first unwinds would cut clean-up short.
+        # A second signal while the first unwinds would cut clean-up short.
         ignore_signals()
         raise Terminated(number)
 
@@ -242,13 +212,13 @@ class Termination:
 
 
 def ignore_signals() -> None:
-    """Have neither cut short what the worker does last."""
+    """Ignore SIGTERM and SIGINT from now on."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def die_of(number: int) -> None:
-    """End by *number*, so that the exit status says what happened."""
+    """End by signal *number*, so that the exit status shows it."""
     sys.stdout.flush()
     sys.stderr.flush()
     signal.signal(number, signal.SIG_DFL)

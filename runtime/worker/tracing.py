@@ -1,12 +1,8 @@
-"""Spans, by the OpenTelemetry API and nothing but the API.
+"""Spans of calls, by the OpenTelemetry API alone.
 
-Guarantees: where the program has not imported OpenTelemetry, nothing here does, in the driver or in
-a worker, and a call pays for one look into a dictionary; where no provider of spans is set, nothing
-is made or sent. A worker whose driver traces a call makes a span for it, as a child of the
-caller's, and the worker's own spans lie within.
-
-Left to others: where spans go: the program's provider, and in a worker the one that its `on_start`
-has set. What the caller's span says (`actors.tracing`).
+Guarantees: a program that has not imported OpenTelemetry does not get it imported, in the driver or
+in a worker, and a call pays for one look into a dictionary; without a provider no span is made. A
+worker whose driver traces a call makes a span for it, as a child of the caller's.
 
 Source: the semantic conventions of OpenTelemetry for remote calls.
 """
@@ -26,18 +22,17 @@ if TYPE_CHECKING:
 
 
 class Telemetry:
-    """Finds out whether there is anybody to make spans for; kept, so that the answer is quick."""
+    """Finds the tracer of the program's provider, and keeps it."""
 
     def __init__(self) -> None:
         self._provider: Any = None
         self._tracer: Any = None
-        # The API asks the environment each time for as long as no provider is set, which takes as
-        # long as a tenth of a call.
+        # Without a provider the API reads the environment each time: a tenth of a call.
         self._is_named = "OTEL_PYTHON_TRACER_PROVIDER" in os.environ
 
     @property
     def tracer(self) -> Any:
-        """What makes spans, or None where nobody wants any."""
+        """The tracer; None without a provider."""
         api: Any = sys.modules.get("opentelemetry.trace")
         if api is None:
             return None
@@ -65,12 +60,12 @@ class ServerSpan:
         about: Mapping[str, Any],
         carrier: Mapping[str, str],
     ) -> None:
-        """Begin it, below the span that *carrier* names."""
+        """Begin it, as a child of the span in *carrier*."""
         self._api: Any = import_module("opentelemetry.trace")
         self._contexts: Any = import_module("opentelemetry.context")
         above = import_module("opentelemetry.propagate").extract(carrier)
         tracer = telemetry.tracer
-        if tracer is None:  # no provider here: the worker's own code still sees whom it works for
+        if tracer is None:  # no provider here: the context is still there for the worker's code
             self._span = None
             self._context = above
         else:
@@ -81,7 +76,7 @@ class ServerSpan:
         self._token = self._contexts.attach(self._context)
 
     def returned(self, result: Any) -> Any:
-        """End it, now or once an `AsyncOutput` is resolved; return what is to be answered."""
+        """End it, now or once an `AsyncOutput` is resolved; return the answer."""
         self._contexts.detach(self._token)
         if self._span is not None and isinstance(result, AsyncOutput):
             return _Traced(self, result)
@@ -94,7 +89,7 @@ class ServerSpan:
         self.end(error)
 
     def resolve(self, output: AsyncOutput) -> Any:
-        """Return what *output* comes to, and end the span."""
+        """Return the answer of *output*, and end the span."""
         token = self._contexts.attach(self._context)
         try:
             value = output.get_output()
@@ -132,14 +127,14 @@ class _Traced(AsyncOutput):
 
 
 def carried(context: Any) -> dict[str, str]:
-    """Return *context* as it travels to another process."""
+    """Return *context* in its form for another process."""
     carrier: dict[str, str] = {}
     import_module("opentelemetry.propagate").inject(carrier, context)
     return carrier
 
 
 def within(carrier: Mapping[str, str]) -> Any:
-    """Make what *carrier* names current; return what `outside` takes back, None for nothing."""
+    """Make the context in *carrier* current; return the token for `outside`, or None."""
     if not carrier:
         return None
     above = import_module("opentelemetry.propagate").extract(carrier)

@@ -1,25 +1,23 @@
-"""What an exception or an exit of a child means, where a user knows better than the table.
+"""Deciders: rules that overrule OTP's table of exits, by exception type, exit kind or predicate.
 
-Guarantees: the first rule that applies decides; where none does, `Decider.directive` is None and
-the caller's own default holds (for an exit: OTP's table). A rule whose predicate raises does not
-apply. A decider never touches the child; it is asked.
-
-Left to others: carrying the directive out. *resume*: the worker goes on. *restart*: an abnormal
-exit, which counts. *stop*: the child ends for good, as a transient one does that ended normally.
-*escalate*: the supervisor gives up at once. Whatever is decided, the caller of a method that
-raised gets its exception first.
+- The first rule that applies decides. If none does, `Decider.directive` returns None and the
+  default of the caller holds. A rule whose predicate raises does not apply.
+- *resume*: it goes on. *restart*: an abnormal exit, which counts. *stop*: the child ends for
+  good, as a transient one that ended normally. *escalate*: the supervisor gives up at once.
+- The caller of a method that raised gets its exception first, whatever the directive.
 
 Prior art: the supervision directives of Akka.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, cast
 
 from phalanx.supervision.errors import SpecError, error_text
+from phalanx.supervision.validate import check_kind
 
 from .policy import ExitKind, ExitReason
 
@@ -53,9 +51,12 @@ class Rule:
     child: str | None = None
 
     def __post_init__(self) -> None:
-        _check_match(self.match)
-        _check_directive("directive", self.directive)
-        _check_child(self.child)
+        given = cast("object", self.match)
+        if not (callable(given) or isinstance(given, str)):
+            remedy = "give an exception type, its name, an ExitKind or a predicate"
+            raise SpecError("match", given, remedy)
+        check_kind("directive", self.directive, Directive)
+        check_kind("child", self.child, str | None)
 
     def applies(self, cause: Cause, child: str | None) -> bool:
         """Return whether this rule decides about *cause* in *child*."""
@@ -72,33 +73,6 @@ class Rule:
                 return predicate(cause)
 
 
-def _check_match(value: object) -> None:
-    if not (callable(value) or isinstance(value, str)):
-        raise SpecError(
-            "match", value, "must be an exception type, its name, an ExitKind or a predicate"
-        )
-
-
-def _check_child(value: object) -> None:
-    if not (value is None or isinstance(value, str)):
-        raise SpecError("child", value, "must be the id of a child, or None")
-
-
-def _check_directive(name: str, value: object) -> None:
-    if not isinstance(value, Directive):
-        raise SpecError(name, value, f"must be one of {', '.join(Directive)}")
-
-
-def _rules(given: object) -> tuple[Rule, ...]:
-    if not isinstance(given, Iterable) or isinstance(given, str):
-        raise SpecError("rules", given, "must be a list of rules")
-    rules = tuple(cast("Iterable[object]", given))
-    for rule in rules:
-        if not isinstance(rule, Rule):
-            raise SpecError("rules", rule, "must be a Rule")
-    return cast("tuple[Rule, ...]", rules)
-
-
 def _names(kind: type[BaseException]) -> set[str]:
     plain = {base.__qualname__ for base in kind.__mro__}
     return plain | {f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__}
@@ -110,16 +84,18 @@ class Decider:
 
     Attributes:
         rules: The first that applies decides.
-        default: Where none applies; None leaves it to the caller.
+        default: If none applies; None leaves it to the caller.
     """
 
     rules: tuple[Rule, ...] = ()
     default: Directive | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rules", _rules(self.rules))
-        if self.default is not None:
-            _check_directive("default", self.default)
+        check_kind("rules", self.rules, list | tuple)
+        object.__setattr__(self, "rules", tuple(self.rules))
+        for rule in self.rules:
+            check_kind("rules", rule, Rule)
+        check_kind("default", self.default, Directive | None)
 
     def directive(
         self,
@@ -128,9 +104,9 @@ class Decider:
         *,
         failed: Callable[[BaseException], None] | None = None,
     ) -> Directive | None:
-        """Return what to do about *cause*, or None where no rule says so.
+        """Return what to do about *cause*, or None if no rule applies and there is no default.
 
-        *failed* is told of what predicates raise.
+        *failed* is called with each exception that a predicate raises.
         """
         for rule in self.rules:
             try:
@@ -144,9 +120,8 @@ class Decider:
         return self.default
 
 
-# A kernel that failed leaves the CUDA context of its process unusable: every later call fails
-# too, often far from the cause, so only a new process helps. The texts are those of the CUDA
-# runtime, which torch passes on.
+# A kernel that failed leaves the CUDA context of its process unusable: every later call fails too,
+# often far from the cause. The texts are those of the CUDA runtime, which torch passes on.
 _STICKY = (
     "device-side assert",
     "hardware stack error",
@@ -175,11 +150,10 @@ _BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}
 
 
 def is_broken_process_group(cause: Cause) -> bool:
-    """Return whether *cause*, or what it was raised from, says that a process group is broken.
+    """Return whether *cause*, or an exception it was raised from, reports a broken process group.
 
-    Torch has types for that which gloo does not use: its errors are RuntimeErrors that begin with
-    the line of gloo's source they come from. After any of them, a timeout included, its
-    connections are closed for good.
+    Gloo does not raise torch's types: its errors are RuntimeErrors whose text begins with a line of
+    gloo's source. After any of them, a timeout included, its connections are closed for good.
     """
     seen: set[int] = set()
     error: BaseException | None = None if isinstance(cause, ExitReason) else cause
@@ -202,7 +176,7 @@ GPU_WORKER = Decider(
         Rule(Exception, Directive.RESUME),
     )
 )
-"""Sensible directives for methods of GPU workers: what breaks the process restarts it."""
+"""Directives for methods of GPU workers: an error that leaves the process unusable restarts it."""
 
 RESUME_UNLESS_BROKEN = Decider((Rule(is_sticky_device_error, Directive.RESTART),))
-"""What holds for methods of a rank where nobody says otherwise: it goes on, unless it cannot."""
+"""The default for methods of a rank: it goes on unless its process cannot."""

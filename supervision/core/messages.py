@@ -1,23 +1,10 @@
-"""Messages of a supervisor: events that it handles, actions that it asks for, answers.
+"""Messages of a supervisor: the events that its machine handles, its actions, its answers.
 
-What can happen to a supervisor: everything its machine ever hears of.
-
-Guarantees: a closed union. Its time is that of its handling, and an argument of the machine.
-A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
-OTP: an exit with the serial of an earlier start is recognised and ignored.
-
-Left to others: the order. Whoever delivers the events keeps one mailbox, first in first out, and
-delivers the outcome of a start before the exit of what was started.
-
-What a supervisor wants done: everything `decide` ever asks for.
-
-Guarantees: a closed union of values; performing one never blocks the supervisor, and what follows
-from it comes back as an event.
-
-What a supervisor answers: OTP's results, as values.
-
-Guarantees: every request is answered with exactly one `Answer`; a refusal is a value here, and
-becomes an exception only at the surface that users call (`Supervisor`).
+- Closed unions of values. Performing an action never blocks; what follows comes back as an event.
+- A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
+  OTP: an exit with the serial of an earlier start is recognised and ignored.
+- The outcome of a start is delivered before the exit of what was started.
+- Every request is answered exactly once; `Supervisor` turns a refusal into an exception.
 """
 
 from __future__ import annotations
@@ -31,6 +18,9 @@ if TYPE_CHECKING:
     from .notices import Notice
     from .policy import ChildType, ExitReason
     from .spec import ChildSpec
+
+
+# --- answers ------------------------------------------------------------------------------
 
 
 class Refusal(StrEnum):
@@ -62,7 +52,7 @@ class Done:
     """The request was carried out.
 
     Attributes:
-        child: The key of the child; empty where an ignored child was not kept.
+        child: The key of the child; empty if it was ignored and not kept.
         running: Whether the child runs now.
     """
 
@@ -72,7 +62,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The request was not carried out; *error* is what a start function raised, if it was that."""
+    """The request was not carried out; *error* is what the start function raised, if it did."""
 
     why: Refusal
     child: str = ""
@@ -89,15 +79,8 @@ class ChildRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Children:
-    """All children, newest first."""
-
-    rows: tuple[ChildRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Counts:
-    """How many children there are.
+    """The number of children.
 
     Attributes:
         specs: Known children, running or not; 1 for simple_one_for_one.
@@ -112,14 +95,7 @@ class Counts:
     workers: int
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The spec asked for."""
-
-    spec: ChildSpec
-
-
-Answer: TypeAlias = Done | Refused | Children | Counts | Found
+# --- actions ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +110,7 @@ class StartChild:
 
 @dataclass(frozen=True, slots=True)
 class AbandonStart:
-    """The start took too long: whatever it still brings is to be killed."""
+    """The start took too long: kill what it still returns."""
 
     child: str
     serial: int
@@ -159,10 +135,10 @@ class KillChild:
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Deliver `RetryDue`, after everything that is in the mailbox now.
+    """Deliver `RetryDue` after everything that is in the mailbox now.
 
     Attributes:
-        attempt: Restart number in a row, for the back-off; 0 means at once.
+        attempt: Number of the restart in a row, for the back-off; 0 means at once.
     """
 
     child: str
@@ -188,12 +164,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class BecomeReady:
-    """All children of the initial list are started: tell whoever started the supervisor."""
+    """All children of the initial list are started."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailStart:
-    """The child could not be started, the others are stopped: end, and tell who started us."""
+    """The child could not be started and the others are stopped: end."""
 
     child: str
     error: BaseException
@@ -208,32 +184,17 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell whoever observes the tree."""
+    """Pass *notice* to the log and the subscribers."""
 
     notice: Notice
 
 
-Action: TypeAlias = (
-    StartChild
-    | AbandonStart
-    | TerminateChild
-    | KillChild
-    | RetryLater
-    | SetAlarm
-    | Reply
-    | BecomeReady
-    | FailStart
-    | Exit
-    | Announce
-)
+# --- events -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Booted:
-    """The supervisor begins: it is to start its children."""
-
-
-# --- outcomes of starts -------------------------------------------------------------------
+    """The supervisor begins: it starts its children."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +207,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class StartIgnored:
-    """The start function says that there is nothing to run."""
+    """The start function returned `IGNORE`."""
 
     child: str
     serial: int
@@ -261,12 +222,9 @@ class NotStarted:
     error: BaseException
 
 
-# --- what children do ---------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child has ended, by itself or because it was told to."""
+    """A child has ended, by itself or on request."""
 
     child: str
     serial: int
@@ -282,12 +240,9 @@ class Progressed:
     serial: int
 
 
-# --- what comes back later ----------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class RetryDue:
-    """A restart is to be tried again; *ticket* is that of the `RetryLater` it comes from."""
+    """A restart is due; *ticket* is that of its `RetryLater`."""
 
     child: str
     ticket: int
@@ -295,19 +250,19 @@ class RetryDue:
 
 @dataclass(frozen=True, slots=True)
 class AlarmRang:
-    """The time set by a `SetAlarm` is over."""
+    """The delay of a `SetAlarm` is over."""
 
     alarm: int
 
 
-# --- requests: each carries a *caller*, which comes back with the answer -----------------
-
-
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """The parent, or a user, wants the supervisor to end with *reason*."""
+    """The supervisor is to stop its children and end with *reason*."""
 
     reason: ExitReason
+
+
+# Requests: the *caller* of each comes back with the answer.
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,11 +276,7 @@ class StartChildRequested:
 
 @dataclass(frozen=True, slots=True)
 class TerminateChildRequested:
-    """Stop a child.
-
-    Of an instance, *serial* may name the start that is meant: then a later one is left alone, as
-    with a pid in OTP.
-    """
+    """Stop a child; *serial* limits it to that start of an instance, as a pid does in OTP."""
 
     caller: Any
     child: str
@@ -342,7 +293,7 @@ class RestartChildRequested:
 
 @dataclass(frozen=True, slots=True)
 class DeleteChildRequested:
-    """Forget a child that does not run."""
+    """Remove a child that does not run."""
 
     caller: Any
     child: str
@@ -350,7 +301,7 @@ class DeleteChildRequested:
 
 @dataclass(frozen=True, slots=True)
 class ChildSpecRequested:
-    """Give the spec of a child."""
+    """Return the spec of a child."""
 
     caller: Any
     child: str
@@ -358,7 +309,7 @@ class ChildSpecRequested:
 
 @dataclass(frozen=True, slots=True)
 class ChildrenRequested:
-    """List the children."""
+    """List the children, the newest first."""
 
     caller: Any
 
@@ -368,14 +319,29 @@ class CountRequested:
     """Count the children.
 
     Attributes:
-        dead: Serials of children known to have ended, whose exits are not delivered yet.
-            OTP looks whether the process lives; looking is not for a pure function.
+        dead: Serials of children that have ended and whose exits are not delivered yet: OTP asks
+            the VM whether a process lives, which a pure function cannot.
     """
 
     caller: Any
     dead: frozenset[int] = field(default_factory=frozenset[int])
 
 
+Answer: TypeAlias = "Done | Refused | Counts | ChildSpec | tuple[ChildRow, ...]"
+Action: TypeAlias = (
+    StartChild
+    | AbandonStart
+    | TerminateChild
+    | KillChild
+    | RetryLater
+    | SetAlarm
+    | Reply
+    | BecomeReady
+    | FailStart
+    | Exit
+    | Announce
+)
+Outcome: TypeAlias = Started | StartIgnored | NotStarted
 Request: TypeAlias = (
     StartChildRequested
     | TerminateChildRequested
@@ -385,7 +351,6 @@ Request: TypeAlias = (
     | ChildrenRequested
     | CountRequested
 )
-Outcome: TypeAlias = Started | StartIgnored | NotStarted
 Event: TypeAlias = (
     Booted | Outcome | Exited | Progressed | RetryDue | AlarmRang | StopRequested | Request
 )

@@ -1,46 +1,56 @@
-"""What observers of a tree are told: frozen values, which are also the log events.
+"""Notices: what subscribers of a tree receive, which are also its log events.
 
-Guarantees: each notice has a dotted name in ``event``, a ``level`` and plain fields; *path* is the
-ids from the top supervisor down, joined by slashes.
+Each has a dotted name in ``event``, a ``level`` and plain fields; *path* is the ids from the top
+supervisor down, joined by slashes; *at* is in seconds of the tree's clock.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from .policy import ExitReason
 
 
 @dataclass(frozen=True, slots=True)
-class ChildStarted:
+class Notice:
+    """What all notices have."""
+
+    event: ClassVar[str]
+    usual_level: ClassVar[str] = "debug"
+    path: str
+
+    @property
+    def level(self) -> str:
+        """The level of the log event."""
+        return self.usual_level
+
+
+@dataclass(frozen=True, slots=True)
+class ChildStarted(Notice):
     """A child runs."""
 
-    event: ClassVar[str] = "phalanx.child_started"
-    level: ClassVar[str] = "debug"
-    path: str
+    event = "phalanx.child_started"
     incarnation: int
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class ChildStartFailed:
+class ChildStartFailed(Notice):
     """A start function raised, or took too long."""
 
-    event: ClassVar[str] = "phalanx.child_start_failed"
-    level: ClassVar[str] = "warning"
-    path: str
+    event = "phalanx.child_start_failed"
+    usual_level = "warning"
     incarnation: int
     error: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class ChildExited:
-    """A child has ended; *decision* is what the supervisor makes of it, and why."""
+class ChildExited(Notice):
+    """A child has ended; *decision* is what the supervisor does about it, and why."""
 
-    event: ClassVar[str] = "phalanx.child_exited"
-    path: str
+    event = "phalanx.child_exited"
     incarnation: int
     reason: ExitReason
     decision: str
@@ -48,119 +58,91 @@ class ChildExited:
 
     @property
     def level(self) -> str:
-        """How much it matters to those who read the log: a failure does."""
+        """The level of the log event: a failure is a warning."""
         return "warning" if self.reason.is_failure else "debug"
 
 
 @dataclass(frozen=True, slots=True)
-class ChildLost:
-    """A child did not end in its time and is no longer waited for; it may still run."""
+class ChildLost(Notice):
+    """A child did not end within its limits and is given up; it may still run."""
 
-    event: ClassVar[str] = "phalanx.child_lost"
-    level: ClassVar[str] = "error"
-    path: str
+    event = "phalanx.child_lost"
+    usual_level = "error"
     incarnation: int
     waited: float
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class HandleFailed:
-    """A child's handle raised when it was told to stop; the limits of the stop still hold."""
+class HandleFailed(Notice):
+    """``terminate`` or ``kill`` of a child's handle raised; the limits of the stop still hold."""
 
-    event: ClassVar[str] = "phalanx.handle_failed"
-    level: ClassVar[str] = "warning"
-    path: str
+    event = "phalanx.handle_failed"
+    usual_level = "warning"
     error: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class CallbackFailed:
-    """A user's callback raised, and was passed over: *callback* is ``decider`` or ``monitor``."""
+class CallbackFailed(Notice):
+    """A user's *callback*, ``decider`` or ``monitor``, raised; the exception was dropped."""
 
-    event: ClassVar[str] = "phalanx.callback_failed"
-    level: ClassVar[str] = "warning"
-    path: str
+    event = "phalanx.callback_failed"
+    usual_level = "warning"
     callback: str
     error: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorBegan:
+class SupervisorBegan(Notice):
     """A supervisor runs and begins to start its children."""
 
-    event: ClassVar[str] = "phalanx.supervisor_began"
-    level: ClassVar[str] = "debug"
-    path: str
+    event = "phalanx.supervisor_began"
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorStartFailed:
+class SupervisorStartFailed(Notice):
     """A child of the initial list did not start; the others are stopped, the supervisor ends."""
 
-    event: ClassVar[str] = "phalanx.supervisor_start_failed"
-    level: ClassVar[str] = "debug"
-    path: str
+    event = "phalanx.supervisor_start_failed"
     child: str
     error: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorReady:
+class SupervisorReady(Notice):
     """All children of the initial list are started."""
 
-    event: ClassVar[str] = "phalanx.supervisor_ready"
-    level: ClassVar[str] = "debug"
-    path: str
+    event = "phalanx.supervisor_ready"
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorGaveUp:
+class SupervisorGaveUp(Notice):
     """A supervisor stops its children and fails upwards; *why* names the limit that was passed."""
 
     event: ClassVar[str] = "phalanx.supervisor_gave_up"
-    level: ClassVar[str] = "critical"
-    path: str
+    usual_level = "critical"
     child: str
     why: str
     at: float
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisorExited:
+class SupervisorExited(Notice):
     """A supervisor has ended, after all of its children."""
 
-    event: ClassVar[str] = "phalanx.supervisor_exited"
-    level: ClassVar[str] = "debug"
-    path: str
+    event = "phalanx.supervisor_exited"
     reason: ExitReason
     at: float
 
 
-Notice: TypeAlias = (
-    ChildStarted
-    | ChildStartFailed
-    | ChildExited
-    | ChildLost
-    | HandleFailed
-    | CallbackFailed
-    | SupervisorBegan
-    | SupervisorStartFailed
-    | SupervisorReady
-    | SupervisorGaveUp
-    | SupervisorExited
-)
-
-
 def notice_fields(notice: Notice) -> dict[str, Any]:
     """Return the fields of *notice* for a log line, without its time; reasons as text."""
-    names = [field.name for field in fields(notice) if field.name != "at"]
-    values = {name: getattr(notice, name) for name in names}
+    values = {one.name: getattr(notice, one.name) for one in fields(notice) if one.name != "at"}
     return {
         name: str(value) if isinstance(value, ExitReason) else value
         for name, value in values.items()

@@ -1,8 +1,7 @@
-"""A tree as a value at one moment, and as a text for people.
+"""A tree as a value at one moment, and as text.
 
-Guarantees: a snapshot is plain data and never changes. It is taken under the lock of each
-supervisor in turn, which is held while one event is decided and never while something is waited
-for; two supervisors of one snapshot may be seen a moment apart.
+A snapshot is taken under the lock of each supervisor in turn, which is held only while one event is
+decided; two supervisors of one snapshot may be seen a moment apart.
 """
 
 from __future__ import annotations
@@ -22,12 +21,11 @@ class ChildSnapshot:
 
     Attributes:
         path: The ids from the top supervisor down.
-        state: Where it stands.
         incarnation: How often it has been started.
-        restarts_in_a_row: Since its last healthy time; counted where there is a back-off.
-        last_exit: Why it last ended; None where it never did.
-        since: When it was last started, or told to end.
-        supervisor: What is below it, where it is a supervisor that runs.
+        restarts_in_a_row: Since its last healthy time; counted only with a back-off.
+        last_exit: None if it has never ended.
+        since: When it was last started, or asked to end.
+        supervisor: The supervisor and its children, if this child is one that runs.
     """
 
     path: str
@@ -47,10 +45,9 @@ class SupervisorSnapshot:
 
     Attributes:
         path: The ids from the top supervisor down.
-        restarts: How many are inside the window.
-        max_restarts: How many may be.
-        period: Length of the window in seconds.
-        ended: Why it has ended; None while it lives.
+        restarts: Restarts inside the window of *period* seconds.
+        max_restarts: Restarts allowed in it.
+        ended: The reason of its end; None before.
         children: In start order.
     """
 
@@ -67,7 +64,7 @@ Below: TypeAlias = Callable[[str], SupervisorSnapshot | None]
 
 
 def snapshot_of(machine: SupervisorMachine, now: float, below: Below) -> SupervisorSnapshot:
-    """Return *machine* at *now* as a snapshot; *below* gives the one of a child, by key."""
+    """Return *machine* at *now*; *below* returns the snapshot of a child, by key."""
     return SupervisorSnapshot(
         machine.path,
         machine.spec.strategy,
@@ -101,7 +98,7 @@ def render(snapshot: SupervisorSnapshot) -> str:
 
 
 def _lines(snapshot: SupervisorSnapshot) -> Iterator[str]:
-    pending = _below(snapshot, "")  # the next line last; no recursion, which a deep tree would end
+    pending = _below(snapshot, "")  # a stack: a deep tree would end a recursion
     while pending:
         child, indent, is_last = pending.pop()
         branch, bar = ("└─ ", "   ") if is_last else ("├─ ", "│  ")

@@ -1,91 +1,62 @@
-"""What to do about the ranks of one group: the pure half of an executor.
+"""Decisions of a rank group: the pure half of an executor.
 
-Guarantees: a rank group is started as a whole and stopped as a whole; a rank that ends unasked is
-restarted together with those its strategy names; deaths of ranks that are being stopped anyway are
-absorbed, not counted; past its intensity, or when its first start fails, the group stops every
-rank and ends once. The epoch rises whenever ranks that meet are formed anew.
-
-Where survivors are kept (`GroupState.keep`), only the rank that died is started; the others leave
-their group, form the next epoch with it, and keep what they hold. Whoever dies, or was still in its
-start, while that goes on is started anew too, in a further epoch. A death of a rank that is being
-re-formed belongs to the death before and is not counted again, as long as it was a survivor of it:
-those only become fewer, so that comes to an end. A rank that was itself started in this restart is
-counted, and where it failed by itself nobody is kept any more: an `on_reform` that can never
-succeed would go round for ever.
-
-Left to others: everything that happens. `decide_ranks` returns actions as values; time and
-randomness come in the event.
-
-How it differs from OTP's supervisor, on purpose: ranks start in parallel (they meet in a
-rendezvous) and stop in parallel, where OTP goes one by one. What is counted, and when the group
-gives up, is OTP's.
+- A group is started as a whole and stopped as a whole. A rank that ends unasked is restarted with
+  those that the strategy ties to it; deaths of ranks that are being stopped are absorbed.
+- Past its intensity, or when its first start fails, the group stops every rank and ends once.
+- The epoch rises whenever ranks that meet are formed anew.
+- With survivors kept (`GroupState.keep`) only the dead rank is started; the others leave their
+  group and form the next epoch with it. A survivor that dies meanwhile belongs to the same restart.
+  A rank that was itself started in this restart counts, and if it failed by itself none are kept:
+  an `on_reform` that always fails would loop for ever.
+- Unlike in OTP, ranks start and stop in parallel (they meet in a rendezvous). What counts, and when
+  the group gives up, is OTP's.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import assert_never
+from typing import TypeAlias, assert_never
 
 from phalanx.supervision.core.decider import Directive
 from phalanx.supervision.core.policy import SHUTDOWN, ExitKind, ExitReason, Restart, Strategy
 
-from .group import (
-    Begin,
-    CloseAsked,
-    Decided,
-    End,
-    GroupState,
-    Hold,
-    Phase,
-    Rank,
-    RankAction,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankReformed,
-    RankState,
-    ReformRanks,
-    ResizeAsked,
-    RestartAsked,
-    Serve,
-    StartRanks,
-    StopRanks,
-    WaitOver,
-    WaitUntil,
-)
+from . import group
+from .group import Decided, GroupState, Phase, Rank, RankState
+
+Decision: TypeAlias = tuple[GroupState, tuple[group.RankAction, ...]]
 
 
-def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple[RankAction, ...]]:
+def decide_ranks(state: GroupState, event: group.RankEvent) -> Decision:
     """Return the group after *event*, and what to do, in order."""
     if state.phase is Phase.ENDED:
         return state, ()
     match event:
-        case Begin():
+        case group.Begin():
             everyone = frozenset(range(state.size))
             return _start(replace(state, mending=everyone))
-        case RankReady():
+        case group.RankReady():
             return _ready(state, event.rank, event.incarnation, RankState.STARTING, event.at)
-        case RankReformed(rank=rank, incarnation=incarnation):
+        case group.RankReformed(rank=rank, incarnation=incarnation):
             if event.epoch != state.epoch:
                 return state, ()
             return _ready(state, rank, incarnation, RankState.REFORMING, event.at)
-        case RankExited():
+        case group.RankExited():
             return _exited(state, event)
-        case RestartAsked(ranks=ranks, force=force):
+        case group.RestartAsked(ranks=ranks, force=force):
             if state.phase is not Phase.SERVING:
                 return state, ()
-            # Who is kept when another dies is kept here too, and joins the ranks that come.
+            # Survivors of a death would be kept, so these are too.
             return _renew(state, ranks if state.keep else state.tied_to(ranks), hurry=force)
-        case ResizeAsked(size=size):
+        case group.ResizeAsked(size=size):
             if state.phase is not Phase.SERVING:
                 return state, ()
             everyone = frozenset(rank.number for rank in state.ranks)
             return _renew(replace(state, size=size), everyone, hurry=False)
-        case WaitOver(at=at):
+        case group.WaitOver(at=at):
             # A wait that was overtaken by a longer one ends too early.
             due = state.phase is Phase.WAITING and at >= state.waits_until
             return _start(state) if due else (state, ())
-        case CloseAsked(reason=reason):
+        case group.CloseAsked(reason=reason):
             if state.phase is Phase.CLOSING:
                 return state, ()
             return _close(state, reason, hurry=False)
@@ -93,9 +64,7 @@ def decide_ranks(state: GroupState, event: RankEvent) -> tuple[GroupState, tuple
             assert_never(event)
 
 
-def _ready(
-    state: GroupState, number: int, incarnation: int, was: RankState, at: float
-) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _ready(state: GroupState, number: int, incarnation: int, was: RankState, at: float) -> Decision:
     rank = state.ranks[number] if number < len(state.ranks) else None
     if rank is None or rank.incarnation != incarnation or rank.state is not was:
         return state, ()
@@ -103,10 +72,10 @@ def _ready(
     if any(other.state is not RankState.UP for other in state.ranks):
         return state, ()
     state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
-    return state, (Serve(state.epoch),)
+    return state, (group.Serve(state.epoch),)
 
 
-def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _exited(state: GroupState, event: group.RankExited) -> Decision:
     rank = state.ranks[event.rank] if event.rank < len(state.ranks) else None
     if rank is None or rank.incarnation != event.incarnation or rank.state is RankState.DOWN:
         return state, ()
@@ -138,7 +107,7 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
     if event.out_of_step and not state.keep:
         affected = frozenset(each.number for each in state.ranks)
     if was is RankState.REFORMING and event.rank in state.fresh:
-        # A kill says nothing about its hook: whoever sent it may strike anybody.
+        # A kill says nothing about its hook.
         if event.reason.kind is not ExitKind.KILLED:
             affected = state.tied_to(frozenset((event.rank,)))
     elif was is RankState.REFORMING:
@@ -166,21 +135,19 @@ def _exited(state: GroupState, event: RankExited) -> tuple[GroupState, tuple[Ran
 
 
 def _mend(
-    state: GroupState, affected: frozenset[int], told: Decided, event: RankExited
-) -> tuple[GroupState, tuple[RankAction, ...]]:
-    """Stop those of *affected* who live, and start all of them once they are down."""
+    state: GroupState, affected: frozenset[int], told: Decided, event: group.RankExited
+) -> Decision:
+    """Stop those of *affected* that live, and start all of them once they are down."""
     live = state.live_among(affected)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
     state, actions = _resume(state, event.at, event.jitter)
-    stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
-    return state, (told, Hold(), *stop, *actions)
+    stop = (group.StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
+    return state, (told, group.Hold(), *stop, *actions)
 
 
-def _resume(
-    state: GroupState, at: float, jitter: float
-) -> tuple[GroupState, tuple[RankAction, ...]]:
-    """Start what is to be mended once all of it is down, after the back-off."""
+def _resume(state: GroupState, at: float, jitter: float) -> Decision:
+    """Start the ranks of `mending` once all of them are down, after the back-off."""
     if state.phase is Phase.WAITING or state.live_among(state.mending):
         return state, ()
     delay = 0.0
@@ -188,11 +155,11 @@ def _resume(
         delay = state.backoff.delay(state.failures, jitter)
     if delay > 0:
         until = at + delay
-        return replace(state, phase=Phase.WAITING, waits_until=until), (WaitUntil(until),)
+        return replace(state, phase=Phase.WAITING, waits_until=until), (group.WaitUntil(until),)
     return _start(state)
 
 
-def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _start(state: GroupState) -> Decision:
     there = len(state.ranks)
     reached = (*(rank.incarnation for rank in state.ranks), *state.reached[there:])
     back = (Rank(n, reached[n]) for n in range(there, min(state.size, len(reached))))
@@ -223,39 +190,37 @@ def _start(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
         reached=reached,
     )
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
-    start = StartRanks(epoch, state.size, started)
+    start = group.StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)
-    # First of all the survivors leave: each that lingers in the old group holds up others in it.
-    return state, (ReformRanks(epoch, reform), start) if reform else (start,)
+    # Survivors leave first: one that stays in the old group holds up others in it.
+    return state, (group.ReformRanks(epoch, reform), start) if reform else (start,)
 
 
-def _renew(
-    state: GroupState, affected: frozenset[int], *, hurry: bool
-) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _renew(state: GroupState, affected: frozenset[int], *, hurry: bool) -> Decision:
     """Stop *affected*, in good order unless in a *hurry*, and start them; planned: not counted."""
     live = state.live_among(affected)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
-    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=hurry))
+    return state, (group.Hold(), group.StopRanks(tuple(sorted(live)), hurry=hurry))
 
 
-def _close(
-    state: GroupState, reason: ExitReason, *, hurry: bool
-) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _close(state: GroupState, reason: ExitReason, *, hurry: bool) -> Decision:
     live = frozenset(r.number for r in state.ranks if r.state is not RankState.DOWN)
     fresh = frozenset(n for n in live if state.ranks[n].state is not RankState.STOPPING)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
-    stop = (StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
+    stop = (group.StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
     state, actions = _settle_closing(state)
-    return state, (Hold(), *stop, *actions)
+    return state, (group.Hold(), *stop, *actions)
 
 
-def _settle_closing(state: GroupState) -> tuple[GroupState, tuple[RankAction, ...]]:
+def _settle_closing(
+    state: GroupState,
+) -> Decision:
     if any(rank.state is not RankState.DOWN for rank in state.ranks):
         return state, ()
     reason = state.ending or SHUTDOWN
-    return replace(state, phase=Phase.ENDED), (End(reason),)
+    return replace(state, phase=Phase.ENDED), (group.End(reason),)
 
 
 def _is_restarted(restart: Restart, reason: ExitReason) -> bool:

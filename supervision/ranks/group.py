@@ -1,24 +1,8 @@
-"""State, events and actions of a rank group.
+"""State, events and actions of a rank group, as values.
 
-One rank group, as its executor's decisions see it: who stands where, under which epoch.
-
-Guarantees: a value; nothing here changes anything. The questions a decision asks of it stand
-beside it: who lives, who is tied to whom, whom a death replaces.
-
-Left to others: what follows from an event (`ranks`).
-
-What can happen to a rank group: everything `decide_ranks` ever hears of.
-
-Guarantees: a closed union. Times are seconds on one monotonic clock and stand in the event; an
-incarnation names the start that is meant, so that news of an earlier one is recognised.
-
-Left to others: the order; whoever delivers the events keeps it.
-
-What a rank group wants done: everything `decide_ranks` ever asks for.
-
-Guarantees: a closed union of values, to be performed in the order in which they are returned.
-
-Left to others: performing them; what follows comes back as an event (`rank_events`).
+Events and actions are closed unions; actions are performed in the order in which they are returned.
+Times are seconds on one monotonic clock and stand in the event. An incarnation names one start of a
+rank, so that messages of an earlier one are recognised.
 """
 
 from __future__ import annotations
@@ -53,7 +37,7 @@ class ReformRanks:
 
 @dataclass(frozen=True, slots=True)
 class StopRanks:
-    """Stop these ranks together; in a *hurry* they may be stuck, and what they run is ended."""
+    """Stop these ranks together; in a *hurry* without waiting for what they run."""
 
     ranks: tuple[int, ...]
     hurry: bool
@@ -61,26 +45,26 @@ class StopRanks:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The group is not whole: hold collective calls back."""
+    """The group is incomplete: queue collective calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The group is whole under *epoch*: let calls go."""
+    """The group is complete under *epoch*: send calls."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class WaitUntil:
-    """Come back with `WaitOver` at *at*."""
+    """Deliver `WaitOver` at *at*."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What was decided about a death, and why, for the crash report."""
+    """The decision about a death, and the reason, for the crash report."""
 
     text: str
     why: str = ""
@@ -117,7 +101,7 @@ class RankReady:
 
 @dataclass(frozen=True, slots=True)
 class RankReformed:
-    """A rank that was kept has joined *epoch*."""
+    """A survivor has joined *epoch*."""
 
     rank: int
     incarnation: int
@@ -131,9 +115,9 @@ class RankExited:
 
     Attributes:
         jitter: In [0, 1), spreads the back-off.
-        directive: What the user's decider says of it; None leaves it to the restart type.
-        out_of_step: It was ended because the ranks of a process group were out of step, or that was
-            broken: so all of them are formed anew, whatever the strategy.
+        directive: That of the user's decider; None leaves it to the restart type.
+        out_of_step: It was ended because its process group was broken or its ranks were out of
+            step: all of them are formed anew, whatever the strategy.
     """
 
     rank: int
@@ -150,7 +134,7 @@ class RestartAsked:
     """A planned restart of *ranks*, and of those the strategy ties to them, if none are kept.
 
     Attributes:
-        force: Whether what they run now is ended, not waited for.
+        force: Whether the calls that they run are ended, not waited for.
     """
 
     ranks: frozenset[int]
@@ -160,7 +144,7 @@ class RestartAsked:
 
 @dataclass(frozen=True, slots=True)
 class ResizeAsked:
-    """The group is to have *size* ranks, all of them formed anew."""
+    """Form all ranks anew, in a group of *size*."""
 
     size: int
     at: float
@@ -175,7 +159,7 @@ class WaitOver:
 
 @dataclass(frozen=True, slots=True)
 class CloseAsked:
-    """The group is to stop."""
+    """Stop the group."""
 
     reason: ExitReason
     at: float
@@ -194,17 +178,17 @@ RankEvent = (
 
 
 class RankState(StrEnum):
-    """Where one rank stands."""
+    """The state of one rank."""
 
     DOWN = "down"
     STARTING = "starting"
     UP = "up"
-    REFORMING = "reforming"  # kept; it leaves its group and joins the next epoch
+    REFORMING = "reforming"  # a survivor that leaves its group and joins the next epoch
     STOPPING = "stopping"
 
 
 class Phase(StrEnum):
-    """Where the group stands."""
+    """The state of the group."""
 
     STARTING = "starting"  # for the first time
     SERVING = "serving"
@@ -229,16 +213,16 @@ class GroupState:
 
     Attributes:
         window: The restarts spent, against the intensity.
-        mending: The ranks to start anew as soon as all of them are down.
-        failures: Restarts in a row without a healthy time between; what the back-off grows with.
-        waits_until: When the back-off ends, while it waits.
-        served_at: When the group last became whole, or None.
-        ending: Why the group ends, once it does.
-        size: The ranks the group has, or is to have after the next start.
+        mending: The ranks to start as soon as all of them are down.
+        failures: Restarts in a row without a healthy time between, for the back-off.
+        waits_until: The end of the back-off, while it waits.
+        served_at: When the group last became complete, or None.
+        ending: The reason of its end, once it ends.
+        size: The number of ranks, after the next start.
         keep: Whether the survivors of a death are kept.
         fresh: The ranks that were started since the group last served.
-        reached: By rank, how far incarnations had come at the last start, of ranks that the group
-            had before it shrank as well: no incarnation of a rank is ever another's namesake.
+        reached: The last incarnation of each rank at the last start, also of ranks removed by a
+            resize: no incarnation of a rank is numbered twice.
     """
 
     strategy: Strategy

@@ -1,14 +1,9 @@
-"""An actor that ends by its own word alone.
+"""Pykka actors that own processes: only their own `stop` ends them.
 
-Guarantees: what Pykka tells all actors of a program when one of them raises SystemExit, or when
-somebody calls `pykka.ActorRegistry.stop_all`, does not end it. Whatever is raised on its thread,
-while it hears a message or between two of them, comes to `failed`, once, and to nobody else.
-
-Left to others: what it does with its messages, and what a failure means.
-
-Why: it owns processes, which outlive its thread. Stopped from outside it would leave them without
-anybody who hears of their deaths, and callers without an answer. OTP's supervisors trap exits for
-the same reason, and heed none that comes from a stranger.
+- `pykka.ActorRegistry.stop_all` does not end a `ProtectedActor`, nor does a SystemExit in another
+  actor, for which Pykka stops every actor of the program. Its processes would outlive it without an
+  owner, and callers would get no answer. OTP's supervisors trap exits for the same reason.
+- An exception on its thread, while it handles a message or between two, goes to `failed`, once.
 """
 
 from __future__ import annotations
@@ -23,18 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class SteadfastActor(pykka.ThreadingActor):
-    """See the module's docstring. Its subclasses say what `hear` and `failed` do."""
+class ProtectedActor(pykka.ThreadingActor):
+    """The base of supervisors and group actors; subclasses define `hear` and `failed`."""
 
-    # A program that forgets to end it must still end.
-    use_daemon_thread = True
+    use_daemon_thread = True  # a program that does not end the actor can still exit
 
     _has_stopped = False
 
     @staticmethod
     def _create_actor_inbox() -> queue.SimpleQueue[Any]:
-        # Pykka's own is written in Python: a finalizer that runs in the middle of one `tell` and
-        # tells the same actor something would wait for ever for a lock which its thread has.
+        # Pykka's own queue is written in Python: a finalizer that interrupts one `tell` and tells
+        # the same actor something would deadlock on its lock.
         return queue.SimpleQueue()
 
     def hear(self, message: Any, /) -> None:
@@ -42,16 +36,16 @@ class SteadfastActor(pykka.ThreadingActor):
         raise NotImplementedError
 
     def failed(self, error: BaseException, /) -> None:
-        """End, for *error* was raised on the actor's thread; must not raise."""
+        """End, because *error* was raised on the actor's thread; must not raise."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """End, after what is in the mailbox already."""
+        """End, after the messages that are in the mailbox already."""
         self._has_stopped = True
         super().stop()
 
     def on_receive(self, message: Any) -> None:
-        """Act on one message; whatever goes wrong here is a failure, never silent."""
+        """Act on one message; an exception is a failure."""
         try:
             self.hear(message)
         except BaseException as error:  # noqa: BLE001  # SystemExit too: Pykka would stop all actors
@@ -64,25 +58,32 @@ class SteadfastActor(pykka.ThreadingActor):
         return super()._handle_receive(message)
 
     def _actor_loop_running(self) -> None:
-        hear_mailbox(self, self._raised)
+        run_mailbox(self, self._raised)
 
     def _raised(self, error: BaseException, was_answered: bool) -> None:
-        # What was answered is of a stranger's proxy: `on_receive` does not raise.
+        # Only a proxy's call can have been answered: `on_receive` does not raise.
         if not (was_answered and isinstance(error, Exception)):
             self.failed(error)
 
 
-def hear_mailbox(
-    actor: pykka.ThreadingActor, failed: Callable[[BaseException, bool], None]
-) -> None:
-    """Have *actor* hear its messages until it has stopped; in place of Pykka's own loop.
+def start_actor(actor: pykka.ThreadingActor) -> None:
+    """Start *actor*: what `pykka.Actor.start`, a class method, does after it has made one."""
+    pykka.ActorRegistry.register(actor.actor_ref)
+    try:
+        actor._start_actor_loop()  # noqa: SLF001  # as above  # pyright: ignore[reportPrivateUsage]  # as above
+    except BaseException:
+        pykka.ActorRegistry.unregister(actor.actor_ref)
+        raise
 
-    That one stops every actor of the program for one SystemExit, ends without a word where it is
-    struck while it waits, and tells nobody else of an exception that was answered.
+
+def run_mailbox(actor: pykka.ThreadingActor, failed: Callable[[BaseException, bool], None]) -> None:
+    """Handle the messages of *actor* until it has stopped; in place of Pykka's own loop.
+
+    Pykka's loop stops every actor of the program for one SystemExit, ends silently if an exception
+    is raised in it while it waits, and drops one with which a message was answered.
 
     Args:
-        failed: Told whatever was raised on the actor's thread, and whether somebody who had asked
-            was answered with it.
+        failed: Called with each exception, and whether a caller was answered with it.
     """
     while not actor.actor_stopped.is_set():
         was_answered = False
@@ -97,5 +98,5 @@ def hear_mailbox(
                 raise
             if envelope.reply_to is not None:
                 envelope.reply_to.set(answer)
-        except BaseException as error:  # noqa: BLE001  # another thread may have had it raised here
+        except BaseException as error:  # noqa: BLE001  # another thread may have raised it here
             failed(error, was_answered)

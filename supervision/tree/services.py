@@ -1,20 +1,11 @@
-"""Services that one supervision tree shares: clock, timers, subscribers and log.
+"""Services that the supervisors of one tree share: clock, timers, subscribers and log.
 
-What the supervisors of one tree share: clock, timers, chance, and those who watch.
-
-Guarantees: a subscriber that raises, SystemExit included, harms nobody but itself. Notices of one
-supervisor arrive in order; they are also log events. They go to the logger that the tree was given,
-else through what the latest executor in it logs by, else, those that say that something went wrong,
-to structlog, which is imported with the first one; where that is not configured, to stderr.
-
-Calls that are made later: what a supervisor needs of a clock, and one thread that provides it.
-
-Guarantees: a callback runs once, not before its time, unless it was cancelled before; callbacks
-must not block (a supervisor's only post a message). One that raises is reported by
-`threading.excepthook`, and the later ones still run. The thread starts with `start` or the first
-call and ends with `close`.
-
-Left to others: a runtime that has an event loop of its own passes its own `Timers`.
+- A callback of the timers runs once, not before its time, unless it was cancelled; it must not
+  block. One that raises is reported by `threading.excepthook`, and the later ones still run.
+- Notices of one supervisor arrive in order; a subscriber that raises, SystemExit included, affects
+  nothing else.
+- Notices are log events too: of the logger given to the tree, else of the latest executor in it;
+  without either, warnings and worse go to structlog (to stderr if that is not configured).
 """
 
 from __future__ import annotations
@@ -25,33 +16,35 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from phalanx.supervision.core.notices import CallbackFailed, Notice, notice_fields
 from phalanx.supervision.errors import error_text
 
+from .mailbox import ProtectedActor, start_actor
 from .monitors import stderr_logger
 
 if TYPE_CHECKING:
     from phalanx.supervision.core.snapshot import SupervisorSnapshot
 
-    from .actor import SupervisorActor
+    from .monitors import Cancel
 
-
-Cancel: TypeAlias = Callable[[], None]
+Subscriber: TypeAlias = Callable[[Notice], None]
+Clock: TypeAlias = Callable[[], float]
 
 
 class Timers(Protocol):
     """Calls back at a time of the monotonic clock."""
 
     def call_at(self, at: float, callback: Callable[[], None]) -> Cancel:
-        """Call *callback* at *at*; return what cancels it, which may be called at any time."""
+        """Call *callback* at *at*; return a function that cancels it, at any time."""
         ...
 
 
 class ThreadTimers:
-    """One daemon thread, asleep until the next call is due."""
+    """Timers of one daemon thread, which sleeps until the next call is due."""
 
     def __init__(self) -> None:
         self._due: list[tuple[float, int]] = []
@@ -62,12 +55,12 @@ class ThreadTimers:
         self._closed = False
 
     def start(self) -> None:
-        """Start the thread unless it runs; raises where the system has no thread to give."""
+        """Start the thread unless it runs; raises if the system has no thread left."""
         with self._changed:
             if self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._run, name="phalanx-timers", daemon=True)
                 thread.start()
-                self._thread = thread  # only one that runs: the next call tries again
+                self._thread = thread  # not before it runs: the next call tries again
 
     def call_at(self, at: float, callback: Callable[[], None]) -> Cancel:
         """Call *callback* at *at*, on this thread."""
@@ -83,17 +76,14 @@ class ThreadTimers:
 
         def cancel() -> None:
             self._calls.pop(number, None)
-            # Its entry in the heap stays until it is due, or until such entries are the majority:
-            # a start limit of minutes, cancelled after milliseconds, must not pile up.
+            # Start limits of minutes that are cancelled after milliseconds must not pile up: their
+            # entries leave the heap when they are the majority.
             if len(self._due) > 64 + 2 * len(self._calls):
-                self._compact()
+                with self._changed:
+                    self._due = [entry for entry in self._due if entry[1] in self._calls]
+                    heapq.heapify(self._due)
 
         return cancel
-
-    def _compact(self) -> None:
-        with self._changed:
-            self._due = [entry for entry in self._due if entry[1] in self._calls]
-            heapq.heapify(self._due)
 
     def _run(self) -> None:
         while True:
@@ -106,7 +96,7 @@ class ThreadTimers:
                 at, number = self._due[0]
                 remaining = at - time.monotonic()
                 if remaining > 0:
-                    # The longest wait a lock takes is limited; a far time is waited for in parts.
+                    # A lock limits the length of a wait.
                     self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
                     continue
                 heapq.heappop(self._due)
@@ -119,7 +109,7 @@ class ThreadTimers:
                     threading.excepthook(threading.ExceptHookArgs(failed))
 
     def close(self) -> None:
-        """End the thread; what is not yet due is never called."""
+        """End the thread; calls that are not yet due are dropped."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -132,17 +122,32 @@ def _nothing() -> None:
     pass
 
 
-Subscriber: TypeAlias = Callable[[Notice], None]
-Clock: TypeAlias = Callable[[], float]
+def spawn_thread(target: Callable[[], None], name: str) -> None:
+    """Run *target* on a daemon thread."""
+    threading.Thread(target=target, name=name, daemon=True).start()
 
 
-class Tree:
-    """The surroundings of a tree.
+@dataclass(eq=False)
+class Member:
+    """A supervisor of a tree: its *path*, its *thread* once it runs, and whether it is over."""
+
+    path: str
+    thread: threading.Thread | None = None
+    is_over: bool = False
+
+
+class TreeServices:
+    """The services of one tree.
 
     Attributes:
         clock: The monotonic clock, in seconds.
+        timers: Calls back at a time of that clock.
         chance: Random numbers in [0, 1), for jitter.
-        look: Returns the tree as it is now, from the top; None before its supervisor is made.
+        spawn: Runs a function on a thread of the name given; raises if there is no thread left.
+        begin: Starts the thread of an actor; raises likewise.
+        instances: How many instances each supervisor has numbered, by path: a restarted supervisor
+            continues the numbers. An entry goes with the child that its path names.
+        look: Returns the tree as it is now, from the top; None before its supervisor exists.
     """
 
     look: Callable[[], SupervisorSnapshot] | None = None
@@ -153,74 +158,69 @@ class Tree:
         clock: Clock = time.monotonic,
         timers: Timers | None = None,
         chance: Callable[[], float] = random.random,
+        spawn: Callable[[Callable[[], None], str], object] = spawn_thread,
+        begin: Callable[[ProtectedActor], None] = start_actor,
         log: Any = None,
     ) -> None:
         self.clock = clock
         self.chance = chance
-        # How many instances each supervisor has numbered, by path: a restarted one goes on from
-        # there. An entry goes with the child that its path names.
+        self.spawn = spawn
+        self.begin = begin
         self.instances: dict[str, int] = {}
-        self._own_timers = ThreadTimers() if timers is None else None
-        self._timers: Timers | None = timers
+        self._own_timers: ThreadTimers | None = None
+        if timers is None:
+            timers = self._own_timers = ThreadTimers()
+        self.timers = timers
         self._log = log
         self._emit: Callable[[Notice], object] | None = None
         self._lock = threading.Lock()
-        self._supervisors: set[SupervisorActor] = set()
-        self._subscribers: dict[int, Subscriber] = {}
-        self._numbers = count()
+        self._members: set[Member] = set()
+        self._subscribers: list[Subscriber] = []
 
-    def enter(self, supervisor: SupervisorActor) -> None:
-        """Count *supervisor*, which is about to run; with the first one the timers start."""
+    def enter(self, member: Member) -> None:
+        """Add *member*, which is about to run; the timers start with the first."""
         with self._lock:
             if self._own_timers is not None:
                 self._own_timers.start()
-            self._supervisors.add(supervisor)
+            self._members.add(member)
 
-    def leave(self, supervisor: SupervisorActor) -> None:
-        """Discount *supervisor*; with the last one the timers end.
+    def leave(self, member: Member) -> None:
+        """Remove *member*; the timers end with the last.
 
-        Not with the top one: when that is killed, those below still stop their children, and
-        kill by a timer what does not stop.
+        Not with the top one: when that is killed, those below still stop their children, and a
+        timer kills children that do not stop.
         """
         with self._lock:
-            self._supervisors.discard(supervisor)
-            is_last = not self._supervisors
+            self._members.discard(member)
+            is_last = not self._members
         if is_last and self._own_timers is not None:
             self._own_timers.close()
 
     def is_inside(self, path: str) -> bool:
-        """Return whether the supervisor at *path*, or one below it that it waits for, runs here."""
+        """Return whether this thread is that of *path*, or of one below it that is not over."""
         me = threading.current_thread()
         with self._lock:
-            mine = [each for each in self._supervisors if each.thread is me]
+            mine = [each for each in self._members if each.thread is me]
         return any(
-            each.machine.path == path
-            or (each.machine.path.startswith(f"{path}/") and not each.is_over)
+            each.path == path or (each.path.startswith(f"{path}/") and not each.is_over)
             for each in mine
         )
 
     def forget_instances(self, path: str, children: Collection[str]) -> None:
-        """Drop the numbers below *path* of children that are not among *children*."""
+        """Drop the numbers below *path*, except those of *children*."""
         for known in list(self.instances):
             above, _, below = known.partition(f"{path}/")
             if not above and below.partition("/")[0] not in children:
                 self.instances.pop(known, None)
 
-    def call_at(self, at: float, callback: Callable[[], object]) -> Cancel:
-        """Call *callback* at *at*; return what cancels it."""
-        timers = self._timers or self._own_timers
-        assert timers is not None, "there are own timers where none were given"
-        return timers.call_at(at, lambda: _ignored(callback()))
-
     def subscribe(self, subscriber: Subscriber) -> Cancel:
-        """Call *subscriber* with every notice from now on, on the thread where it arises."""
+        """Call *subscriber* with every notice from now on, on the thread of its supervisor."""
         with self._lock:
-            number = next(self._numbers)
-            self._subscribers[number] = subscriber
+            self._subscribers.append(subscriber)
 
         def cancel() -> None:
-            with self._lock:
-                self._subscribers.pop(number, None)
+            with self._lock, suppress(ValueError):
+                self._subscribers.remove(subscriber)
 
         return cancel
 
@@ -230,14 +230,14 @@ class Tree:
 
     def announce(self, notice: Notice) -> None:
         """Log *notice* and pass it to the subscribers."""
-        with suppress(BaseException):  # a logger that raises leaves nowhere to say so
+        with suppress(BaseException):  # a logger that raises leaves nowhere to report it
             self._logged(notice)
         with self._lock:
-            subscribers = list(self._subscribers.values())
+            subscribers = list(self._subscribers)
         for subscriber in subscribers:
             try:
                 subscriber(notice)
-            except BaseException:  # noqa: BLE001 # whose callback it is must not cost a tree its supervisor
+            except BaseException:  # noqa: BLE001 # user code must not end a supervisor
                 with suppress(BaseException):
                     self._logger().exception("phalanx.subscriber_failed", notice=notice.event)
 
@@ -253,7 +253,3 @@ class Tree:
 
     def _logger(self) -> Any:
         return stderr_logger() if self._log is None else self._log
-
-
-def _ignored(_: object) -> None:
-    pass

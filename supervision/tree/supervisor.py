@@ -1,41 +1,26 @@
-"""What users hold of a tree: start it, ask it, change it, watch it, stop it.
+"""The user's handle of a tree: start it, query it, change it, watch it, close it.
 
-Guarantees: `Supervisor(spec)` returns when every child of the tree has been started, or raises
-`StartFailed` when nothing of it runs any more. Every request has OTP's result, a refusal as an
-exception. `stop` returns when every child has ended, and may be called again. A program that
-forgets it stops the tree at its exit.
-
-Left to others: the supervisors themselves (`actor`), what they do (`decide`).
+- `Supervisor(spec)` returns when every child of the tree has started, or raises `StartFailed` when
+  nothing of it runs.
+- Every request has OTP's result; a refusal is an exception.
+- `close` returns when every child has ended, and may be called again. A program that does not call
+  it closes the tree at its exit.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import threading
 import time
+import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import pykka
 
-from phalanx.supervision.core.messages import (
-    Children,
-    ChildrenRequested,
-    ChildRow,
-    ChildSpecRequested,
-    CountRequested,
-    Counts,
-    DeleteChildRequested,
-    Done,
-    Found,
-    Refusal,
-    Refused,
-    Request,
-    RestartChildRequested,
-    StartChildRequested,
-    StopRequested,
-    TerminateChildRequested,
-)
+from phalanx.supervision.core import messages as msg
+from phalanx.supervision.core.messages import Refusal
 from phalanx.supervision.core.policy import KILLED, SHUTDOWN, ExitReason
 from phalanx.supervision.core.snapshot import SupervisorSnapshot, render
 from phalanx.supervision.core.spec import ChildSpec, SupervisorSpec
@@ -47,26 +32,28 @@ from phalanx.supervision.errors import (
     WouldDeadlock,
 )
 
-from .actor import SupervisorActor, run
+from .actor import SupervisorActor
 from .monitors import Lifeline
-from .services import Clock, Subscriber, Tree
+from .services import Clock, Subscriber, TreeServices
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
-
-    from phalanx.supervision.core.messages import Answer
 
     from .monitors import Cancel, Watcher
     from .services import Timers
+    from .start import StartContext
 
-_GLANCE = 0.5  # seconds that Ctrl-C may have to wait for, once in a thousand times
+_Method = TypeVar("_Method", bound="Callable[..., Any]")
+_SIGNAL_PERIOD = 0.5  # seconds: the greatest delay of Ctrl-C in a start
+_RECHECK = 0.2  # seconds
 
 
 class SupervisorView:
-    """One supervisor of a tree, by path; it stays valid when that is restarted.
+    """One supervisor of a tree, by path; the view stays valid when the supervisor is restarted.
 
     Every request waits for its answer: *timeout* seconds, None for as long as the supervisor is
-    in the middle of something. One that times out may still be carried out.
+    in the middle of something. A request that times out may still be carried out.
     """
 
     def __init__(self, top: SupervisorActor, path: tuple[str, ...]) -> None:
@@ -81,63 +68,90 @@ class SupervisorView:
         *args: Any,
         timeout: float | None = None,
     ) -> str | None:
-        """Add and start a child; return its key, or None where it was ignored and not kept.
+        """Add and start a child; return its key, or None if it was ignored and not kept.
 
-        For simple_one_for_one leave *child* out (None) and give *args* for the template.
+        For simple_one_for_one omit *child* (None) and give *args* for the template.
 
         Raises:
             ChildRefused: There is one of that id, or there are too many.
             StartFailed: Its start function raised; nothing is kept.
         """
         spec = ChildSpec(child.id, child) if isinstance(child, SupervisorSpec) else child
-        done = self._done(StartChildRequested(_future(), spec, args), timeout)
-        return done.child or None
+        return self._done(msg.StartChildRequested(_future(), spec, args), timeout).child or None
 
     def terminate_child(self, key: str, *, timeout: float | None = None) -> None:
         """Stop a child; it is kept and not restarted, unless it is temporary or an instance."""
-        self._done(TerminateChildRequested(_future(), key), timeout)
+        self._done(msg.TerminateChildRequested(_future(), key), timeout)
 
     def restart_child(self, key: str, *, timeout: float | None = None) -> bool:
-        """Start a child that does not run; return whether it does now (False: ignored)."""
-        return self._done(RestartChildRequested(_future(), key), timeout).running
+        """Start a child that does not run; return whether it runs now (False: ignored)."""
+        return self._done(msg.RestartChildRequested(_future(), key), timeout).running
 
     def delete_child(self, key: str, *, timeout: float | None = None) -> None:
-        """Forget a child that does not run."""
-        self._done(DeleteChildRequested(_future(), key), timeout)
+        """Remove a child that does not run."""
+        self._done(msg.DeleteChildRequested(_future(), key), timeout)
 
-    def which_children(self, *, timeout: float | None = None) -> tuple[ChildRow, ...]:
+    def which_children(self, *, timeout: float | None = None) -> tuple[msg.ChildRow, ...]:
         """Return a row per child, newest first."""
-        answer = self._answer(ChildrenRequested(_future()), timeout)
-        assert isinstance(answer, Children), answer
-        return answer.rows
+        answer = self._answer(msg.ChildrenRequested(_future()), timeout)
+        return cast("tuple[msg.ChildRow, ...]", answer)
 
-    def count_children(self, *, timeout: float | None = None) -> Counts:
+    def count_children(self, *, timeout: float | None = None) -> msg.Counts:
         """Return how many children there are, and how many of them live."""
-        answer = self._answer(CountRequested(_future()), timeout)
-        assert isinstance(answer, Counts), answer
-        return answer
+        return cast("msg.Counts", self._answer(msg.CountRequested(_future()), timeout))
 
     def get_childspec(self, key: str, *, timeout: float | None = None) -> ChildSpec:
         """Return the spec of a child, defaults filled in."""
-        answer = self._answer(ChildSpecRequested(_future(), key), timeout)
-        assert isinstance(answer, Found), answer
-        return answer.spec
+        return cast("ChildSpec", self._answer(msg.ChildSpecRequested(_future(), key), timeout))
 
-    # --- without asking -------------------------------------------------------------------
+    def submit(self, request: msg.Request) -> pykka.Future[msg.Answer]:
+        """Send *request*, whose caller must be a Pykka future; return that future."""
+        if not self._actor().post(request):
+            request.caller.set(msg.Refused(Refusal.NOPROC))
+        return cast("pykka.Future[msg.Answer]", request.caller)  # opaque to the core
+
+    # --- queries --------------------------------------------------------------------------
 
     def child(self, path: str) -> Any:
-        """Return what runs as the child of this key or path: the ``ref`` of its handle, or that.
+        """Return the ``ref`` of the handle of the child of this key or path, or the handle.
 
         Raises:
             ChildRefused: There is none, or it does not run now.
-            SupervisorDown: The tree has ended; it says why.
+            SupervisorDown: The tree has ended; the message says why.
         """
-        *above, key = path.split("/")
-        incarnation = self._actor(above).incarnation(key)
-        handle = None if incarnation is None or incarnation.has_ended else incarnation.handle
-        if handle is None:
+        start = self._start_of(path)
+        if start.has_ended or start.handle is None:
             raise self._gone() or ChildRefused("not_running", path)
-        return getattr(handle, "ref", handle)
+        return getattr(start.handle, "ref", start.handle)
+
+    def wait_child(self, path: str, timeout: float | None = None) -> Any:
+        """Return `child` of *path*, after its start or restart if one is under way.
+
+        Raises:
+            ChildRefused: There is none, or nothing is going to start it.
+            SupervisorDown: The tree has ended; the message says why.
+            TimeoutError: It does not run after *timeout* seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        changed = threading.Event()
+        cancel = self._top.subscribe(lambda _notice: changed.set())
+        try:
+            while True:
+                changed.clear()
+                will_run = self._will_run(path)  # before the look: it may start in between
+                try:
+                    return self.child(path)
+                except (ChildRefused, SupervisorDown):
+                    if not will_run or self._top.ended is not None:
+                        raise
+                self._check_thread()
+                left = math.inf if deadline is None else deadline - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"{path} does not run after {timeout:g} s")
+                # Not every change is announced, such as a start that is ignored.
+                changed.wait(min(left, _RECHECK))
+        finally:
+            cancel()
 
     def supervisor(self, path: str) -> SupervisorView:
         """Return the supervisor at *path* below this one, whether it runs now or not."""
@@ -145,33 +159,27 @@ class SupervisorView:
 
     def lifeline(self, path: str) -> Lifeline:
         """Return the lifeline of the child that runs at *path* now, for links and monitors."""
-        *above, key = path.split("/")
-        incarnation = self._actor(above).incarnation(key)
-        if incarnation is None:
-            raise self._gone() or ChildRefused("not_running", path)
-        return incarnation.lifeline
+        return self._start_of(path).lifeline
 
     def monitor(self, path: str, watcher: Watcher) -> Cancel:
         """Call *watcher* once when the child that runs at *path* now has ended."""
         return self.lifeline(path).monitor(watcher)
 
-    def snapshot(self) -> SupervisorSnapshot:
+    def status(self) -> SupervisorSnapshot:
         """Return the tree from here down, as a value."""
-        return _snapshot(self._actor([]))
+        return _status(self._actor())
 
     def render(self) -> str:
         """Return the tree from here down, as text."""
-        return render(self.snapshot())
+        return render(self.status())
 
-    # --- the way there --------------------------------------------------------------------
+    def snapshot(self) -> SupervisorSnapshot:
+        """Return `status()`; deprecated."""
+        return _renamed("snapshot()", "status()", self.status)()
 
-    def submit(self, request: Request) -> pykka.Future[Answer]:
-        """Send *request*, whose caller must be a Pykka future; return that future."""
-        if not self._actor([]).post(request):
-            request.caller.set(Refused(Refusal.NOPROC))
-        return cast("pykka.Future[Answer]", request.caller)  # opaque to the core
+    # --- within ---------------------------------------------------------------------------
 
-    def _actor(self, below: list[str]) -> SupervisorActor:
+    def _actor(self, *below: str) -> SupervisorActor:
         actor = self._top
         for key in (*self._path, *below):
             nested = actor.nested(key)
@@ -182,16 +190,39 @@ class SupervisorView:
             actor = nested
         return actor
 
-    def _answer(self, request: Request, timeout: float | None) -> Answer:
+    def _will_run(self, path: str) -> bool:
+        """Return whether the child at *path* runs or is going to, and the supervisors above it."""
+        actor = self._top
+        *above, last = (*self._path, *path.split("/"))
+        for key in above:
+            if not actor.will_run(key):
+                return False
+            nested = actor.nested(key)
+            if nested is None:
+                return True  # that supervisor is being started
+            actor = nested
+        return actor.will_run(last)
+
+    def _start_of(self, path: str) -> StartContext:
+        *above, key = path.split("/")
+        start = self._actor(*above).start_of(key)
+        if start is None:
+            raise self._gone() or ChildRefused("not_running", path)
+        return start
+
+    def _answer(self, request: msg.Request, timeout: float | None) -> msg.Answer:
         self._check_thread()
         try:
             answer = self.submit(request).get(timeout=timeout)
         except pykka.Timeout:
             raise TimeoutError(f"no answer from the supervisor after {timeout:g} s") from None
-        if isinstance(answer, Refused):
+        if isinstance(answer, msg.Refused):
             gone = self._gone() if answer.why is Refusal.NOPROC else None
             raise gone or _refusal(answer)
         return answer
+
+    def _done(self, request: msg.Request, timeout: float | None) -> msg.Done:
+        return cast("msg.Done", self._answer(request, timeout))
 
     def _gone(self) -> SupervisorDown | None:
         """Return the error that says that the tree has ended, and why, if it has."""
@@ -201,25 +232,20 @@ class SupervisorView:
         return SupervisorDown(f"the tree {top.machine.path} has ended: {top.ended}")
 
     def _check_thread(self) -> None:
-        actor = self._actor([])
+        actor = self._actor()
         if actor.needs_this_thread():
             raise WouldDeadlock(
                 f"{actor.machine.path} cannot wait for itself: this thread is its own, or that "
                 "of a supervisor below it; use another one"
             )
 
-    def _done(self, request: Request, timeout: float | None) -> Done:
-        answer = self._answer(request, timeout)
-        assert isinstance(answer, Done), answer
-        return answer
-
 
 class Supervisor(SupervisorView):
     """A running tree of supervisors and children.
 
     Attributes:
-        spec: What it was built from.
-        exits: Its own lifeline: monitor it to hear of its end.
+        spec: The spec of the tree.
+        exits: Its own lifeline, for links and monitors.
     """
 
     def __init__(
@@ -236,7 +262,7 @@ class Supervisor(SupervisorView):
         Args:
             spec: The tree.
             clock: The clock of restart windows and back-off, in seconds; it never goes back.
-            timers: What calls back at a time; None for a thread of its own.
+            timers: Timers of that clock; None for a thread that provides them.
             subscriber: Called with every notice from the first on (`subscribe`).
             log: A structlog logger; None for structlog's own.
 
@@ -244,68 +270,83 @@ class Supervisor(SupervisorView):
             StartFailed: A child did not start; what had started is stopped again.
         """
         self.spec = spec
-        self._tree = Tree(clock=clock, timers=timers, log=log)
-        self.exits = Lifeline(spec.id, self._asked_to_stop, failed=self._tree.watcher_failed)
+        self._services = TreeServices(clock=clock, timers=timers, log=log)
         if subscriber is not None:
-            self._tree.subscribe(subscriber)
+            self._services.subscribe(subscriber)
         self._started = threading.Event()
         self._start_error: BaseException | None = None
         self._ended = threading.Event()
         actor = SupervisorActor(
-            spec, spec.id, self._tree, on_start=self._on_start, on_exit=self._on_exit
+            spec, spec.id, self._services, on_start=self._on_start, on_exit=self._on_exit
         )
         super().__init__(actor, ())
-        self._tree.look = self.snapshot
+        self.exits = Lifeline(spec.id, actor.terminate, failed=self._services.watcher_failed)
+        self._services.look = self.status
         try:
-            atexit.register(self.stop)
-            run(actor, self._tree)
-            error = self._await_start()
+            atexit.register(self.close)
+            actor.begin()
+            # Python does not see a signal that comes as a wait begins until that wait is over.
+            while not self._started.wait(_SIGNAL_PERIOD):
+                pass
         except BaseException as error:
             # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline. Or there
-            # was no thread to run on, and so nobody to hear of a stop.
+            # was no thread to run on, and so none to handle a request to stop.
             self.kill()
             if isinstance(error, Exception):
                 raise StartFailed(f"{spec.id}: the supervisor did not start: {error}") from error
             raise
-        if error is not None:
+        if self._start_error is not None:
             self._join()
-            raise StartFailed(f"{spec.id}: a child did not start: {error}") from error
-
-    @classmethod
-    def start(cls, spec: SupervisorSpec, **options: Any) -> Self:
-        """Return a started tree; the same as calling the class."""
-        return cls(spec, **options)
+            text = f"{spec.id}: a child did not start: {self._start_error}"
+            raise StartFailed(text) from self._start_error
 
     @property
-    def reason(self) -> ExitReason | None:
-        """Why the tree has ended; None while it runs."""
+    def exit_reason(self) -> ExitReason | None:
+        """The reason of the tree's end; None while it runs."""
         return self.exits.reason
 
     def subscribe(self, subscriber: Subscriber) -> Cancel:
-        """Call *subscriber* with every notice of the tree; it must not block."""
-        return self._tree.subscribe(subscriber)
+        """Call *subscriber* with every notice of the tree; it must not block.
 
-    def stop(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
+        Returns a function that ends the subscription.
+        """
+        return self._services.subscribe(subscriber)
+
+    def close(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
         """Stop every child, in reverse start order, then the supervisor.
 
         Raises:
             TimeoutError: It is still stopping after *timeout* seconds; it goes on.
         """
         self._check_thread()
-        self._asked_to_stop(reason)
+        self._top.terminate(reason)
         if not self._ended.wait(timeout):
             raise TimeoutError(f"{self.spec.id}: still stopping after {timeout} s")
         self._join()
 
     def kill(self) -> None:
-        """End the supervisor at once; its children are killed, or asked where they cannot be."""
+        """End the supervisor at once; its children are killed, or asked if they cannot be."""
         self._top.kill()
         self._join()
 
-    def wait_ended(self, timeout: float | None = None) -> ExitReason | None:
-        """Wait until the tree has ended; return the reason, None where it still runs."""
+    def wait_closed(self, timeout: float | None = None) -> ExitReason | None:
+        """Wait until the tree has ended; return the reason, or None if it still runs."""
         self._ended.wait(timeout)
-        return self.reason
+        return self.exit_reason
+
+    @property
+    def reason(self) -> ExitReason | None:
+        """`exit_reason`; deprecated."""
+        _renamed("reason", "exit_reason", self.wait_closed)
+        return self.exit_reason
+
+    def stop(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
+        """Call `close`; deprecated."""
+        _renamed("stop()", "close()", self.close)(reason, timeout)
+
+    def wait_ended(self, timeout: float | None = None) -> ExitReason | None:
+        """Call `wait_closed`; deprecated."""
+        return _renamed("wait_ended()", "wait_closed()", self.wait_closed)(timeout)
 
     def __enter__(self) -> Self:
         return self
@@ -316,17 +357,7 @@ class Supervisor(SupervisorView):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
-
-    def _asked_to_stop(self, reason: ExitReason) -> None:
-        self._top.post(StopRequested(reason))
-
-    def _await_start(self) -> BaseException | None:
-        """Return once it has started, or has failed to, and with what."""
-        # Python does not see a signal that comes as the wait begins until the wait is over.
-        while not self._started.wait(_GLANCE):
-            pass
-        return self._start_error
+        self.close()
 
     def _on_start(self, error: BaseException | None) -> None:
         self._start_error = error
@@ -342,21 +373,26 @@ class Supervisor(SupervisorView):
 
     def _let_go(self) -> None:
         # A program that runs for weeks must not hold every tree that ended by itself.
-        atexit.unregister(self.stop)
+        atexit.unregister(self.close)
         self._ended.set()
 
     def _join(self) -> None:
         self._ended.wait()
-        thread = self._top.thread
+        thread = self._top.member.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
 
-def _future() -> pykka.Future[Answer]:
+def _future() -> pykka.Future[msg.Answer]:
     return pykka.ThreadingFuture()
 
 
-def _refusal(refused: Refused) -> Exception:
+def _renamed(old: str, new: str, method: _Method) -> _Method:
+    warnings.warn(f"Supervisor.{old} is now {new}", DeprecationWarning, stacklevel=3)
+    return method
+
+
+def _refusal(refused: msg.Refused) -> Exception:
     match refused.why:
         case Refusal.NOPROC:
             return SupervisorDown("the supervisor has ended")
@@ -378,7 +414,7 @@ def _refusal(refused: Refused) -> Exception:
             return ChildRefused(why, refused.child)
 
 
-def _snapshot(actor: SupervisorActor) -> SupervisorSnapshot:
+def _status(actor: SupervisorActor) -> SupervisorSnapshot:
     # Those above before those below, then back: no recursion, which a deep tree would end.
     found = [(actor.machine.path, actor)]
     for path, above in found:

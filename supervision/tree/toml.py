@@ -1,10 +1,7 @@
 """Trees written as TOML, checked as a whole before anything starts.
 
-Guarantees: the result is the same `SupervisorSpec` that Python code would build, and every error
-is a `SpecError` whose field is the dotted place in the document. Supervisors name their children,
-so that a document could say that one contains itself: that is an error too, with the way around.
-
-::
+The result is the `SupervisorSpec` that Python code would build; every error is a `SpecError` whose
+field is the dotted place in the document. Supervisors name their children::
 
     root = "app"
 
@@ -29,7 +26,9 @@ from __future__ import annotations
 import importlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 from phalanx.supervision.core.policy import BackOff, Intensity
@@ -39,34 +38,31 @@ from phalanx.supervision.errors import SpecError, error_text
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.supervision.core.child import StartFunction
+    from phalanx.supervision.core.spec import StartFunction
 
 Table: TypeAlias = Mapping[str, Any]
+Load: TypeAlias = "Callable[[str, object], Any]"
+Kind: TypeAlias = "Callable[[str, dict[str, Any], Load], ChildSpec]"
 Built = TypeVar("Built")
 
 _AS_CHILD = {"restart", "shutdown", "significant", "start_within", "kill_within"}
 _WORKER = _AS_CHILD | {"start", "args"}
-_SUPERVISOR = _AS_CHILD | {
-    "strategy",
-    "intensity",
-    "children",
-    "auto_shutdown",
-    "max_children",
-    "backoff",
-    "fruitless_limit",
-    "count_preemption",
-}
-_INTENSITY = {"max_restarts", "period", "whole_seconds"}
-_BACKOFF = {"initial", "factor", "maximum", "jitter", "reset_after"}
+_SUPERVISOR = _AS_CHILD | {one.name for one in fields(SupervisorSpec)} - {"id", "decider"}
 
 
-def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None) -> SupervisorSpec:
+def tree_from_toml(
+    text: str,
+    starts: Mapping[str, StartFunction] | None = None,
+    kinds: Mapping[str, Kind] = MappingProxyType({}),
+) -> SupervisorSpec:
     """Return the tree that *text* declares.
 
     Args:
         text: The TOML document.
         starts: Start functions by the name the document uses for them; any other name is
             ``module:attribute`` and imported.
+        kinds: Further kinds of children, by the name of their tables: each builds a child from its
+            id, its table, and a function that returns what a field's ``module:attribute`` names.
 
     Raises:
         SpecError: Something in it makes no sense; nothing has been started.
@@ -75,11 +71,12 @@ def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None)
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError("toml", str(error), "is not TOML") from error
-    _known("", document, {"root", "supervisor", "worker"})
+    _known("", document, {"root", "supervisor", "worker", *kinds})
     declared = _Document(
         _table("supervisor", document.get("supervisor", {})),
-        _table("worker", document.get("worker", {})),
+        {kind: _table(kind, document.get(kind, {})) for kind in ("worker", *kinds)},
         starts or {},
+        kinds,
     )
     root = document.get("root")
     if not isinstance(root, str) or root not in declared.supervisors:
@@ -98,8 +95,9 @@ def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None)
 @dataclass(frozen=True, slots=True)
 class _Document:
     supervisors: Table
-    workers: Table
+    leaves: Mapping[str, Table]  # tables of each kind, by name
     starts: Mapping[str, StartFunction]
+    kinds: Mapping[str, Kind]
 
     def supervisors_from(self, root: str) -> dict[str, SupervisorSpec]:
         """Return the spec of *root* and of every supervisor below it, by name."""
@@ -113,17 +111,17 @@ class _Document:
             if child is None:
                 built[name] = self._supervisor(name, built)
                 del way[name]
-            elif isinstance(child, str) and child in way:
+            elif child in way:
                 names = list(way)
                 circle = " -> ".join((*names[names.index(child) :], child))
                 raise SpecError(
                     f"supervisor.{child}.children", circle, "a supervisor cannot contain itself"
                 )
-            elif isinstance(child, str) and child in self.supervisors and child not in built:
+            elif child in self.supervisors and child not in built:
                 way[child] = iter(self._children(child))
         return built
 
-    def _children(self, name: str) -> list[object]:
+    def _children(self, name: str) -> list[str]:
         place = f"supervisor.{name}"
         children: object = _table(place, self.supervisors[name]).get("children", [])
         if not isinstance(children, list):
@@ -132,62 +130,63 @@ class _Document:
         for child in found:
             if not isinstance(child, str):
                 raise SpecError(f"{place}.children", child, "names nothing that is declared")
-        return found
+        return cast("list[str]", found)
 
     def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
         """Return the spec of supervisor *name*; those below it are *built*."""
         place = f"supervisor.{name}"
         table = _table(place, self.supervisors[name])
         _known(place, table, _SUPERVISOR)
-        fields = {key: value for key, value in table.items() if key not in _AS_CHILD}
-        for key, kind, known in (
-            ("intensity", Intensity, _INTENSITY),
-            ("backoff", BackOff, _BACKOFF),
-        ):
-            if key in fields:
-                part = _table(f"{place}.{key}", fields[key])
-                _known(f"{place}.{key}", part, known)
-                fields[key] = _placed(f"{place}.{key}", kind, part)
-        fields.pop("children", None)
-        below = [self._child(place, child, built) for child in self._children(name)]
-        return _placed(place, SupervisorSpec, {"id": name, "children": below, **fields})
+        given = {key: value for key, value in table.items() if key not in _AS_CHILD}
+        for key, kind in (("intensity", Intensity), ("backoff", BackOff)):
+            if key in given:
+                part = _table(f"{place}.{key}", given[key])
+                _known(f"{place}.{key}", part, {one.name for one in fields(kind)})
+                given[key] = _placed(f"{place}.{key}", kind, part)
+        given["children"] = [self._child(place, child, built) for child in self._children(name)]
+        return _placed(place, SupervisorSpec, {"id": name, **given})
 
-    def _child(self, place: str, name: object, built: Mapping[str, SupervisorSpec]) -> ChildSpec:
+    def _child(self, place: str, name: str, built: Mapping[str, SupervisorSpec]) -> ChildSpec:
         """Return the spec of the child *name*, which the supervisor at *place* lists."""
-        if isinstance(name, str) and name in self.supervisors:
-            table = _table(f"supervisor.{name}", self.supervisors[name])
+        kinds = [kind for kind, tables in self.leaves.items() if name in tables]
+        where = f"{kinds[0] if kinds else 'supervisor'}.{name}"
+        if name in self.supervisors:
+            table = _table(where, self.supervisors[name])
             start: StartFunction | SupervisorSpec = built[name]
-            where = f"supervisor.{name}"
-        elif isinstance(name, str) and name in self.workers:
-            where = f"worker.{name}"
-            table = _table(where, self.workers[name])
-            _known(where, table, _WORKER)
-            start = self.start(where, table.get("start"))
-        else:
+        elif not kinds:
             raise SpecError(f"{place}.children", name, "names nothing that is declared")
-        fields = {key: value for key, value in table.items() if key in _AS_CHILD | {"args"}}
-        return _placed(where, ChildSpec, {"id": name, "start": start, **fields})
+        elif kinds[0] != "worker":
+            table = _table(where, self.leaves[kinds[0]][name])
+            build = partial(self.kinds[kinds[0]], name, dict(table), self.load)
+            return _placed(where, build, {})
+        else:
+            table = _table(where, self.leaves["worker"][name])
+            _known(where, table, _WORKER)
+            start = _placed(where, partial(self.load, "start", table.get("start")), {})
+        given = {key: value for key, value in table.items() if key in _AS_CHILD | {"args"}}
+        return _placed(where, ChildSpec, {"id": name, "start": start, **given})
 
-    def start(self, place: str, name: object) -> StartFunction:
-        """Return the start function that the worker at *place* names."""
+    def load(self, field: str, name: object) -> Any:
+        """Return what the *field* of a table names."""
         if isinstance(name, str) and name in self.starts:
             return self.starts[name]
         module, _, attribute = name.partition(":") if isinstance(name, str) else ("", "", "")
         if not module or not attribute or module.startswith("."):
-            raise SpecError(f"{place}.start", name, "must be module:attribute, or be passed in")
+            raise SpecError(field, name, "must be module:attribute, or be passed in")
         try:
             found: Any = importlib.import_module(module)
             for part in attribute.split("."):
                 found = getattr(found, part)
         except (Exception, SystemExit) as error:  # a module may raise anything
             why = f"cannot be imported: {error_text(error)}"
-            raise SpecError(f"{place}.start", name, why) from error
-        return cast("StartFunction", found)
+            raise SpecError(field, name, why) from error
+        return found
 
     def unused(self, built: Mapping[str, SupervisorSpec]) -> list[str]:
         """Return what is declared but does not stand in the tree that was *built*."""
         used = {child.id for spec in built.values() for child in spec.children}
-        return sorted({*self.supervisors, *self.workers} - used - set(built))
+        leaves = {name for tables in self.leaves.values() for name in tables}
+        return sorted({*self.supervisors, *leaves} - used - set(built))
 
 
 def _table(place: str, value: object) -> Table:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.actors.workers import Echo
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,24 +24,26 @@ WAIT = 30.0
 def test_a_task_cancelled_while_it_waits_for_a_place_has_called_nothing(
     make: Make, tmp_path: Path, method: str
 ) -> None:
-    ex = make(Echo, 1, queue_depth=1)
+    ex = make(Echo, 1, limits=Limits(queue_depth=1))
     gates, notes = [tmp_path / "first", tmp_path / "second"], tmp_path / "notes"
-    full = [ex.submit("gated", (str(gate),)) for gate in gates]
+    full = [ex.submit("gated", args=(str(gate),)) for gate in gates]
+
+    before = threading.active_count()
 
     async def main() -> None:
         arguments = {"args": (str(notes), "never")}
         task = asyncio.ensure_future(getattr(ex.aio, method)("note", **arguments))
-        before = threading.active_count()
-        deadline = time.monotonic() + WAIT
-        while threading.active_count() == before and time.monotonic() < deadline:
-            await asyncio.sleep(0.001)
+        for _ in range(3):  # it has come to where it waits
+            await asyncio.sleep(0)
+        assert threading.active_count() == before  # no thread does so for it
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         gates[0].touch()  # there is a place now, behind the second
 
-    asyncio.run(main())  # waits for the thread that asked for it
+    asyncio.run(main())
 
+    assert full[0].result(WAIT) is None
     assert (ex.status().in_flight, ex.status().waiting) == (1, 0)
     gates[1].touch()
     assert [future.result(WAIT) for future in full] == [None, None]
@@ -65,12 +66,12 @@ class Fills:
 def test_an_event_loop_goes_on_where_others_fill_the_queue_while_its_call_is_made(
     make: Make, tmp_path: Path, method: str
 ) -> None:
-    ex = make(Echo, 1, queue_depth=1)
+    ex = make(Echo, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
     full: list[Any] = []
 
     def fill() -> None:
-        full.extend(ex.call(0, "gated", args=(str(gate),), non_block=True) for _ in range(2))
+        full.extend(ex.call("gated", args=(str(gate),), non_block=True, rank=0) for _ in range(2))
 
     async def main() -> Any:
         argument = Fills(fill)
@@ -79,7 +80,7 @@ def test_an_event_loop_goes_on_where_others_fill_the_queue_while_its_call_is_mad
             assert not ex.has_room
             gate.touch()
             return [item async for item in stream]
-        task = asyncio.ensure_future(ex.aio.call(0, "echo", WAIT, (argument,)))
+        task = asyncio.ensure_future(ex.aio.call("echo", WAIT, (argument,), rank=0))
         while not full:
             await asyncio.sleep(0)
         assert not ex.has_room

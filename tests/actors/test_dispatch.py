@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ from typing import Any
 import pytest
 import structlog
 from structlog.testing import capture_logs
+from tests.actors.workers import Echo
 from tests.chaos.deeds import wait_until
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Layout, idempotent
 from phalanx.runtime import Runtime
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, UnknownMethod
 
 Make = Callable[..., Executor[Any]]
 
@@ -23,23 +26,23 @@ Make = Callable[..., Executor[Any]]
 def test_scatter_gives_each_rank_its_own_arguments(make: Make) -> None:
     ex = make(world_size=3)
 
-    assert ex.scatter("echo", [("a",), ("b",), ("c",)]) == ["a", "b", "c"]
+    assert ex.scatter("echo", args=[("a",), ("b",), ("c",)]) == ["a", "b", "c"]
 
 
 def test_scatter_does_not_guess_from_a_lists_length(make: Make) -> None:
     ex = make(world_size=2)
 
     assert ex.collective_rpc("echo", args=([1, 2],)) == [[1, 2], [1, 2]]
-    with pytest.raises(SpecError, match="per_rank"):
-        ex.scatter("echo", [(1,)])
+    with pytest.raises(SpecError, match="args"):
+        ex.scatter("echo", args=[(1,)])
 
 
 def test_one_rank_is_called_alone(make: Make) -> None:
     ex = make(world_size=3)
 
-    assert ex.call(1, "rank") == 1
+    assert ex.call("rank", rank=1) == 1
     assert ex.collective_rpc("add") == [1, 1, 1]
-    assert ex.call(2, "add", args=(5,)) == 6
+    assert ex.call("add", args=(5,), rank=2) == 6
 
 
 def test_idle_ranks_share_a_work_queue(make: Make) -> None:
@@ -76,14 +79,14 @@ def test_what_a_tell_fails_with_is_logged(
 ) -> None:
     with capture_logs() as logged:
         # The runtime's own logger is not of the user's configuration; here it is.
-        monkeypatch.setattr(runtime.scribe, "_log", structlog.get_logger())
+        monkeypatch.setattr(runtime.collector, "_log", structlog.get_logger())
         ex = make(world_size=1, name="told", launch=launch)
 
-        ex.tell("fail", (0,))
-        ex.tell("echo", ("quiet",))
+        ex.tell("fail", args=(0,))
+        ex.tell("echo", args=("quiet",))
         assert ex.collective_rpc("echo", 30, (1,)) == [1]
 
-        ex.tell("fail", (0, "last"))
+        ex.tell("fail", args=(0, "last"))
         wait_until(lambda: any("last" in each.get("error", "") for each in logged))
 
     event, _ = [each for each in logged if each["event"] == "phalanx.tell_failed"]
@@ -103,7 +106,7 @@ def test_a_restart_after_the_workers_file_has_changed_is_logged(
     monkeypatch.syspath_prepend(str(tmp_path))
     worker = importlib.import_module("versioned_worker").W
     with capture_logs() as logged:
-        monkeypatch.setattr(runtime.scribe, "_log", structlog.get_logger())
+        monkeypatch.setattr(runtime.collector, "_log", structlog.get_logger())
         ex = make(worker, 2, strategy="one_for_one")
         ex.restart(0)
         file.write_text(text.format(22))
@@ -115,22 +118,50 @@ def test_a_restart_after_the_workers_file_has_changed_is_logged(
     assert (told["file"], told["starts_run"]) == (str(file), "the new code")
 
 
-def test_step_methods_are_methods_of_the_executor(make: Make) -> None:
-    ex = make(world_size=None, tensor=2, pipeline=2)
+def test_a_proxy_has_the_workers_methods(make: Make) -> None:
+    ex = make(world_size=None, layout=Layout(tensor=2, pipeline=2))
 
-    assert ex.forward(7) == (2, 7)
-    assert ex.forward(7, non_block=True).result(30) == (2, 7)
-    assert ex.steps.forward(8) == (2, 8)
-    assert ex.everyone() == [0, 1, 2, 3]
-    assert ex.drivers() == [0, 2]
-    with pytest.raises(AttributeError):
-        ex.rank()
+    proxy = ex.proxy(timeout=30)
+
+    async def awaited() -> tuple[Any, ...]:
+        return await proxy.forward.aio(9), await ex.proxy(rank=1).rank.aio()
+
+    assert proxy.forward(7) == (2, 7)  # of the rank that has the output
+    assert proxy.forward.future(8).result(30) == (2, 8)
+    assert asyncio.run(awaited()) == ((2, 9), 1)
+    assert proxy.rank() == 2
+    assert proxy.everyone() == [0, 1, 2, 3]
+    assert proxy.drivers() == [0, 2]
+    assert ex.proxy(rank=3).add(amount=5) == 5
+    assert {ex.proxy(any=True).rank() for _ in range(2)} <= {0, 1, 2, 3}
+    with pytest.raises(UnknownMethod):
+        proxy.unheard_of()
+    with pytest.raises(SpecError, match="rank=4"):
+        ex.proxy(rank=4)
+
+
+def test_former_spellings_warn_and_work(make: Make) -> None:
+    ex = make(world_size=2)
+    former: Any = ex
+
+    with pytest.warns(DeprecationWarning, match=r"proxy\(\).forward"):
+        assert former.forward(7) == (0, 7)
+    with pytest.warns(DeprecationWarning, match=r"write proxy\(\)"):
+        assert former.steps.everyone() == [0, 1]
+    with pytest.warns(DeprecationWarning, match="retries=1"):
+        assert former.collective_rpc("rank", on_death="retry") == [0, 1]
+    with pytest.warns(DeprecationWarning, match="args="):
+        assert former.submit("echo", (1,)).result(30) == 1
+    with pytest.warns(DeprecationWarning, match="@method"):
+        idempotent(Echo.forward)
+    with pytest.raises(AttributeError), warnings.catch_warnings():
+        former.rank()
 
 
 def test_an_async_output_lets_the_main_loop_go_on_and_keeps_the_order(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(world_size=1, async_output=True)
+    ex = make(world_size=1)
     gate = tmp_path / "gate"
     order: list[str] = []
     told = threading.Event()
@@ -147,7 +178,6 @@ def test_an_async_output_lets_the_main_loop_go_on_and_keeps_the_order(
     assert ex.collective_rpc("add", 30) == [2]
     assert told.wait(30)  # callbacks run on a thread of their own
     assert order == ["late", "counted"]
-    assert ex.max_concurrent_batches == 2
 
 
 def test_an_async_output_that_raises_is_that_calls_error_alone(make: Make) -> None:

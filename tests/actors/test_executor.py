@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.actors.workers import Echo
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch, Limits
 from phalanx.supervision import (
     CallTimeout,
     WouldDeadlock,
@@ -33,6 +36,23 @@ def test_arguments_and_keywords_arrive(make: Make) -> None:
 
     assert ex.collective_rpc("echo", args=({"a": [1, None]},)) == [{"a": [1, None]}]
     assert ex.collective_rpc("echo", kwargs={"value": "x"}) == ["x"]
+
+
+def imported_after_the_fork(_worker: Any) -> list[str]:
+    """Return the modules of phalanx and of what it needs that the zygote had not imported."""
+    zygote: Any = importlib.import_module("tests.actors.zygote_modules")
+    ours = ("phalanx", "cloudpickle", "pykka", "structlog", "zmq", "rich")
+    return [
+        name
+        for name in sorted(sys.modules)
+        if name.partition(".")[0] in ours and name not in zygote.IMPORTED
+    ]
+
+
+@pytest.mark.usefixtures("phalanx_leak_check")
+def test_what_every_worker_needs_is_imported_once_in_the_zygote() -> None:
+    with Executor(Echo, 1, launch=Launch(preload=("tests.actors.zygote_modules",))) as executor:
+        assert executor.collective_rpc(imported_after_the_fork) == [[]]
 
 
 def test_one_rank_answers_where_one_is_asked_for(make: Make) -> None:
@@ -187,7 +207,7 @@ def test_waiting_for_a_future_with_a_timeout_leaves_the_call_alone(
 def test_a_slow_rank_makes_callers_wait_up_to_their_deadline_and_sends_nothing(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(world_size=1, queue_depth=2)
+    ex = make(world_size=1, limits=Limits(queue_depth=2))
     gate, notes = tmp_path / "gate", tmp_path / "notes"
     started = [
         ex.collective_rpc("gated_note", args=(str(gate), str(notes), f"n{i}"), non_block=True)
@@ -207,7 +227,7 @@ def test_a_slow_rank_makes_callers_wait_up_to_their_deadline_and_sends_nothing(
 def test_a_full_queue_blocks_the_maker_of_futures_until_there_is_room(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(world_size=1, queue_depth=2)
+    ex = make(world_size=1, limits=Limits(queue_depth=2))
     gate = tmp_path / "gate"
     made: list[Any] = []
 
@@ -257,7 +277,7 @@ def test_a_slow_callback_blocks_no_other_call(make: Make) -> None:
 
 
 def test_a_cancelled_future_that_was_not_sent_never_runs(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, queue_depth=1)
+    ex = make(world_size=1, limits=Limits(queue_depth=1))
     gate, notes = tmp_path / "gate", tmp_path / "notes"
     first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
     second = ex.collective_rpc("note", args=(str(notes), "ran"), non_block=True)

@@ -111,7 +111,7 @@ class Forker(WorkerActor):
 
 def pid_of(ex: Executor[Any]) -> int:
     """Return the pid that answers, each of many times."""
-    (pid,) = {ex.call(0, "state", WAIT)[0] for _ in range(20)}
+    (pid,) = {ex.call("state", WAIT, rank=0)[0] for _ in range(20)}
     return int(pid)
 
 
@@ -128,7 +128,7 @@ def test_a_forked_copy_that_leaves_a_method_ends_and_answers_nothing(
     ex = make(Forker, 1)
     worker = pid_of(ex)
 
-    assert ex.call(0, "fork", WAIT, (how,)) == code
+    assert ex.call("fork", WAIT, (how,), rank=0) == code
     assert pid_of(ex) == worker
 
 
@@ -145,7 +145,7 @@ def test_a_forked_copy_of_the_output_thread_answers_nothing(make: Make) -> None:
     ex = make(Forker, 1)
     worker = pid_of(ex)
 
-    assert ex.call(0, "later", WAIT) == 0
+    assert ex.call("later", WAIT, rank=0) == 0
     assert pid_of(ex) == worker
 
 
@@ -153,7 +153,7 @@ def test_a_copy_forked_by_another_thread_answers_nothing(make: Make) -> None:
     ex = make(Forker, 1)
     worker = pid_of(ex)
 
-    assert ex.call(0, "in_a_thread", WAIT) == [0]
+    assert ex.call("in_a_thread", WAIT, rank=0) == [0]
     assert pid_of(ex) == worker
 
 
@@ -167,7 +167,7 @@ def test_a_forked_copy_that_leaves_a_hook_ends_there(make: Make, hook: str, tmp_
         checkpoint=CheckpointPolicy(every_calls=1),
     )
     worker = pid_of(ex)
-    codes = ex.call(0, "state", WAIT)[1]
+    codes = ex.call("state", WAIT, rank=0)[1]
     ex.close()
 
     assert set(codes) == ({0} if hook != "on_stop" else set())
@@ -179,11 +179,11 @@ def test_a_forked_copy_that_leaves_a_hook_ends_there(make: Make, hook: str, tmp_
 def test_a_fork_in_a_method_is_ended_by_sigterm_however_early_that_comes(make: Make) -> None:
     ex = make(Forker, 1)
 
-    assert ex.call(0, "end_at_once", WAIT, (50,)) == [-signal.SIGTERM] * 50
+    assert ex.call("end_at_once", WAIT, (50,), rank=0) == [-signal.SIGTERM] * 50
 
 
 def test_what_multiprocessing_forks_in_a_worker_works(make: Make) -> None:
     ex = make(Forker, 1)
 
-    assert ex.call(0, "pool", WAIT) == [1, 2, 3]
+    assert ex.call("pool", WAIT, rank=0) == [1, 2, 3]
     assert pid_of(ex) == pid_of(ex)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.actors.calls.callbacks import Callbacks
+from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.runtime import Arena, OwnedLock
-from phalanx.supervision import ExecutorClosed, SteadfastActor, WouldDeadlock
+from phalanx.supervision import ExecutorClosed, ProtectedActor, WouldDeadlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,8 @@ WAIT = 30.0
 # process of its own: what the test is about would hold up all others.
 FINALIZER = """
 import threading
-from phalanx import Executor, ExecutorClosed, WorkerActor, WouldDeadlock
+from phalanx import Executor, WorkerActor
+from phalanx.errors import ExecutorClosed, WouldDeadlock
 
 class Worker(WorkerActor):
     def nothing(self):
@@ -63,7 +64,7 @@ def what_becomes_of(act):
         executor.collective_rpc("nothing", timeout=20)
     return outcome[0]
 
-with Executor(Worker, 1, preload=()) as executor:
+with Executor(Worker, 1, launch={'preload': ()}) as executor:
     kept = executor.collective_rpc("nothing", non_block=True)
     for act in (
         lambda: executor.tell("nothing"),
@@ -102,7 +103,8 @@ def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_i
 # the library makes, on any of its threads.
 ANYWHERE = """
 import random, sys, threading, time
-from phalanx import Executor, WorkerActor, WouldDeadlock
+from phalanx import Executor, WorkerActor
+from phalanx.errors import WouldDeadlock
 
 class Worker(WorkerActor):
     def echo(self, value=None):
@@ -125,7 +127,7 @@ def act(which):
         future = executor.collective_rpc("echo", non_block=True, timeout=20)
         future.add_done_callback(lambda _: None)
     elif which == 3:
-        executor.collective_rpc("echo", non_block=True).cancel()
+        executor.collective_rpc("echo", non_block=True).abandon()
     else:
         executor.status()
 
@@ -155,7 +157,7 @@ def traffic():
         assert [future.result() for future in futures] == [[n] * 2 for n in range(20)]
 
 threading.setprofile(interrupt)
-with Executor(Worker, 2, preload=()) as made:
+with Executor(Worker, 2, launch={'preload': ()}) as made:
     executor = made
     threads = [threading.Thread(target=traffic) for _ in range(2)]
     for thread in threads:
@@ -203,7 +205,7 @@ def handle() -> Iterator[Callable[[Callable[[], Any]], list[Any]]]:
 
 def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
     """Strike the main thread once it waits; open *gate* once that is over."""
-    reading = executor._core.shared.plane._reading  # nobody else is told of it
+    reading = executor._group.plane._reader  # nobody else is told of it
     main = threading.main_thread().ident
     deadline = time.monotonic() + WAIT
     while time.monotonic() < deadline:
@@ -227,21 +229,22 @@ def test_a_signal_handler_may_not_wait_where_its_thread_does(
 ) -> None:
     executor = make(world_size=2)
     gate = tmp_path / "gate"
-    first = threading.Thread(target=executor.call, args=(0, "gated", WAIT, (str(gate),)))
+    arguments = ("gated", WAIT, (str(gate),))
+    first = threading.Thread(target=executor.call, args=arguments, kwargs={"rank": 0})
     if not reads:  # another thread does, and the main one sleeps meanwhile
         first.start()
         while executor.status().in_flight < 1:
             time.sleep(0.01)
     acts: dict[str, Callable[[], Any]] = {
-        "call": lambda: executor.call(1, "echo", 3.0),
-        "result": lambda: executor.call(0, "echo", non_block=True).result(3.0),
+        "call": lambda: executor.call("echo", 3.0, rank=1),
+        "result": lambda: executor.call("echo", non_block=True, rank=0).result(3.0),
         "restart": lambda: executor.restart(1, timeout=3.0),
     }
     outcome = handle(acts[what])
     other = threading.Thread(target=interrupt, args=(executor, outcome, gate))
     other.start()
 
-    answer = executor.call(0, "gated", WAIT, args=(str(gate), "served"))
+    answer = executor.call("gated", WAIT, args=(str(gate), "served"), rank=0)
 
     other.join()
     if not reads:
@@ -263,7 +266,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     executor.tell("gated", args=(str(gate),))
     last = executor.collective_rpc("rank", non_block=True)
     acts: dict[str, Callable[[], Any]] = {
-        "call": lambda: executor.call(0, "rank"),
+        "call": lambda: executor.call("rank", rank=0),
         "tell": lambda: executor.tell("rank"),
         "drain": executor.drain,
         "cancel": last.cancel,
@@ -271,7 +274,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     outcome = handle(acts[what])
 
     def strike() -> None:
-        while not executor._core.shared.plane.holding._holds:
+        while not executor._group.plane._pauses:
             time.sleep(0.001)
         os.kill(os.getpid(), signal.SIGUSR1)
         while not outcome:
@@ -299,19 +302,19 @@ def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
     other.start()
 
     with contextlib.suppress(ExecutorClosed):  # the call may have been answered first
-        executor.call(0, "gated", WAIT, args=(str(gate),))
+        executor.call("gated", WAIT, args=(str(gate),), rank=0)
 
     other.join()
     assert outcome == [None]
     with pytest.raises(ExecutorClosed):
-        executor.call(0, "echo", WAIT)
+        executor.call("echo", WAIT, rank=0)
 
 
 def test_an_actor_may_be_told_something_in_the_middle_of_telling_it_something() -> None:
     heard: list[str] = []
     ended = threading.Event()
 
-    class Hearing(SteadfastActor):
+    class Hearing(ProtectedActor):
         def hear(self, message: str, /) -> None:
             heard.append(message)
             if message == "end":
@@ -396,7 +399,7 @@ def test_a_message_in_the_middle_of_the_search_for_a_place_finds_none() -> None:
 
 
 def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> None:
-    callbacks = Callbacks(lambda _: None)
+    callbacks = CallbackThread(lambda _: None)
     ran: list[int] = []
     done = threading.Event()
 
@@ -431,8 +434,8 @@ def test_callbacks_for_which_there_is_no_thread_wait_for_the_next_one(
     told: list[BaseException] = []
     ran: list[int] = []
     done = threading.Event()
-    callbacks = Callbacks(told.append)
-    never = Callbacks(told.append)
+    callbacks = CallbackThread(told.append)
+    never = CallbackThread(told.append)
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", refuse)
@@ -489,9 +492,9 @@ def work_on():
     assert served == [[None]]
 
 def call_and_cancel():
-    executor.collective_rpc("nothing", non_block=True).cancel()
+    executor.collective_rpc("nothing", non_block=True).abandon()
 
-with Executor(Worker, 1, preload=()) as executor:
+with Executor(Worker, 1, launch={'preload': ()}) as executor:
     for act, stride in (
         (executor.status, 3),
         (lambda: executor.has_room, 1),
@@ -542,7 +545,7 @@ def test_a_signal_handler_in_the_middle_of_a_start_starts_no_other_and_waits_for
         make(world_size=1)
 
     outcome = handle(act)
-    sys.setprofile(at("Runtime.scribe", lambda: signal.raise_signal(signal.SIGUSR1)))
+    sys.setprofile(at("Runtime.collector", lambda: signal.raise_signal(signal.SIGUSR1)))
     try:
         executor = make(world_size=1)
     finally:
@@ -550,7 +553,7 @@ def test_a_signal_handler_in_the_middle_of_a_start_starts_no_other_and_waits_for
 
     assert [type(each) for each in outcome] == [WouldDeadlock]
     assert executor.collective_rpc("rank", WAIT) == [0]
-    assert other._core.shared.gone.wait(WAIT)
+    assert other.wait_closed(WAIT)
 
 
 def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding(
@@ -574,11 +577,11 @@ def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
 ) -> None:
     executor = make(world_size=1)
     gate = tmp_path / "gate"
-    future = executor.call(0, "gated", args=(str(gate),), non_block=True)
+    future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
 
     def act() -> Any:
         gate.touch()
-        return executor.call(0, "rank", WAIT)
+        return executor.call("rank", WAIT, rank=0)
 
     outcome = handle(act)
     # Under the lock of the event that `concurrent.futures` waits for.
@@ -595,7 +598,7 @@ def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
 def test_a_finalizer_under_one_groups_lock_does_not_take_anothers(make: Make) -> None:
     one, two = make(world_size=1), make(world_size=1)
 
-    with one._core.shared.plane._lock.asked(), pytest.raises(WouldDeadlock):
+    with one._group.plane.lock.asked(), pytest.raises(WouldDeadlock):
         two.tell("rank")
 
     assert two.collective_rpc("rank", WAIT) == [0]
@@ -606,8 +609,8 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
 ) -> None:
     executor = make(world_size=1)
     gate = tmp_path / "gate"
-    future = executor.call(0, "gated", args=(str(gate),), non_block=True)
-    shared = executor._core.shared
+    future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
+    shared = executor._group
 
     executor._finalizer()
 
@@ -648,26 +651,26 @@ def test_an_exception_thrown_in_at_the_end_of_a_wait_lets_others_read_and_its_th
     def throw() -> None:
         raise KeyError("thrown in")
 
-    sys.setprofile(at("Reading._exit", throw))
+    sys.setprofile(at("Reader._exit", throw))
     try:
         with pytest.raises(KeyError, match="thrown in"):
-            executor.call(0, "rank", WAIT)
+            executor.call("rank", WAIT, rank=0)
     finally:
         sys.setprofile(None)
 
-    assert executor.call(0, "rank", WAIT) == 0
-    assert not executor._core.shared.plane._reading.is_mine()
+    assert executor.call("rank", WAIT, rank=0) == 0
+    assert not executor._group.plane._reader.is_mine()
 
 
 def test_a_finalizer_under_the_lock_of_listeners_gets_an_error(make: Make) -> None:
     executor = make(world_size=1)
 
-    with executor._core.shared.changed:  # the actor takes it under the plane's lock
+    with executor._group.changed:  # the actor takes it under the plane's lock
         with pytest.raises(WouldDeadlock):
             executor.tell("rank")
         executor.close()  # only asks
 
-    assert executor._core.shared.gone.wait(WAIT)
+    assert executor.wait_closed(WAIT)
 
 
 # `multiprocessing` ends the children of a pool by SIGTERM, and waits for them.
@@ -679,7 +682,7 @@ class Worker(WorkerActor):
     def nothing(self):
         pass
 
-with Executor(Worker, 1, preload=()) as executor:
+with Executor(Worker, 1, launch={'preload': ()}) as executor:
     child = os.fork()
     if not child:
         ours = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
@@ -695,3 +698,73 @@ def test_a_forked_child_has_no_signal_handler_of_its_parents_executors() -> None
     )
 
     assert done.stdout == "0 set()\n", done.stderr
+
+
+# As a watchdog does, or a signal handler that raises. No call has a timeout: one whose answer was
+# lost would wait for ever.
+THROWN_INTO = """
+import ctypes, random, threading, time
+from phalanx import Executor, WorkerActor
+
+class Worker(WorkerActor):
+    def echo(self, value):
+        return value
+
+class Thrown(BaseException):
+    pass
+
+wrong = []
+calls = [0] * 4
+enough = threading.Event()
+
+def work(me):
+    while not enough.is_set():
+        try:
+            calls[me] += 1
+            value = (me, calls[me])
+            if executor.collective_rpc("echo", args=(value,)) != [value] * 2:
+                wrong.append(value)
+            if executor.call("echo", args=(value,), rank=me % 2) != value:
+                wrong.append(value)
+            futures = [executor.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
+            if [future.result() for future in futures] != [[n] * 2 for n in range(5)]:
+                wrong.append(value)
+            if executor.submit("echo", args=(value,)).result() != value:
+                wrong.append(value)
+        except Thrown:
+            pass
+
+def keep_on(me):
+    while not enough.is_set():
+        try:
+            work(me)
+        except Thrown:
+            pass
+
+rng = random.Random(1)
+with Executor(Worker, 2, preload=()) as executor:
+    threads = [threading.Thread(target=keep_on, args=(me,)) for me in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(300):
+        time.sleep(rng.uniform(0.0, 0.01))
+        victim = rng.choice([thread.ident for thread in threads if thread.is_alive()])
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(victim), ctypes.py_object(Thrown))
+    enough.set()
+    for thread in threads:
+        thread.join()
+    executor.drain()
+    print(wrong, executor.collective_rpc("echo", args=("still there",)))
+"""
+
+
+def test_an_exception_thrown_into_a_thread_that_reads_loses_no_answer() -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", THROWN_INTO],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+    assert done.stdout == "[] ['still there', 'still there']\n", done.stderr

@@ -13,7 +13,7 @@ import pytest
 from tests.actors.workers import Echo
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor, WorkerActor
+from phalanx.actors import Executor, Launch, WorkerActor
 from phalanx.runtime import ARENA_IDLE
 from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
@@ -99,7 +99,7 @@ def test_writing_in_place_changes_nobody_elses_data_nor_the_next_message(make: M
 
     for value in range(10):
         sent = full(value)
-        each = executor.scatter("add", [(sent, 1), (sent, 2), (sent, 3)], WAIT)
+        each = executor.scatter("add", args=[(sent, 1), (sent, 2), (sent, 3)], timeout=WAIT)
         assert each == [(value + add) * MIB for add in (1, 2, 3)]
         assert executor.collective_rpc("add", WAIT, args=(sent, 5)) == [(value + 5) * MIB] * 3
         assert executor.collective_rpc("total", WAIT, args=(sent,)) == [value * MIB] * 3
@@ -110,7 +110,7 @@ def test_what_a_rank_keeps_stays_as_it_was_and_blocks_nobody(make: Make) -> None
     executor = make(Keeper, 2)
 
     for value in range(20):
-        executor.call(value % 2, "keep", WAIT, args=(full(value),))
+        executor.call("keep", WAIT, args=(full(value),), rank=value % 2)
         assert executor.collective_rpc("total", WAIT, args=(full(99),)) == [99 * MIB] * 2
 
     kept = executor.collective_rpc("totals_kept", WAIT)
@@ -122,10 +122,10 @@ def test_more_than_the_arena_has_places_for_can_be_kept(make: Make) -> None:
     size = 256 * 1024
 
     for value in range(300):
-        executor.call(0, "keep", WAIT, args=(full(value % 200, size),))
+        executor.call("keep", WAIT, args=(full(value % 200, size),), rank=0)
 
     expected = [value % 200 * size for value in range(300)]
-    assert executor.call(0, "totals_kept", WAIT) == expected
+    assert executor.call("totals_kept", WAIT, rank=0) == expected
 
 
 def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make: Make) -> None:
@@ -135,7 +135,7 @@ def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make:
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
     try:
         futures = [
-            executor.call(0, "made", WAIT, args=(size, value % 200), non_block=True)
+            executor.call("made", WAIT, args=(size, value % 200), non_block=True, rank=0)
             for value in range(SLOTS + 256)  # as many as the arena holds, and the limit beyond
         ]
         kept = [future.result() for future in futures]
@@ -175,7 +175,9 @@ def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
     data = os.urandom(MIB)
     nested = {"list": [data, bytearray(data)], "tuple": (1, data, "text" * MIB), "empty": b""}
 
-    sizes = executor.call(0, "size", WAIT, args=(data, bytearray(data)), kwargs={"more": data[1:]})
+    sizes = executor.call(
+        "size", WAIT, args=(data, bytearray(data)), kwargs={"more": data[1:]}, rank=0
+    )
 
     assert [kind for kind, _, _ in sizes] == ["bytes", "bytearray", "bytes"]
     assert [length for _, length, _ in sizes] == [MIB, MIB, MIB - 1]
@@ -185,9 +187,9 @@ def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
 def test_what_a_rank_that_died_had_read_can_be_used_again(make: Make) -> None:
     executor = make(Keeper, 2, strategy=Strategy.ONE_FOR_ONE)
 
-    executor.call(1, "keep", WAIT, args=(full(1, 8 * MIB),))
+    executor.call("keep", WAIT, args=(full(1, 8 * MIB),), rank=1)
     with pytest.raises(WorkerDied):
-        executor.call(1, "stop_yourself", WAIT, args=(full(2, 8 * MIB),))
+        executor.call("stop_yourself", WAIT, args=(full(2, 8 * MIB),), rank=1)
     for value in range(5):
         totals = executor.collective_rpc("total", WAIT, args=(full(value, 8 * MIB),))
         assert totals == [value * 8 * MIB] * 2
@@ -226,29 +228,29 @@ def test_a_message_larger_than_memory_is_refused_before_it_is_written(make: Make
     resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
     try:
         with pytest.raises(MessageTooLarge) as caught:
-            executor.call(0, "total", WAIT, args=(np.zeros(1 << 31, dtype=np.uint8),))
+            executor.call("total", WAIT, args=(np.zeros(1 << 31, dtype=np.uint8),), rank=0)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
     assert caught.value.size >= 1 << 31
     assert caught.value.limit == MIB
-    assert executor.call(0, "total", WAIT, args=(full(1),)) == MIB
+    assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
 
 
 def test_a_reply_that_is_too_large_is_that_calls_error_and_no_more(make: Make) -> None:
     executor = make(Keeper, 1)
-    executor.call(0, "limit_files", WAIT, args=(MIB,))
+    executor.call("limit_files", WAIT, args=(MIB,), rank=0)
 
     with pytest.raises(MessageTooLarge) as caught:
-        executor.call(0, "made", WAIT, args=(1 << 30, 0))
+        executor.call("made", WAIT, args=(1 << 30, 0), rank=0)
 
     assert caught.value.limit == MIB
-    assert executor.call(0, "total", WAIT, args=(full(1),)) == MIB
+    assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
 
 
 def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
     torch = pytest.importorskip("torch")
-    with Executor(Echo, 2, runtime=torch_runtime, transport=TRANSPORT) as executor:
+    with Executor(Echo, 2, runtime=torch_runtime, launch=Launch(transport=TRANSPORT)) as executor:
         sent = {"a": torch.arange(MIB), "b": [torch.ones(3, 400_000), torch.ones(2)]}
         for reply in executor.collective_rpc("echo", WAIT, args=(sent,)):
             assert torch.equal(reply["a"], sent["a"])
@@ -278,6 +280,8 @@ def test_one_object_that_stands_twice_arrives_as_one_and_views_with_memory_of_th
     whole = np.zeros(MIB, dtype=np.uint8)
     group = make(Keeper, 1)
 
-    found = group.call(0, shared, WAIT, ([whole, whole], [whole[: MIB // 2], whole[: MIB // 2]]))
+    found = group.call(
+        shared, WAIT, ([whole, whole], [whole[: MIB // 2], whole[: MIB // 2]]), rank=0
+    )
 
     assert found == (True, False)

@@ -13,13 +13,12 @@ import pytest
 from pykka import ActorRegistry, ThreadingActor
 from tests.actors.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
-from phalanx.actors import Executor, Layout, StopPolicy, WorkerActor
+from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
 from phalanx.runtime import Runtime, usable_processors
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
     Intensity,
-    RemoteError,
     SpecError,
     StartFailed,
     Strategy,
@@ -43,16 +42,17 @@ def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:
     ]
     assert ex.layout.output_rank == 2
     assert ex.layout.driver_ranks == (0, 2)
-    assert ex.max_concurrent_batches == 2
 
 
 def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
     ex = make(
         args=("hi",),
         kwargs={"shared": 1},
-        rank_kwargs=[{"mine": "a"}, {"mine": "b"}],
-        env={"PHALANX_TEST": "all"},
-        rank_env=[{}, {"PHALANX_TEST": "one"}],
+        launch=Launch(
+            rank_kwargs=[{"mine": "a"}, {"mine": "b"}],
+            env={"PHALANX_TEST": "all"},
+            rank_env=[{}, {"PHALANX_TEST": "one"}],
+        ),
     )
 
     assert [w["extra"] for w in ex.collective_rpc("who")] == [
@@ -73,11 +73,13 @@ def test_ranks_share_the_processors_unless_the_user_sets_their_threads(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     whole = int(usable_processors())
     for ranks in (1, 2):
-        env = make(world_size=ranks).call(0, "env", args=("OMP_NUM_THREADS",))
+        env = make(world_size=ranks).call("env", args=("OMP_NUM_THREADS",), rank=0)
         assert env == {"OMP_NUM_THREADS": str(max(1, whole // ranks))}
 
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert make(world_size=1).call(0, "env", args=("OMP_NUM_THREADS",)) == {"OMP_NUM_THREADS": "3"}
+    assert make(world_size=1).call("env", args=("OMP_NUM_THREADS",), rank=0) == {
+        "OMP_NUM_THREADS": "3"
+    }
 
 
 @pytest.mark.parametrize("launch", ["zygote", "exec"])
@@ -89,12 +91,13 @@ def test_both_ways_to_start_give_the_same_worker(make: Make, launch: str) -> Non
 
 
 def test_the_workers_own_exception_comes_out_of_a_failed_start(make: Make) -> None:
-    with pytest.raises(ValueError, match="bad weights") as caught:
+    with pytest.raises(StartFailed, match="rank 1 .*bad weights") as caught:
         make(StartFails, 3, kwargs={"how": "raise", "rank": 1})
 
-    notes = "\n".join(caught.value.__notes__)
-    assert "rank 1" in notes
-    assert "workers.py" in notes
+    error = caught.value.__cause__
+    assert isinstance(error, ValueError)
+    assert "workers.py" in "\n".join(error.__notes__)
+    assert [report.rank for report in caught.value.reports] == [1]
 
 
 @pytest.mark.parametrize(
@@ -107,17 +110,17 @@ def test_the_workers_own_exception_comes_out_of_a_failed_start(make: Make) -> No
     ],
 )
 def test_a_failed_start_says_which_rank_and_how(make: Make, how: str, says: str) -> None:
-    with pytest.raises((StartFailed, RemoteError), match=says):
+    with pytest.raises(StartFailed, match=says):
         make(StartFails, 3, kwargs={"how": how, "rank": 2})
 
 
 def test_a_start_that_hangs_is_ended_by_its_deadline(make: Make) -> None:
-    with pytest.raises(StartFailed, match=r"rank 0 .*start_timeout=1"):
-        make(StartFails, 2, kwargs={"how": "hang"}, start_timeout=1.0)
+    with pytest.raises(StartFailed, match=r"rank . .*limits.start=1"):
+        make(StartFails, 2, kwargs={"how": "hang"}, limits=Limits(start=1.0))
 
 
 def test_ranks_meet_in_a_process_group(make: Make, torch_runtime: Runtime) -> None:
-    ex = make(Reducer, 2, preload=("torch",), runtime=torch_runtime)
+    ex = make(Reducer, 2, launch={"preload": ("torch",)}, runtime=torch_runtime)
 
     assert ex.collective_rpc("total", 60, (10.0,)) == [30.0, 30.0]
 
@@ -169,7 +172,7 @@ def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, tmp_
 def test_a_worker_that_ignores_everything_is_killed_and_its_call_told(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(Stubborn, 1, stop=StopPolicy(ask=0.1, terminate=0.1))
+    ex = make(Stubborn, 1, limits=Limits(stop=StopPolicy(ask=0.1, terminate=0.1)))
     gate = tmp_path / "held"
     future = ex.collective_rpc("hold", args=(str(gate),), non_block=True)
     deadline = time.monotonic() + 30
@@ -207,12 +210,12 @@ def test_the_name_of_an_executor_that_ends_or_never_started_is_free(make: Make) 
 
 
 def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -> None:
-    ex = Executor(Echo, 1, preload=(), runtime=runtime)
-    core = ex._core
+    ex = Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime)
+    group = ex._group
 
     del ex
 
-    assert core.shared.gone.wait(30)
+    assert group.wait_closed(30)
 
 
 def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
@@ -225,7 +228,7 @@ def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
         if len(seen) == 2:
             both.set()
 
-    unsubscribe = ex.events(listen)
+    unsubscribe = ex.subscribe(listen)
     ex.collective_rpc("emit", args=({"loss": 1.5},))
 
     assert both.wait(30)
@@ -238,7 +241,7 @@ def test_health_is_an_answer_from_every_main_loop(make: Make, tmp_path: Path) ->
     gate = tmp_path / "gate"
     ex.check_health(30)
 
-    busy = ex.call(1, "gated", args=(str(gate),), non_block=True)
+    busy = ex.call("gated", args=(str(gate),), non_block=True, rank=1)
     with pytest.raises(CallTimeout) as caught:
         ex.check_health(0.2)
     gate.touch()
@@ -250,12 +253,12 @@ def test_health_is_an_answer_from_every_main_loop(make: Make, tmp_path: Path) ->
 def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
     ex = make(world_size=1, launch="inline", kwargs={"greeting": "yo"})
     seen: list[Any] = []
-    ex.events(seen.append)
+    ex.subscribe(seen.append)
 
     assert ex.collective_rpc("who")[0]["pid"] == os.getpid()
     assert ex.collective_rpc("echo", args=(1,), non_block=True).result() == [1]
     assert ex.gather("fail")[0].ok is False
-    assert ex.forward(3) == (0, 3)
+    assert ex.proxy().forward(3) == (0, 3)
     assert ex.submit("echo", args=("p",)).result() == "p"
     ex.collective_rpc("emit", args=("event",))
     assert [event.value for event in seen] == ["event"]
@@ -312,7 +315,8 @@ def test_a_restart_by_force_ends_an_abandoned_call_and_counts_as_no_failure(
     else:
         future = ex.collective_rpc("gated", args=nowhere, non_block=True)
         await_doing(ex, "gated for")
-        assert future.cancel()
+        assert not future.cancel()  # it is running
+        assert future.abandon()
     assert all(
         info.doing.startswith("an abandoned call, gated, for") for info in await_doing(ex, "gated")
     )
@@ -337,9 +341,9 @@ def test_a_restart_by_force_ends_calls_in_flight_or_has_them_sent_again(
 ) -> None:
     gate = tmp_path / "gate"
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
-    lost = ex.call(0, "gated", args=(str(gate),), non_block=True)
-    queued = ex.call(0, "who", non_block=True)
-    again = ex.call(1, "gated", args=(str(gate), 7), on_death="retry", non_block=True)
+    lost = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
+    queued = ex.call("who", non_block=True, rank=0)
+    again = ex.call("gated", args=(str(gate), 7), non_block=True, rank=1, retries=1)
     await_doing(ex, "gated for")
 
     ex.restart(0, force=True, timeout=30)
@@ -420,7 +424,7 @@ def test_an_inline_rank_serves_one_call_at_a_time(make: Make, tmp_path: Path) ->
 
     def call() -> None:
         begun.wait(30)
-        most.append(ex.call(0, "stay", args=(str(gate),)))
+        most.append(ex.call("stay", args=(str(gate),), rank=0))
 
     threads = [threading.Thread(target=call) for _ in range(2)]
     for thread in threads:
@@ -450,19 +454,19 @@ def test_resize_forms_the_group_anew(make: Make) -> None:
 def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path) -> None:
     gate, again = tmp_path / "gate", tmp_path / "again"
     ex = make(LateAgain, 3, args=(str(again),))
-    held = ex.call(0, "gated", args=(str(gate),), non_block=True)
+    held = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
     resizing = threading.Thread(target=ex.resize, args=(1,))
     resizing.start()
-    while not ex._core.shared.plane.holding.count:  # from here on new calls wait
+    while not ex._group.plane.pauses:  # from here on new calls wait
         time.sleep(0.001)
     queued = [
-        ex.call(2, "rank", non_block=True),
-        ex.scatter("echo", [(0,), (1,), (2,)], non_block=True),
+        ex.call("rank", non_block=True, rank=2),
+        ex.scatter("echo", args=[(0,), (1,), (2,)], non_block=True),
         ex.collective_rpc("rank", unique_reply_rank=1, non_block=True),
     ]
     stream = ex.stream(lambda _worker: iter("ab"), rank=2)
     ex.tell("rank", rank=2)
-    stays = ex.call(0, "rank", non_block=True)
+    stays = ex.call("rank", non_block=True, rank=0)
     gate.touch()
 
     assert held.result(30) is None
@@ -474,7 +478,7 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
         next(stream)
     assert ex.world_size == ex.status().world_size == 1  # the new ranks are still in their start
     with pytest.raises(SpecError):
-        ex.call(2, "rank")
+        ex.call("rank", rank=2)
     again.touch()
     ex.drain(30)
     resizing.join(30)
@@ -490,7 +494,7 @@ def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
     with pytest.raises(TimeoutError, match="it goes on"):
         ex.resize(1, timeout=0.3)
     with pytest.raises(SpecError):
-        ex.call(2, "rank")
+        ex.call("rank", rank=2)
     with pytest.raises(SpecError):
         ex.restart(2)
     gate.touch()
@@ -500,7 +504,7 @@ def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
     gate.unlink()
     with pytest.raises(TimeoutError, match="it goes on"):
         ex.resize(2, timeout=0.3)
-    late = ex.call(1, "rank", non_block=True)  # there will be one
+    late = ex.call("rank", non_block=True, rank=1)  # there will be one
     gate.touch()
     assert late.result(30) == 1
     assert len(ex.ranks) == ex.world_size == 2
@@ -531,7 +535,7 @@ def assert_drained_with(ex: Executor[Any], last: Any, gate: Path, *, patience: f
 
 
 def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, queue_depth=1)
+    ex = make(world_size=1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
     ex.tell("gated", args=(str(gate),))
     last = ex.collective_rpc("rank", non_block=True)
@@ -545,7 +549,7 @@ def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Pa
 def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     # Nobody else reads what ranks write: the watch for hangs would, now and then.
-    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     with pytest.raises(TimeoutError):
         ex.restart(timeout=0.1)
     last = ex.collective_rpc("rank", non_block=True)
@@ -556,10 +560,10 @@ def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Pat
 
 def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     restarting = threading.Thread(target=ex.restart)
     restarting.start()
-    while not ex._core.shared.plane.holding.count:
+    while not ex._group.plane.pauses:
         time.sleep(0.001)
     last = ex.collective_rpc("rank", non_block=True)
 
@@ -569,9 +573,9 @@ def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: 
 
 def test_drain_waits_for_a_call_that_is_made_again(make: Make, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    ex = make(LateAgain, 1, args=(str(gate),), stopped_after=None)
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     told = threading.Event()
-    last = ex.collective_rpc("kill_self", args=(0,), non_block=True, on_death="retry", retries=1)
+    last = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
     last.add_done_callback(lambda _: told.set())
 
     assert_drained_with(ex, last, gate, patience=1.0)  # in which the death is known
@@ -585,7 +589,7 @@ def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
 
 
 def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
-    ex = make(world_size=None, tensor=2, pipeline=2, name="shown")
+    ex = make(world_size=None, layout=Layout(tensor=2, pipeline=2), name="shown")
 
     titles = [Path(f"/proc/{info.pid}/cmdline").read_text().rstrip("\0") for info in ex.ranks]
 
@@ -598,7 +602,11 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
 
     def build() -> None:
         try:
-            made.append(Executor(Echo, 1, preload=(), runtime=runtime, name="twin", replace=True))
+            made.append(
+                Executor(
+                    Echo, 1, launch=Launch(preload=()), runtime=runtime, name="twin", replace=True
+                )
+            )
         except (ExecutorClosed, SpecError) as error:
             made.append(error)
 
@@ -629,7 +637,7 @@ def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> No
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._core.shared.plane.holding.count == 0
+    assert ex._group.plane.pauses == 0
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]
@@ -642,13 +650,13 @@ def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path:
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
     first = threading.Thread(target=ex.restart)
     first.start()
-    while not ex._core.shared.plane.holding.count:
+    while not ex._group.plane.pauses:
         time.sleep(0.001)
 
     with pytest.raises(TimeoutError, match="nothing was changed"):
         ex.restart(timeout=0.05)
 
-    assert ex._core.shared.plane.holding.count == 1
+    assert ex._group.plane.pauses == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]
@@ -658,7 +666,7 @@ def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path:
 def test_the_kernel_takes_a_worker_before_the_driver_when_memory_runs_out(make: Make) -> None:
     ex = make(Echo, 1)
 
-    score = ex.call(0, lambda _: int(Path("/proc/self/oom_score_adj").read_text()))
+    score = ex.call(lambda _: int(Path("/proc/self/oom_score_adj").read_text()), rank=0)
 
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert own < score <= 1000

@@ -57,11 +57,11 @@ def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, tmp_path: Pa
     """For seconds, if that is what the call takes: nothing of ours has to look meanwhile."""
     gate = tmp_path / "gate"
     ex = make(Counter, 1)
-    future = ex.call(0, "wait_at", args=(str(gate),), non_block=True)
+    future = ex.call("wait_at", args=(str(gate),), non_block=True, rank=0)
     waiter = threading.Thread(target=future.result, args=(WAIT,))
     waiter.start()
     wait_for(f"{gate}.0")
-    hub = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-hub")
+    hub = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-loop")
 
     def naps() -> int:
         told = Path(f"/proc/self/task/{hub}/status").read_text()
@@ -84,12 +84,12 @@ def test_calls_of_one_rank_keep_their_place_in_a_row(make: Make) -> None:
         if n % 7:
             futures.append(ex.collective_rpc("see", args=(n,), non_block=True))
         else:
-            futures.append(ex.call(0, "see", args=(n,), non_block=True))
+            futures.append(ex.call("see", args=(n,), non_block=True, rank=0))
     for future in futures:
         future.result(WAIT)
 
-    assert ex.call(0, "seen_so_far", WAIT) == list(range(120))
-    assert ex.call(1, "seen_so_far", WAIT) == [n for n in range(120) if n % 7]
+    assert ex.call("seen_so_far", WAIT, rank=0) == list(range(120))
+    assert ex.call("seen_so_far", WAIT, rank=1) == [n for n in range(120) if n % 7]
 
 
 def test_large_and_small_messages_share_a_row(make: Make) -> None:
@@ -180,7 +180,7 @@ def test_a_cancelled_call_is_no_first_exception(make: Make, tmp_path: Path) -> N
     waiter.start()
     while not (held.is_whole and off.is_whole):  # the waiter has got to them
         time.sleep(0.001)
-    assert off.cancel()
+    assert off.abandon()
     gate.touch()
     waiter.join(WAIT)
 

@@ -18,9 +18,10 @@ from tests.actors.workers import Echo, wait_for
 from tests.chaos.deeds import LONG, kill, wait_until
 
 from phalanx.actors import Executor
-from phalanx.actors.spec.adaptive_spin import LONGEST, USUAL, Looks, Spinning
-from phalanx.runtime import Zmq, usable_processors
-from phalanx.supervision import CallTimeout, ExecutorClosed, SpecError, Strategy, WorkerDied
+from phalanx.actors.calls import plane
+from phalanx.actors.calls.reader import SPIN, spin_time
+from phalanx.runtime import usable_processors
+from phalanx.supervision import CallTimeout, ExecutorClosed, Strategy, WorkerDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,12 +32,12 @@ WAIT = 30.0  # seconds; no test takes them unless something is broken
 
 
 @pytest.fixture
-def spun(make: Make) -> Make:
-    """Builds groups that look as long as they may."""
+def spun(make: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Builds groups that spin for as long as a test takes to find them at it."""
 
-    def build(world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"transport": "local", "spin": LONGEST, **options}
-        return make(Waiter, world_size, **options)
+    def build(world_size: int = 2, spin: float = 1.0, **options: Any) -> Executor[Any]:
+        monkeypatch.setattr(plane, "spin_time", lambda _ranks: spin)
+        return make(Waiter, world_size, launch={"transport": "local"}, **options)
 
     return build
 
@@ -70,30 +71,11 @@ def is_asleep(task: str) -> bool:
 # --- when it happens ------------------------------------------------------------------------
 
 
-def test_where_nothing_is_said_it_needs_a_processor_for_each_rank_and_the_driver() -> None:
+def test_spinning_needs_a_processor_for_each_rank_and_the_driver() -> None:
     there = math.floor(usable_processors())
 
-    assert Spinning().of(there - 1) == Looks(USUAL, USUAL)
-    assert Spinning().of(there) == Looks(0.0, 0.0)
-    assert Spinning(possible=False).of(1) == Looks(0.0, 0.0)
-
-
-def test_what_was_asked_for_counts_but_for_ranks_that_outnumber_the_processors() -> None:
-    there = max(1, math.floor(usable_processors()))
-
-    assert Spinning(0.25).of(there) == Looks(0.25, 0.25)
-    assert Spinning(0.25).of(there + 1) == Looks(0.25, 0.0)
-    assert Spinning(0.0).of(1) == Looks(0.0, 0.0)
-
-
-def test_a_caller_looks_alone_where_ranks_outnumber_the_processors(make: Make) -> None:
-    ex = make(world_size=math.floor(usable_processors()) + 1, spin=LONGEST, transport="local")
-    plane = ex._core.shared.plane
-
-    ex.collective_rpc("echo", WAIT)
-
-    assert plane._reading.spin == LONGEST
-    assert {seat.channel.board.spin for seat in plane._seats} == {0.0}
+    assert spin_time(there - 1) == SPIN
+    assert spin_time(there) == 0.0
 
 
 def test_processors_are_no_more_than_the_affinity_allows() -> None:
@@ -159,21 +141,6 @@ def test_without_a_quota_the_affinity_counts(
     assert usable_processors(groups, tmp_path / "own") == len(os.sched_getaffinity(0))
 
 
-@pytest.mark.parametrize("spin", [-1e-9, 1.5, 50, math.nan, math.inf, True, "50us"])
-def test_what_makes_no_sense_is_refused_before_anything_starts(make: Make, spin: Any) -> None:
-    with pytest.raises(SpecError, match="spin"):
-        make(Echo, 1, spin=spin)
-
-
-def test_ranks_behind_zmq_are_not_looked_for(make: Make) -> None:
-    with pytest.raises(SpecError, match='transport="local"'):
-        make(Echo, 1, spin=0.001, transport=Zmq(ipc=True))
-
-    ex = make(Echo, 1, spin=0, transport=Zmq(ipc=True))
-
-    assert ex.collective_rpc("echo", WAIT, args=(1,)) == [1]
-
-
 # --- that it ends -----------------------------------------------------------------------------
 
 
@@ -210,7 +177,7 @@ def test_calls_of_every_kind_are_answered_as_ever(spun: Make) -> None:
 
     futures = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(100)]
     assert ex.collective_rpc("echo", WAIT, ("a",)) == ["a", "a"]
-    assert ex.call(1, "rank", WAIT) == 1
+    assert ex.call("rank", WAIT, rank=1) == 1
     assert [future.result(WAIT) for future in futures] == [[n, n] for n in range(100)]
     large = bytes(3_000_000)
     assert ex.collective_rpc("echo", WAIT, (large,)) == [large, large]
@@ -322,4 +289,4 @@ def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
     wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
     ex.collective_rpc("echo", WAIT)
 
-    assert [seat.channel.board.spin for seat in ex._core.shared.plane._seats] == [LONGEST]
+    assert [seat.channel.board.spin for seat in ex._group.plane._table] == [1.0]

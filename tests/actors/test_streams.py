@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 from tests.actors.workers import wait_for
 
-from phalanx.actors import ReplyStream, WorkerActor
-from phalanx.actors.api.aio import LateStream
+from phalanx.actors import Limits, ReplyStream, WorkerActor
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -170,7 +169,7 @@ def test_an_exception_in_the_middle_comes_after_the_items_before_it(make: Make) 
 
     assert seen == [] or seen == list(range(50))
     assert any("rank 0" in note for note in caught.value.__notes__)
-    assert executor.call(0, "number", WAIT) == 7
+    assert executor.call("number", WAIT, rank=0) == 7
 
 
 def test_items_before_an_exception_are_not_lost(make: Make) -> None:
@@ -215,14 +214,14 @@ def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, tmp_path: Path
         next(stream)
 
     gate.touch()
-    assert executor.call(0, "number", WAIT) == 7
+    assert executor.call("number", WAIT, rank=0) == 7
 
 
 def test_a_stream_nobody_takes_blocks_others_only_until_its_deadline(make: Make) -> None:
     executor = make(Source, 1)
     stream = executor.stream("count", 0.3, args=(10**9,), rank=0, window=2)
 
-    assert executor.call(0, "number", WAIT) == 7
+    assert executor.call("number", WAIT, rank=0) == 7
     with pytest.raises(CallTimeout):
         list(stream)
 
@@ -307,7 +306,7 @@ def waits(_: Source, gate: str) -> None:
 
 
 def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make: Make) -> None:
-    ex = make(Source, 1, queue_depth=1)
+    ex = make(Source, 1, limits=Limits(queue_depth=1))
 
     async def taken(count: int) -> list[int]:
         return [item async for item in ex.aio.stream("count", args=(count,), rank=0)]
@@ -319,9 +318,9 @@ def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make:
 
 
 def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: Path) -> None:
-    ex = make(Source, 1, queue_depth=1)
+    ex = make(Source, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
-    full = [ex.call(0, waits, args=(str(gate),), non_block=True) for _ in range(2)]
+    full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
     assert not ex.has_room
 
     async def main() -> None:
@@ -336,7 +335,7 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
     asyncio.run(main())  # waits for the thread that opens the stream
 
     assert [future.result(WAIT) for future in full] == [None, None]
-    assert ex.call(0, "listed", WAIT) == [1, 2, 3]
+    assert ex.call("listed", WAIT, rank=0) == [1, 2, 3]
     until_idle(ex)
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
 
@@ -344,12 +343,12 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
 def test_a_stream_that_is_cancelled_while_it_waits_for_a_place_is_closed_and_says_so(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(Source, 1, queue_depth=1)
+    ex = make(Source, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
-    full = [ex.call(0, waits, args=(str(gate),), non_block=True) for _ in range(2)]
+    full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
 
     async def main() -> None:
-        late = LateStream(lambda: ex.stream("count", args=(3,), rank=0))
+        late = ex.aio.stream("count", args=(3,), rank=0)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(late), 0.05)
         gate.touch()
@@ -381,7 +380,7 @@ def test_a_cancelled_taker_frees_the_rank_though_a_cycle_holds_the_stream(
         with pytest.raises(TimeoutError):  # the client goes away
             await asyncio.wait_for(anext(response), 0.05)
         gate.touch()
-        assert await ex.aio.call(0, "number", WAIT) == 7
+        assert await ex.aio.call("number", WAIT, rank=0) == 7
         with pytest.raises(CancelledError, match="closed"):
             [item async for item in streams[0]]
 
@@ -410,7 +409,7 @@ def test_an_async_generator_left_in_the_middle_frees_the_rank(make: Make, how: s
             await asyncio.sleep(0.01)
             task.cancel()
         del response
-        return await ex.aio.call(0, "number", WAIT)  # type: ignore[no-any-return]
+        return await ex.aio.call("number", WAIT, rank=0)  # type: ignore[no-any-return]
 
     assert asyncio.run(main()) == 7
 
@@ -478,4 +477,4 @@ def test_a_stream_works_inline(make: Make) -> None:
     assert list(executor.stream("count", args=(2,))) == [(0, 0), (0, 1)]
     with executor.stream("count", args=(9,), rank=0) as stream:
         next(stream)
-    assert executor.call(0, "progress")[1] == 3
+    assert executor.call("progress", rank=0)[1] == 3

@@ -172,11 +172,8 @@ def test_a_workers_own_spans_lie_within_and_so_does_its_start(
     started = awaited(spans, "Traced start")
     assert started.parent is not None
     assert started.parent.span_id == above.get_span_context().span_id
-    rank = awaited(spans, "Traced start rank 0")
-    assert rank.parent is not None
-    assert rank.parent.span_id == started.get_span_context().span_id  # type: ignore[union-attr]  # as above
-    assert about(rank)["phalanx.incarnation"] == 1
-    assert rank.status.is_ok or rank.status.status_code is StatusCode.UNSET
+    assert [each.name for each in started.events] == ["phalanx.rank_started", "phalanx.rank_ready"]
+    assert started.status.status_code is StatusCode.UNSET
 
 
 @pytest.mark.parametrize(
@@ -230,11 +227,11 @@ def test_futures_streams_tells_and_awaits_end_their_spans_once(
 
     assert ex.collective_rpc("later", args=(5,), non_block=True).result(LONG) == [5]
     assert list(ex.stream("count_to", LONG, (3,), rank=0)) == [0, 1, 2]
-    assert asyncio.run(ex.aio.call(0, "echo", LONG, (7,))) == 7
+    assert asyncio.run(ex.aio.call("echo", LONG, (7,), rank=0)) == 7
     with ex.stream("count_to", LONG, (10**6,), rank=0) as early:
         next(early)
-    ex.tell("note", (str(path) + ".note", "told"))
-    assert ex.submit("echo", (8,)).result(LONG) == 8
+    ex.tell("note", args=(str(path) + ".note", "told"))
+    assert ex.submit("echo", args=(8,)).result(LONG) == 8
     ex.collective_rpc("echo", LONG)
     ex.close()
 
@@ -261,7 +258,7 @@ def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
 ) -> None:
     ex = make(Traced, 2, args=(str(path),), name="healing", intensity=Intensity(9, 60.0))
 
-    assert ex.collective_rpc("kill_self", LONG, (0,), on_death="retry") == [2, 2]
+    assert ex.collective_rpc("kill_self", LONG, (0,), retries=1) == [2, 2]
 
     (call,) = calls(spans)
     (event,) = call.events
@@ -282,10 +279,13 @@ def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
     assert [link.context.span_id for link in restart.links] == [
         call.get_span_context().span_id  # type: ignore[union-attr]  # it has one
     ]
-    assert [each.name for each in restart.events] == ["phalanx.rank_died"]
+    names = [each.name for each in restart.events]
+    assert sorted(names) == [
+        "phalanx.rank_died",
+        *("phalanx.rank_ready", "phalanx.rank_ready"),
+        *("phalanx.rank_started", "phalanx.rank_started"),
+    ]
     assert about(restart)["phalanx.epoch"] == 2
-    ranks = [s for s in spans.get_finished_spans() if s.name.startswith("Traced start rank")]
-    assert sorted(about(s)["phalanx.incarnation"] for s in ranks) == [1, 1, 2, 2]
     again = [each for each in served(path) if each["attributes"]["phalanx.incarnation"] == 2]
     assert {each["parent_id"] for each in again} == {
         f"0x{call.get_span_context().span_id:016x}"  # type: ignore[union-attr]  # it has one
@@ -373,7 +373,7 @@ from tests.actors.workers import Echo
 from tests.transport import TRANSPORT
 from phalanx.runtime import Runtime
 with Runtime(console=None, stream=False) as runtime:
-    with Executor(Echo, 1, preload=(), runtime=runtime, transport=TRANSPORT) as ex:
+    with Executor(Echo, 1, runtime=runtime, launch=dict(preload=(), transport=TRANSPORT)) as ex:
         def seen(worker):
             import sys
             return sorted(name for name in sys.modules if "opentelemetry" in name)

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.actors import AsyncOutput, WorkerActor, WorkerContext, idempotent, step
+from phalanx.actors import AsyncOutput, WorkerActor, WorkerContext, method
 from phalanx.supervision import ExitReason
 
 
@@ -94,23 +94,24 @@ class Echo(WorkerActor):
     def env(self, *names: str) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 
+    @method()
     def add(self, amount: int = 1) -> int:
         self.count += amount
         return self.count
 
-    @idempotent
+    @method(idempotent=True)
     def again(self, value: Any) -> Any:
         return value
 
-    @step
+    @method(reply="output")
     def forward(self, x: int) -> tuple[int, int]:
         return self.ctx.rank, x
 
-    @step(reply="every")
+    @method(reply="every")
     def everyone(self) -> int:
         return self.ctx.rank
 
-    @step(reply="driver")
+    @method(reply="driver")
     def drivers(self) -> int:
         return self.ctx.rank
 

@@ -14,7 +14,7 @@ from benchmarks.harness.roster import TRANSPORTS, choose
 from benchmarks.harness.venvs import Environments
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.usefixtures("leak_check"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(300)]
 
 
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -73,7 +73,7 @@ def test_a_transport_takes_part_only_where_it_is_asked_for() -> None:
     usual = {"phalanx", "memcpy", "pyzmq", "pipe", "pykka"}
     assert names(None) == usual
     assert names(None, TRANSPORTS) == usual | {"phalanx-tcp", "phalanx-ipc"}
-    assert names(["pipe", "phalanx-asleep"]) == {"phalanx", "pipe", "phalanx-asleep"}
+    assert names(["pipe", "phalanx-tcp"]) == {"phalanx", "pipe", "phalanx-tcp"}
 
 
 @pytest.mark.soak

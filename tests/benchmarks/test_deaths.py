@@ -10,12 +10,12 @@ from benchmarks.harness.subprocess_driver import link_package
 from benchmarks.kill.subject import Victim
 from benchmarks.kill.systems import SYSTEMS
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 def test_a_killed_rank_and_then_a_killed_driver_are_told_as_they_were(tmp_path: Path) -> None:
     link_package(tmp_path)
-    retrying = next(system for system in SYSTEMS if system.setting == 'on_death="retry"')
+    retrying = next(system for system in SYSTEMS if system.setting == "retries=10")
     with Victim(retrying, sys.executable, tmp_path, 2, 20.0) as victim:
         at_work = victim.kill_in_flight()
         idle = victim.kill_idle()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from phalanx.actors import Executor
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
@@ -27,11 +27,11 @@ def kill(ex: Executor[Any], rank: int = 0, number: int = signal.SIGKILL) -> int:
 def wait_stopped(pid: int | None) -> None:
     """Return once that process has stopped, which it does when it is its turn to run."""
     assert pid is not None
-    wait_until(lambda: (task := process_tree.read(pid)) is not None and task.state == "T")
+    wait_until(lambda: (task := procfs.read(pid)) is not None and task.state == "T")
 
 
 def wait_for_view(ex: Executor[Any], holds: Callable[[Any], bool]) -> None:
-    shared = ex._core.shared
+    shared = ex._group
     with shared.changed:
         assert shared.changed.wait_for(lambda: holds(shared.view), LONG), shared.view
 

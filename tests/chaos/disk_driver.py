@@ -11,7 +11,7 @@ from typing import Any
 from tests.chaos.deeds import kill
 from tests.chaos.savers import Counter
 
-from phalanx.actors import CheckpointFailed, CheckpointPolicy, CheckpointTaken, Executor
+from phalanx.actors import CheckpointFailed, CheckpointPolicy, CheckpointTaken, Executor, Launch
 from phalanx.runtime import Runtime
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
 from phalanx.supervision import Intensity
@@ -60,21 +60,21 @@ def main(disk: Path) -> dict[str, Any]:
         Executor(
             Counter,
             2,
-            preload=(),
+            launch=Launch(preload=()),
             runtime=runtime,
             report_dir=disk / "reports",
             checkpoint=CheckpointPolicy(every_calls=1, where=disk / "states"),
             intensity=Intensity(100, 60.0),
         ) as ex,
     ):
-        ex.events(heard)
+        ex.subscribe(heard)
         ex.collective_rpc("add", LONG)
         heard.wait(CheckpointTaken, 1)
         fill(disk / "filler")
         told["answers"] = [ex.collective_rpc("add", LONG)[0] for _ in range(5)]
         told["snapshots lost"] = heard.wait(CheckpointFailed, 10)
         kill(ex, 0)
-        told["after a death"] = ex.collective_rpc("get", LONG, on_death="retry", retries=9)
+        told["after a death"] = ex.collective_rpc("get", LONG, retries=9)
         told["reports lost"] = heard.wait(ReportNotWritten, 1)
         told["reports known"] = len(ex.status().reports)
         told["no half files"] = [at.name for at in (disk / "reports").iterdir()] == []
@@ -83,7 +83,7 @@ def main(disk: Path) -> dict[str, Any]:
         told["with room"] = ex.collective_rpc("add", LONG)
         heard.wait(CheckpointTaken, 2)
         kill(ex, 1)
-        told["after another"] = ex.collective_rpc("get", LONG, on_death="retry", retries=9)
+        told["after another"] = ex.collective_rpc("get", LONG, retries=9)
         told["reports written"] = heard.wait(ReportWritten, 2)
         told["files"] = len(list((disk / "reports").iterdir()))
         told["still lost"] = heard.count(ReportNotWritten)

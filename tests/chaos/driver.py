@@ -20,11 +20,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests.actors.workers import wait_for
+from tests.options import with_defaults
 from tests.transport import TRANSPORT
 
 from phalanx import (
     Executor,
     Intensity,
+    Launch,
+    Limits,
     Runtime,
     StopPolicy,
     Strategy,
@@ -80,26 +83,22 @@ class Main(WorkerActor):
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Main]:
-    runtime = options.pop("runtime", None)
-    ex = Executor(
-        Main,
-        world_size,
-        preload=options.pop("preload", ()),
-        runtime=runtime,
+    options = with_defaults(
+        options,
+        launch={"preload": (), "transport": TRANSPORT},
+        limits={"stop": StopPolicy(ask=2.0, terminate=1.0)},
         strategy=Strategy.ONE_FOR_ONE,
-        intensity=Intensity(1000, 60.0),
-        stop=options.pop("stop", StopPolicy(ask=2.0, terminate=1.0)),
-        transport=TRANSPORT,
-        **options,
+        intensity=(1000, 60.0),
     )
+    ex = Executor(Main, world_size, **options)
     say(ready=[info.pid for info in ex.ranks])
     return ex
 
 
 def values() -> None:
     with build() as ex:
-        point = ex.call(0, "double", args=(Point(21),))
-        say(type_is_ours=type(point) is Point, x=point.x, lam=ex.call(1, lambda w: w.rank()))
+        point = ex.call("double", args=(Point(21),), rank=0)
+        say(type_is_ours=type(point) is Point, x=point.x, lam=ex.call(lambda w: w.rank(), rank=1))
 
 
 def forgets() -> None:
@@ -133,7 +132,7 @@ def calls(gate: str) -> None:
 
 def closes_slowly(gate: str) -> None:
     """Close with two minutes for a call that goes on, after a Ctrl-C."""
-    with build(stop=StopPolicy(ask=120.0)) as ex:
+    with build(limits=Limits(stop=StopPolicy(ask=120.0))) as ex:
 
         def tell() -> None:
             while not all(info.doing for info in ex.ranks):
@@ -146,7 +145,7 @@ def closes_slowly(gate: str) -> None:
 
 def calls_in_a_row(gate: str) -> None:
     """Have one call held until *gate*, and another wait for its turn."""
-    with build(queue_depth=1) as ex:
+    with build(limits=Limits(queue_depth=1)) as ex:
         calls = [ex.collective_rpc("hold", args=(gate,), non_block=True)]
         calls.append(ex.collective_rpc("rank", non_block=True))
         say(waiting=ex.status().waiting)
@@ -275,16 +274,16 @@ def ignores_sigchld() -> None:
         pid = ex.ranks[0].pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        say(ranks=ex.collective_rpc("rank", 20, on_death="retry", retries=3))
+        say(ranks=ex.collective_rpc("rank", 20, retries=3))
 
 
 def chaos(how: str) -> None:
     """Work, restart and leave strays until somebody kills this program."""
-    ex = build(3, preload=("torch",) if how == "import" else ())
-    ex.call(0, "grandchild", kwargs={"daemon": True})
-    ex.call(1, "grandchild", kwargs={"daemon": False})
+    ex = build(3, launch={"preload": ("torch",) if how == "import" else ()})
+    ex.call("grandchild", kwargs={"daemon": True}, rank=0)
+    ex.call("grandchild", kwargs={"daemon": False}, rank=1)
     if how == "gil":
-        ex.call(2, "hold_gil", non_block=True)
+        ex.call("hold_gil", non_block=True, rank=2)
     say(working=True)
     while True:
         if how == "restart":
@@ -295,7 +294,7 @@ def chaos(how: str) -> None:
             ex.close()
             say(closed=True)
             ex = build(3)
-        ex.call(1, "rank", 20, on_death="retry", retries=10)
+        ex.call("rank", 20, retries=10, rank=1)
 
 
 def stopped(gate: str) -> None:
@@ -328,7 +327,9 @@ def loops() -> None:
 def bare(result: str) -> None:
     """Work without standard descriptors, as a daemon does."""
     os.closerange(0, 3)
-    ex = Executor(Main, 2, preload=(), intensity=Intensity(3, 60.0), transport=TRANSPORT)
+    ex = Executor(
+        Main, 2, launch=Launch(preload=(), transport=TRANSPORT), intensity=Intensity(3, 60.0)
+    )
     answer = ex.collective_rpc("rank", 30)
     ex.close()
     Path(result).write_text(json.dumps(answer))
@@ -360,7 +361,7 @@ def alarmed() -> None:
         with contextlib.suppress(KeyboardInterrupt):
             thread.join(20)
             time.sleep(0.1)
-        say(caught=caught, ranks=ex.collective_rpc("rank", 20), alone=ex.call(1, "rank", 20))
+        say(caught=caught, ranks=ex.collective_rpc("rank", 20), alone=ex.call("rank", 20, rank=1))
 
 
 def warm() -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from tests.chaos.teller import Teller
 
-from phalanx.chaos.call_records import Issued, Settled
-from phalanx.chaos.group_records import (
+from phalanx.chaos.history.events import (
+    CallIssued,
+    CallSettled,
+    FaultInjected,
     GroupBuilt,
     GroupEnded,
+    LeakFound,
     RankExited,
     RankStarted,
+    SteadyStateChecked,
+    WorkerStarted,
+    WorkloadFailed,
 )
-from phalanx.chaos.referee_records import Complained, Examined, Left, Struck
-from phalanx.chaos.worker_records import Woke
 
 
 def lost_call(teller: Teller) -> None:
@@ -168,8 +172,8 @@ def told_of_the_death_of_another(teller: Teller) -> None:
 def told_of_an_end_that_was_none(teller: Teller) -> None:
     teller.add(GroupBuilt, group="h", world_size=1, strategy="one_for_all", intensity=3, period=1.0)
     what = {"method": "m", "shape": "collective", "on_death": "fail"}
-    teller.add(Issued, group="h", call=99, **what)
-    teller.add(Settled, group="h", call=99, outcome="closed")
+    teller.add(CallIssued, group="h", call=99, **what)
+    teller.add(CallSettled, group="h", call=99, outcome="closed")
 
 
 def restarted_alone_though_all_are_tied(teller: Teller) -> None:
@@ -202,11 +206,11 @@ def two_incarnations_at_once(teller: Teller) -> None:
 def woke_beside_its_predecessor(teller: Teller) -> None:
     teller.die(0, stopped=(1,))
     teller.start(0, 1)
-    teller.add(Woke, **teller.who(0), pid=2, outlived=(1001,))
+    teller.add(WorkerStarted, **teller.who(0), pid=2, outlived=(1001,))
 
 
 def end_nobody_learnt_of(teller: Teller) -> None:
-    teller.records = [r for r in teller.records if not isinstance(r, RankExited)]
+    teller.events = [r for r in teller.events if not isinstance(r, RankExited)]
     teller.add(RankStarted, group="g", rank=7, incarnation=1, epoch=1, pid=7)
 
 
@@ -221,7 +225,14 @@ def taken_for_dead(teller: Teller) -> None:
 
 def death_known_late(teller: Teller) -> None:
     teller.add(
-        Struck, strike=1, fault="kill", target="0", group="g", rank=0, incarnation=1, lethal=True
+        FaultInjected,
+        number=1,
+        fault="kill",
+        target="0",
+        group="g",
+        rank=0,
+        incarnation=1,
+        lethal=True,
     )
     teller.now += 11.0
     teller.die(0, stopped=(1,))
@@ -231,23 +242,23 @@ def death_known_late(teller: Teller) -> None:
 def same_place_in_two_epochs(teller: Teller) -> None:
     teller.die(0, stopped=(1,))
     teller.start(0, 1)
-    teller.add(Woke, **teller.who(0), pid=2, rendezvous="127.0.0.1:7001", kept=True)
+    teller.add(WorkerStarted, **teller.who(0), pid=2, rendezvous="127.0.0.1:7001", kept=True)
 
 
 def two_places_in_one_epoch(teller: Teller) -> None:
-    teller.add(Woke, **teller.who(0), pid=2, rendezvous="127.0.0.1:7999", kept=True)
+    teller.add(WorkerStarted, **teller.who(0), pid=2, rendezvous="127.0.0.1:7999", kept=True)
 
 
 def never_healed(teller: Teller) -> None:
-    teller.add(Examined, group="g", ok=False, detail="it was not whole after 60 s")
+    teller.add(SteadyStateChecked, group="g", ok=False, detail="it was not whole after 60 s")
 
 
 def traffic_complained(teller: Teller) -> None:
-    teller.add(Complained, error="AssertionError: 4 != 5")
+    teller.add(WorkloadFailed, error="AssertionError: 4 != 5")
 
 
 def something_left(teller: Teller) -> None:
-    teller.add(Left, what="process", name="4711 sleep 600")
+    teller.add(LeakFound, what="process", name="4711 sleep 600")
 
 
 def descriptors_heap_up(teller: Teller) -> None:

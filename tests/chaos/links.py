@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 from tests.chaos.deeds import wait_until
 
-from phalanx import Executor, Zmq
-from phalanx.runtime.linux import process_tree
+from phalanx import Executor
+from phalanx.runtime import Zmq
+from phalanx.runtime.linux import procfs
 
 QUICK = Zmq(heartbeat=0.2, lost_after=2.0)
 NEVER = "/nonexistent/gate"
@@ -34,7 +35,7 @@ def processes_named(group: str, what: str) -> list[int]:
     Tests run beside us have groups of the same names.
     """
     found: list[int] = []
-    tasks = process_tree.read_all()
+    tasks = procfs.read_all()
     for pid, task in tasks.items():
         with contextlib.suppress(OSError):
             title = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
@@ -44,7 +45,7 @@ def processes_named(group: str, what: str) -> list[int]:
     return sorted(found)
 
 
-def _is_ours(task: process_tree.Task, tasks: dict[int, process_tree.Task]) -> bool:
+def _is_ours(task: procfs.Task, tasks: dict[int, procfs.Task]) -> bool:
     while task.parent in tasks and task.pid != os.getpid():
         task = tasks[task.parent]
     return task.pid == os.getpid()
@@ -52,7 +53,7 @@ def _is_ours(task: process_tree.Task, tasks: dict[int, process_tree.Task]) -> bo
 
 def wait_running(ex: Executor[Any], *ranks: int) -> None:
     """Wait until *ranks* have been handed a call."""
-    seats = ex._core.shared.plane._seats.by_rank
+    seats = ex._group.plane._table.by_rank
     wait_until(lambda: all((s := seats[rank]) and s.channel.board.begun for rank in ranks))
 
 

@@ -21,16 +21,15 @@ from tests.actors.workers import Echo
 from tests.shared_memory import FORGOTTEN
 
 from phalanx.actors import Executor, WorkerContext
-from phalanx.actors.calls import recovery as losing
-from phalanx.actors.calls import recovery as seating
-from phalanx.actors.calls.queue import Turns
-from phalanx.actors.calls.receiving import Arriving, Settling
-from phalanx.actors.calls.sending import Sending
-from phalanx.actors.group.events import Herald
-from phalanx.actors.group.launcher import Outfit
+from phalanx.actors.calls import plane, recovery
+from phalanx.actors.calls.plane import CallPlane
+from phalanx.actors.calls.queue import CallQueue
+from phalanx.actors.calls.sender import Sender
+from phalanx.actors.group.events import EventBus
+from phalanx.actors.group.launcher import WorkerBuilder
 from phalanx.actors.group.members import Members
 from phalanx.actors.host.host import WorkerHost
-from phalanx.chaos import witness
+from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
 from phalanx.runtime.distributed.rendezvous import RendezvousStore
 from phalanx.runtime.linux import process_tree as tree
@@ -80,7 +79,7 @@ def hurried(worker: Planted) -> None:
 
 def hurrying(executor: Executor[Any], _chance: random.Random) -> None:
     """Make calls that ranks answer unevenly, and that are made again."""
-    executor.collective_rpc(hurried, 30.0, on_death="retry", retries=99)
+    executor.collective_rpc(hurried, 30.0, retries=99)
 
 
 def working(executor: Executor[Any], _chance: random.Random) -> None:
@@ -98,19 +97,19 @@ def in_rows(executor: Executor[Any], _chance: random.Random) -> None:
 
 
 def answers_by_position(patch: pytest.MonkeyPatch) -> None:
-    answer = Settling.answer
+    answer = CallPlane._answer
 
     def by_position(self: Any, call: Any, rank: int, given: Any) -> None:
         if getattr(given, "kind", None) == Kind.REPLY:
             rank = next((r for r in call.asked if r not in call.answers), rank)
         answer(self, call, rank, given)
 
-    patch.setattr(Settling, "answer", by_position)
+    patch.setattr(CallPlane, "_answer", by_position)
 
 
 def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
     """What an incarnation answered counts for its successor as well."""
-    put_back = Turns.put_back
+    put_back = CallQueue.put_back
 
     def keeping(self: Any, calls: Any) -> None:
         kept = [(call, dict(call.answers)) for call in calls]
@@ -118,7 +117,7 @@ def answers_of_the_dead(patch: pytest.MonkeyPatch) -> None:
         for call, answers in kept:
             call.answers.update(answers)
 
-    patch.setattr(Turns, "put_back", keeping)
+    patch.setattr(CallQueue, "put_back", keeping)
 
 
 class Unchecked(int):
@@ -135,7 +134,7 @@ def late_answers(patch: pytest.MonkeyPatch, *, checked: bool) -> None:
 
     A number may be in use again by then, and only that of the incarnation tells the two apart.
     """
-    arrive = Arriving._arrive
+    arrive = CallPlane._arrive
     latest: dict[tuple[int, int], tuple[int, Frame]] = {}
 
     def late(self: Any, seat: Any, frame: Any) -> None:
@@ -150,7 +149,7 @@ def late_answers(patch: pytest.MonkeyPatch, *, checked: bool) -> None:
                 arrive(self, seat, Frame(*again))
         arrive(self, seat, frame)
 
-    patch.setattr(Arriving, "_arrive", late)
+    patch.setattr(CallPlane, "_arrive", late)
 
 
 def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
@@ -159,7 +158,7 @@ def no_incarnation_check(patch: pytest.MonkeyPatch) -> None:
 
 def lost_call(patch: pytest.MonkeyPatch) -> None:
     """One call never gets to one of its ranks."""
-    send = Sending._send_one
+    send = Sender._send_one
     numbers = itertools.count(1)
 
     def losing_one(self: Any, call: Any, payload: Any, seats: Any, flags: int) -> None:
@@ -168,12 +167,12 @@ def lost_call(patch: pytest.MonkeyPatch) -> None:
         if seats:
             send(self, call, payload, seats, flags)
 
-    patch.setattr(Sending, "_send_one", losing_one)
+    patch.setattr(Sender, "_send_one", losing_one)
 
 
 def retry_forgotten(patch: pytest.MonkeyPatch) -> None:
     """What a rank had begun is not made again, whatever its caller allowed."""
-    assess = losing.assess
+    assess = recovery.assess
 
     def once(*words: Any) -> Any:
         loss = assess(*words)
@@ -181,28 +180,28 @@ def retry_forgotten(patch: pytest.MonkeyPatch) -> None:
             call.retries = 0
         return loss
 
-    patch.setattr(seating, "assess", once)
+    patch.setattr(plane, "assess", once)
 
 
 def lost_exit(patch: pytest.MonkeyPatch) -> None:
-    publish = Herald.publish
+    publish = EventBus.publish
 
     def deaf(self: Any, event: Any) -> None:
         if not isinstance(event, WorkerExited) or not event.reason.is_failure:
             publish(self, event)
 
-    patch.setattr(Herald, "publish", deaf)
+    patch.setattr(EventBus, "publish", deaf)
 
 
 def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(losing, "_has_begun", lambda *_: False)
+    patch.setattr(recovery, "_has_begun", lambda *_: False)
 
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
     land = Members.land
-    bury = Members.bury
-    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to bury
+    release = Members.release
+    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
         if state.phase is Phase.MENDING and state.mending:
@@ -213,17 +212,17 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         lost.update((id(member), (self, member)) for member in launch.members)
         return land(self, launch)
 
-    def buried(self: Any, member: Any) -> None:
+    def released(self: Any, member: Any) -> None:
         lost.pop(id(member), None)
-        bury(self, member)
+        release(self, member)
 
     patch.setattr(decide, "_resume", early)
     patch.setattr(Members, "land", noted)
-    patch.setattr(Members, "bury", buried)
+    patch.setattr(Members, "release", released)
 
     def clear() -> None:
         for members, member in lost.values():
-            bury(members, member)
+            release(members, member)
             if member.seated:
                 member.channel.close()
 
@@ -272,13 +271,13 @@ def leaked_segment(patch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     made: list[str] = []
-    begin = Outfit.equip
+    begin = WorkerBuilder.equip
 
     def equip(self: Any, *words: Any) -> Any:
         made.append(tempfile.mkdtemp())
         return begin(self, *words)
 
-    patch.setattr(Outfit, "equip", equip)
+    patch.setattr(WorkerBuilder, "equip", equip)
 
     def clear() -> None:
         for folder in made:
@@ -297,7 +296,7 @@ def leaked_process(patch: pytest.MonkeyPatch) -> None:
 
         def kill(self, quarry: Any, deadline: float) -> Any:
             nobody = uuid.uuid4().hex.encode()
-            return real.kill(real.Quarry(nobody, roots=quarry.roots), deadline)
+            return real.kill(real.TreeTarget(nobody, roots=quarry.roots), deadline)
 
     patch.setattr(process, "process_tree", Blind())
 
@@ -334,7 +333,7 @@ def run_twice() -> None:
 
 def hold_nothing() -> None:
     """A rank that raised goes on at once, in what it takes for a process group."""
-    for module in (termination, witness):
+    for module in (termination, worker_probe):
         vars(module)["is_in_process_group"] = lambda: True
     Inbox.await_leave = lambda *_: None  # type: ignore[method-assign]
 

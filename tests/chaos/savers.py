@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.actors.workers import Echo, wait_for
 
-from phalanx.actors import WorkerContext, idempotent
+from phalanx.actors import WorkerContext, method
 
 
 class Fatal:
@@ -86,7 +86,7 @@ class Counter(Echo):
             case _:
                 pass
 
-    @idempotent
+    @method(idempotent=True)
     def add(self, amount: int = 1) -> int:
         self.count += amount
         return self.count

@@ -13,12 +13,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.chaos.savers import Counter
 from tests.transport import TRANSPORT
 
-from phalanx import CheckpointPolicy, Executor
+from phalanx import CheckpointPolicy, Executor, Launch
 
 
 def main(folder: str, calls: int) -> None:
     policy = CheckpointPolicy(every_calls=1, where=folder, resume=True)
-    with Executor(Counter, 2, preload=(), checkpoint=policy, transport=TRANSPORT) as ex:
+    with Executor(
+        Counter, 2, launch=Launch(preload=(), transport=TRANSPORT), checkpoint=policy
+    ) as ex:
         print(*ex.collective_rpc("get"), flush=True)
         for _ in range(calls):
             print(*ex.collective_rpc("add"), flush=True)

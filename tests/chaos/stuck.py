@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.actors.workers import Echo, wait_for
 
-from phalanx.actors import WorkerContext, limits
+from phalanx.actors import WorkerContext, method
 
 
 class Stuck(Echo):
@@ -91,11 +91,11 @@ class Stuck(Echo):
                 self._deadlock()
             yield number
 
-    @limits(hang_after=0.3)
+    @method(hang_after=0.3)
     def limited(self, gate: str) -> Any:
         wait_for(gate)
 
-    @limits(hang_after=math.inf)
+    @method(hang_after=math.inf)
     def unlimited(self, gate: str) -> str:
         wait_for(gate)
         return "done"

@@ -10,14 +10,22 @@ from typing import Any
 from tests.actors.workers import Echo, Reducer
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor, WorkerActor, executor_child
+from phalanx.actors import (
+    Executor,
+    Launch,
+    Limits,
+    RestartPolicy,
+    WorkerActor,
+    WorkerContext,
+    executor_child,
+)
 from phalanx.runtime import Runtime
 from phalanx.supervision import Intensity, Strategy, Supervisor, SupervisorSpec
 
 
 def build(world_size: int = 2, **options: Any) -> Executor[Any]:
-    options = {"start_timeout": 30.0, "transport": TRANSPORT, **options}
-    return Executor(Echo, world_size, preload=(), **options)
+    launch = Launch(preload=(), transport=TRANSPORT)
+    return Executor(Echo, world_size, launch=launch, limits=Limits(start=30.0), **options)
 
 
 def one_for_one() -> Executor[Any]:
@@ -42,7 +50,7 @@ class Quiet:
 def reducing(executor: Executor[Any], chance: random.Random) -> None:
     """Add up over the process group, and check the sum."""
     value = float(chance.randrange(100))
-    total = executor.collective_rpc("total", 30.0, (value,), on_death="retry", retries=9)
+    total = executor.collective_rpc("total", 30.0, (value,), retries=9)
     if total != [3 * value] * 2:
         raise AssertionError(total)
 
@@ -53,36 +61,45 @@ def calling_in_rows(executor: Executor[Any], _chance: random.Random) -> None:
         future.result()
 
 
+class Rejoining(Reducer):
+    """The same, also as a survivor that is kept."""
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+
 class Reducing:
     """A target whose ranks meet in a process group."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, survivors: Any = "restart") -> None:
         self.runtime = runtime
+        self.survivors = survivors
 
     def __call__(self) -> tuple[Executor[Any], Any]:
         options: dict[str, Any] = {
-            "start_timeout": 60.0,
+            "limits": Limits(start=60.0),
             "runtime": self.runtime,
-            "transport": TRANSPORT,
+            "launch": Launch(transport=TRANSPORT),
+            "policy": RestartPolicy(survivors=self.survivors, leave_within=5.0),
         }
-        built: Executor[Any] = Executor(Reducer, 2, **options)
+        built: Executor[Any] = Executor(Rejoining, 2, **options)
         return built, reducing
 
 
 def tree() -> tuple[Supervisor, Any]:
     """Two groups under a supervisor, which builds one anew that has given up."""
-    options: dict[str, Any] = {"preload": (), "transport": TRANSPORT}
+    options: dict[str, Any] = {"launch": Launch(preload=(), transport=TRANSPORT)}
     children = tuple(executor_child(name, Echo, 1, **options) for name in ("a", "b"))
     spec = SupervisorSpec(id="root", intensity=Intensity(100, 60.0), children=children)
-    return Supervisor.start(spec), echoing
+    return Supervisor(spec), echoing
 
 
 def brittle() -> tuple[Supervisor, Any]:
     """A tree that is at its end with the first death in it."""
-    options: dict[str, Any] = {"preload": (), "transport": TRANSPORT}
+    options: dict[str, Any] = {"launch": Launch(preload=(), transport=TRANSPORT)}
     child = executor_child("a", Echo, 1, intensity=Intensity(0, 60.0), **options)
     spec = SupervisorSpec(id="root", intensity=Intensity(0, 60.0), children=(child,))
-    return Supervisor.start(spec), calling_a
+    return Supervisor(spec), calling_a
 
 
 def calling_a(root: Supervisor, _chance: random.Random) -> None:
@@ -109,7 +126,7 @@ class Forgetful(WorkerActor):
 
 def counting(executor: Executor[Any], _chance: random.Random) -> None:
     """Believe, wrongly, that a count survives a restart."""
-    count = executor.call(0, "add", 30.0, on_death="retry", retries=9)
+    count = executor.call("add", 30.0, retries=9, rank=0)
     latest: list[int] = counting.__dict__.setdefault("latest", [])
     if latest and count <= latest[-1]:
         raise AssertionError(f"after {latest[-1]} came {count}")
@@ -118,7 +135,7 @@ def counting(executor: Executor[Any], _chance: random.Random) -> None:
 
 def forgetful() -> tuple[Executor[Any], Any]:
     counting.__dict__.pop("latest", None)
-    return Executor(Forgetful, 1, preload=(), transport=TRANSPORT), counting
+    return Executor(Forgetful, 1, launch=Launch(preload=(), transport=TRANSPORT)), counting
 
 
 def moody() -> tuple[Executor[Any], Any]:
@@ -131,7 +148,7 @@ def moody() -> tuple[Executor[Any], Any]:
 
 
 def adding(executor: Executor[Any], _chance: random.Random) -> None:
-    executor.call(0, "add", 30.0)
+    executor.call("add", 30.0, rank=0)
 
 
 VALUE = 3
@@ -150,3 +167,26 @@ def wants_more(argument: int) -> None: ...
 
 def returns_nonsense() -> int:
     return 7
+
+
+def tensor_parallel() -> tuple[Executor[Any], Any]:
+    """The ranks of the tensor-parallel example, and traffic that compares every embedding."""
+    from minilm.dataset import TOLERANCE, Dataset  # needs the weights
+    from minilm.model import Stage
+    from minilm.weights import Weights
+    from tensor_parallel import Shard
+
+    dataset = Dataset(48, 8)
+    whole = Stage(Weights(dataset.folder))
+    work = [(batch.ids, whole(batch.ids)) for batch in dataset.batches]
+
+    def embed(executor: Executor[Any], chance: random.Random) -> None:
+        ids, expected = chance.choice(work)
+        found = executor.collective_rpc("embed", 60.0, (ids,), unique_reply_rank=0, retries=20)
+        difference = float((found - expected).abs().max())
+        if difference > TOLERANCE:
+            msg = f"an embedding differs by {difference:g} from that of one process"
+            raise AssertionError(msg)
+
+    launch = Launch(preload=("torch",))
+    return Executor(Shard, 4, args=(str(dataset.folder),), launch=launch), embed

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.chaos import (
-    History,
-    Record,
-    check,
-)
-from phalanx.chaos.call_records import Issued, Sent, Settled, Taken
-from phalanx.chaos.group_records import (
+from phalanx.chaos import Event, History
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.events import (
+    CallBegan,
+    CallEnded,
+    CallIssued,
+    CallSent,
+    CallSettled,
+    DriverEnded,
+    DriverStarted,
     GroupBuilt,
     GroupDown,
     GroupEnded,
@@ -19,16 +22,17 @@ from phalanx.chaos.group_records import (
     RankExited,
     RankReady,
     RankStarted,
+    ReplyReceived,
+    SteadyStateChecked,
+    WorkerStarted,
 )
-from phalanx.chaos.referee_records import Examined, LifeBegan, LifeEnded
-from phalanx.chaos.worker_records import Began, Ended, Woke
 
 
 class Teller:
     """Writes the history of a group that does everything right, in the order of the calls made."""
 
     def __init__(self, size: int = 2, **options: Any) -> None:
-        self.records: list[Record] = []
+        self.events: list[Event] = []
         self.size = size
         self.now = 0.0
         self.calls = 0
@@ -37,14 +41,14 @@ class Teller:
         self.incarnations = dict.fromkeys(range(size), 0)
         self.turns: dict[tuple[int, int], int] = {}
         self.descriptors = 0
-        self.add(LifeBegan, life=1, pid=100)
+        self.add(DriverStarted, number=1, pid=100)
         built = {"strategy": "one_for_all", "intensity": 3, "period": 60.0, **options}
         self.add(GroupBuilt, group="g", world_size=size, **built)
 
-    def add(self, kind: type[Record], **fields: Any) -> Any:
+    def add(self, kind: type[Event], **fields: Any) -> Any:
         self.now += 0.01
         record = kind(**{"at": self.now, **fields})
-        self.records.append(record)
+        self.events.append(record)
         return record
 
     def who(self, rank: int) -> dict[str, Any]:
@@ -58,7 +62,7 @@ class Teller:
             self.add(RankStarted, **self.who(rank), pid=self.pid(rank))
         for rank in ranks:
             place = f"127.0.0.1:{7000 + self.epoch}" if meets else ""
-            self.add(Woke, **self.who(rank), pid=self.pid(rank), rendezvous=place)
+            self.add(WorkerStarted, **self.who(rank), pid=self.pid(rank), rendezvous=place)
         for rank in ranks:
             self.add(RankReady, **self.who(rank), pid=self.pid(rank))
         self.add(GroupUp, group="g", epoch=self.epoch, world_size=self.size)
@@ -77,36 +81,36 @@ class Teller:
     def issue(self, on_death: str = "fail", shape: str = "collective", **more: Any) -> int:
         self.calls += 1
         what = {"method": "m", "shape": shape, "on_death": on_death, **more}
-        self.add(Issued, group="g", call=self.calls, **what)
+        self.add(CallIssued, group="g", call=self.calls, **what)
         return self.calls
 
     def send(self, call: int, *ranks: int) -> int:
         self.wires += 1
         to = tuple((rank, self.incarnations[rank]) for rank in ranks or range(self.size))
-        self.add(Sent, group="g", call=call, wire=self.wires, epoch=self.epoch, ranks=to)
+        self.add(CallSent, group="g", call=call, wire=self.wires, epoch=self.epoch, ranks=to)
         return self.wires
 
     def begin(self, call: int, wire: int, rank: int, **other: Any) -> None:
         key = rank, self.incarnations[rank]
         self.turns[key] = self.turns.get(key, 0) + 1
         fields = {**self.who(rank), "call": call, "wire": wire, "turn": self.turns[key]}
-        self.add(Began, **{**fields, "descriptors": self.descriptors, **other})
+        self.add(CallBegan, **{**fields, "descriptors": self.descriptors, **other})
 
     def end(
         self, call: int, wire: int, rank: int, error: str = "", *, joined: bool = False
     ) -> None:
-        self.add(Ended, **self.who(rank), call=call, wire=wire, error=error, joined=joined)
+        self.add(CallEnded, **self.who(rank), call=call, wire=wire, error=error, joined=joined)
 
     def take(self, call: int, wire: int, rank: int, **other: Any) -> None:
         said = {"by_call": call, "by_rank": rank, "by_wire": wire}
         said["by_incarnation"] = self.incarnations[rank]
-        self.add(Taken, group="g", call=call, rank=rank, **{**said, **other})
+        self.add(ReplyReceived, group="g", call=call, rank=rank, **{**said, **other})
 
     def settle(self, call: int, outcome: str = "value", **more: Any) -> None:
         if outcome == "died":
-            died = [each for each in self.records if isinstance(each, RankDied)]
+            died = [each for each in self.events if isinstance(each, RankDied)]
             more = {"deaths": tuple((each.rank, each.incarnation) for each in died[-1:]), **more}
-        self.add(Settled, group="g", call=call, outcome=outcome, **more)
+        self.add(CallSettled, group="g", call=call, outcome=outcome, **more)
 
     def serve(self, on_death: str = "fail", **more: Any) -> int:
         call = self.issue(on_death, **more)
@@ -120,14 +124,14 @@ class Teller:
         return call
 
     def close(self) -> None:
-        self.add(Examined, group="g", ok=True)
+        self.add(SteadyStateChecked, group="g", ok=True)
         for rank in self.incarnations:
             self.add(RankExited, **self.who(rank), pid=self.pid(rank), reason="shutdown")
         self.add(GroupEnded, group="g", epoch=self.epoch, cause="")
-        self.add(LifeEnded, life=1, closed=True)
+        self.add(DriverEnded, number=1, closed=True)
 
     def history(self) -> History:
-        return History.of(self.records, seed=7)
+        return History.of(self.events, seed=7)
 
     def broken(self) -> set[str]:
         return {violation.invariant for violation in check(self.history())}

@@ -15,8 +15,9 @@ import pytest
 from tests.chaos.teller import Teller
 from tests.chaos.test_page import told
 
-from phalanx.chaos import Chaos, ChaosResult, History, check, render_page
-from phalanx.chaos.referee_records import Complained, Struck
+from phalanx.chaos import Chaos, ChaosResult, History, render_page
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.events import FaultInjected, WorkloadFailed
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
 BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
@@ -73,14 +74,14 @@ def look_at(page: str, folder: Path) -> Any:
 def struck_often(deaths: int) -> Teller:
     """The history of two ranks, of which one or the other dies again and again."""
     teller = told()
-    teller.records = teller.records[:-5]  # what closed it
+    teller.events = teller.events[:-5]  # what closed it
     for number in range(deaths):
-        fault = ("kill", "stop", "unpicklable", "descriptors")[number % 4]
+        fault = ("kill", "stop", "raise_before", "grandchild")[number % 4]
         rank = number % 2
-        struck = {"strike": number + 2, "fault": fault, "target": "random", "group": "g"}
-        teller.add(Struck, **struck, rank=rank, incarnation=teller.incarnations[rank])
+        struck = {"number": number + 2, "fault": fault, "target": "random", "group": "g"}
+        teller.add(FaultInjected, **struck, rank=rank, incarnation=teller.incarnations[rank])
         teller.now += 0.03
-        teller.add(Struck, strike=900 + number, fault="kill", target="zygote", group="g")
+        teller.add(FaultInjected, number=900 + number, fault="kill", target="zygote", group="g")
         call = teller.issue()
         teller.begin(call, teller.send(call), rank)
         teller.die(rank, stopped=(1 - rank,))
@@ -94,9 +95,9 @@ def struck_often(deaths: int) -> Teller:
 
 def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
     teller = struck_often(16)
-    teller.add(Complained, error="one is not one <b>at all</b>")
+    teller.add(WorkloadFailed, error="one is not one <b>at all</b>")
     teller.close()
-    history = History.of(teller.records, seed=7, target="mine:build")
+    history = History.of(teller.events, seed=7, target="mine:build")
     page = render_page(
         ChaosResult("mine:build", Chaos(duration=30, rate=2, seed=7), history, check(history))
     )
@@ -104,7 +105,7 @@ def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
     seen = look_at(page, tmp_path)
 
     assert seen["title"] == "mine:build: chaos"
-    assert seen["verdict"]["text"] == "violated"
+    assert seen["verdict"]["text"].startswith("FAIL: ")
     assert seen["loaded"] == 0
     assert not seen["wide"]  # what is wide scrolls within the page
     kinds = {mark["kind"] for mark in seen["marks"]}
@@ -120,7 +121,7 @@ def test_a_browser_shows_every_mark_within_its_drawing(tmp_path: Path) -> None:
         assert mark["title"], mark
     assert sum(mark["kind"] == "up" for mark in seen["marks"]) == 36  # 2 ranks, 18 incarnations
     assert {label["text"] for label in seen["labels"]} == {
-        *("kill", "stop", "unpicklable", "descriptors")
+        *("kill", "stop", "raise_before", "grandchild")
     }
     for one, other in zip(seen["labels"], seen["labels"][1:], strict=False):
         if one["box"]["y"] == other["box"]["y"]:
@@ -138,7 +139,7 @@ def test_a_browser_shows_a_run_of_nothing(tmp_path: Path) -> None:
 
     seen = look_at(render_page(result), tmp_path)
 
-    assert seen["verdict"]["text"] == f"nothing shown: {result.void}"
+    assert seen["verdict"]["text"] == f"INCONCLUSIVE: {result.inconclusive}"
     assert seen["verdict"]["box"]["h"] > 0
     assert seen["marks"] == []
     assert not seen["wide"]

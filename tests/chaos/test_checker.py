@@ -11,21 +11,21 @@ import pytest
 from tests.chaos import lies
 from tests.chaos.teller import Teller, whole
 
-from phalanx.chaos import (
-    INVARIANTS,
-    RULES,
-    check,
-)
-from phalanx.chaos.group_records import (
+from phalanx.chaos import INVARIANTS
+from phalanx.chaos.checker.checker import RULES, check
+from phalanx.chaos.history.events import (
     ChangePlanned,
+    DriverEnded,
+    FaultInjected,
+    GroupDown,
     GroupEnded,
     GroupUp,
-    NotStarted,
     RankDied,
     RankExited,
+    RanksNotStarted,
     RankStarted,
+    SteadyStateChecked,
 )
-from phalanx.chaos.referee_records import Examined, LifeEnded, Struck
 
 # --- what is accepted ---------------------------------------------------------------------
 
@@ -35,7 +35,7 @@ def test_a_run_in_which_all_went_well_holds_every_invariant() -> None:
     call = teller.issue("retry", retries=1)
     wire = teller.send(call)
     teller.begin(call, wire, 0)
-    teller.add(Struck, strike=1, fault="kill", target="1", rank=1, group="g", incarnation=1)
+    teller.add(FaultInjected, number=1, fault="kill", target="1", rank=1, group="g", incarnation=1)
     teller.die(1, stopped=(0, 2))
     teller.start(0, 1, 2)
     wire = teller.send(call)
@@ -74,7 +74,7 @@ def test_a_call_that_failed_with_a_death_is_an_outcome() -> None:
 def test_what_a_killed_driver_owed_is_excused() -> None:
     teller = whole()
     teller.send(teller.issue())
-    teller.add(LifeEnded, life=1, closed=False)
+    teller.add(DriverEnded, number=1, closed=False)
 
     assert teller.broken() == set()
 
@@ -115,6 +115,23 @@ def test_a_start_may_be_told_of_after_a_death_that_came_later(survivors: str) ->
     assert teller.broken() == set()
 
 
+def test_a_start_may_be_told_of_after_the_death_of_a_rank_that_stayed_up() -> None:
+    teller = whole(3, strategy="rest_for_one")
+    stayed = teller.who(1)
+    teller.die(2, "restart rank 2")
+    teller.epoch += 1  # rank 2 is being started, and rank 1 dies before that is told
+    teller.incarnations[2] += 1
+    teller.add(RankExited, **stayed, pid=1, reason="killed")
+    teller.add(RankDied, **stayed, pid=1, reason="killed", decision="restart ranks 1, 2")
+    teller.add(GroupDown, group="g", epoch=teller.epoch, cause="a death")
+    teller.add(RankStarted, **teller.who(2), pid=2)
+    teller.add(RankExited, **teller.who(2), pid=2, reason="shutdown")
+    teller.start(1, 2)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
 def test_a_planned_restart_has_its_cause() -> None:
     teller = whole(strategy="one_for_one")
     teller.add(ChangePlanned, group="g", ranks=(0,))
@@ -142,8 +159,8 @@ def test_a_group_that_gives_up_past_its_intensity_is_right() -> None:
     teller.start(0, 1)
     teller.die(1, "give up: more than 1 restarts in 60 s", stopped=(0,))
     teller.add(GroupEnded, group="g", epoch=2, cause="give up")
-    teller.add(Examined, group="g", ok=False, ended=True)
-    teller.add(LifeEnded, life=1, closed=True)
+    teller.add(SteadyStateChecked, group="g", ok=False, ended=True)
+    teller.add(DriverEnded, number=1, closed=True)
 
     assert teller.broken() == set()
 
@@ -151,9 +168,9 @@ def test_a_group_that_gives_up_past_its_intensity_is_right() -> None:
 def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
     teller = whole(intensity=1)
     teller.die(0, stopped=(1,))
-    teller.add(NotStarted, group="g", ranks=((0, 2), (1, 2)), reason="no process")
+    teller.add(RanksNotStarted, group="g", ranks=((0, 2), (1, 2)), reason="no process")
     teller.add(GroupEnded, group="g", epoch=2, cause="give up")
-    teller.add(LifeEnded, life=1, closed=True)
+    teller.add(DriverEnded, number=1, closed=True)
 
     assert teller.broken() == set()
 
@@ -205,7 +222,7 @@ def test_where_a_group_gives_up_no_call_is_made_again() -> None:
     teller.die(0, "give up: more than 0 restarts in 60 s", stopped=(1,))
     teller.settle(call, "died")
     teller.add(GroupEnded, group="g", epoch=1, cause="give up")
-    teller.add(LifeEnded, life=1, closed=True)
+    teller.add(DriverEnded, number=1, closed=True)
 
     assert teller.broken() == set()
 
@@ -286,11 +303,11 @@ def test_a_violation_shows_the_fewest_records_and_the_seed() -> None:
     (violation,) = check(teller.history())
 
     assert violation.invariant == "at_most_once"
-    assert [record.kind for record in violation.records] == [
-        *("issued", "sent", "began"),
-        *("sent", "began"),
+    assert [record.kind for record in violation.events] == [
+        *("CallIssued", "CallSent", "CallBegan"),
+        *("CallSent", "CallBegan"),
     ]
-    assert violation.render().endswith("again with seed 7")
+    assert violation.render().endswith("reproduce with seed 7")
 
 
 def test_a_history_twice_as_long_takes_twice_the_steps() -> None:

@@ -26,6 +26,9 @@ from phalanx.actors import (
     CheckpointFailed,
     CheckpointPolicy,
     Executor,
+    Launch,
+    RestartPolicy,
+    Supervisor,
     executor_child,
     worker_child,
 )
@@ -39,7 +42,6 @@ from phalanx.supervision import (
     Rule,
     SpecError,
     Strategy,
-    Supervisor,
     SupervisorSpec,
     WorkerDied,
 )
@@ -98,8 +100,8 @@ def test_kept_survivors_go_on_and_the_dead_rank_is_given_back_its_own_state(
     ex = make(
         KeptCounter,
         3,
-        survivors="keep",
-        preload=("torch",),
+        policy=RestartPolicy(survivors="keep"),
+        launch={"preload": ("torch",)},
         runtime=torch_runtime,
         checkpoint=CheckpointPolicy(every_calls=2),
     )
@@ -122,8 +124,7 @@ def test_states_travel_where_no_memory_is_shared(
     ex = make(
         Holder,
         1,
-        transport="zmq",
-        preload=("torch",),
+        launch={"transport": "zmq", "preload": ("torch",)},
         runtime=torch_runtime,
         checkpoint=CheckpointPolicy(every_calls=1, where=folder),
     )
@@ -136,7 +137,9 @@ def test_states_travel_where_no_memory_is_shared(
 
 def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: Make) -> None:
     decider = Decider((Rule(ArithmeticError, Directive.RESTART),))
-    ex = make(Counter, checkpoint=CheckpointPolicy(every_calls=1), decider=decider)
+    ex = make(
+        Counter, checkpoint=CheckpointPolicy(every_calls=1), policy=RestartPolicy(decider=decider)
+    )
     ex.collective_rpc("add", LONG)
 
     with pytest.raises(ArithmeticError):
@@ -146,7 +149,7 @@ def test_the_state_behind_an_error_that_ends_its_worker_is_not_given_back(make: 
     with pytest.raises(KeyError):
         ex.collective_rpc("add_and_raise", LONG, (KeyError("not so bad"),))
     # The first to raise has ended the call; the other may have yet to begin it.
-    wait_until(lambda: not any(seat.sent for seat in ex._core.shared.plane._seats))
+    wait_until(lambda: not any(seat.sent for seat in ex._group.plane._table))
     die(ex, 0)
 
     assert [count for count, _, _ in states(ex)] == [2, 2]
@@ -160,8 +163,7 @@ def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
     child = worker_child(
         "counter",
         Counter,
-        preload=(),
-        transport=TRANSPORT,
+        launch=Launch(preload=(), transport=TRANSPORT),
         runtime=runtime,
         checkpoint=CheckpointPolicy(every_calls=1, where=folder),
     )
@@ -169,13 +171,13 @@ def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
     with Supervisor(spec) as tree:
         for number in range(1, 4):
             ex = executor(tree, "counter")
-            assert ex.call(0, "add", LONG) == number
+            assert ex.call("add", LONG, rank=0) == number
             pid = ex.ranks[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
-            assert ex._core.shared.gone.wait(LONG)
+            assert ex.wait_closed(LONG)
 
-        assert executor(tree, "counter").call(0, "state", LONG)[:2] == (3, [3])
+        assert executor(tree, "counter").call("state", LONG, rank=0)[:2] == (3, [3])
 
 
 def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
@@ -185,8 +187,7 @@ def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
         "group",
         Counter,
         2,
-        preload=(),
-        transport=TRANSPORT,
+        launch=Launch(preload=(), transport=TRANSPORT),
         runtime=runtime,
         intensity=Intensity(0, 60),
         restart=Restart.PERMANENT,
@@ -196,13 +197,13 @@ def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
         ex: Executor[Any] = tree.child("group")
         ex.collective_rpc("add", LONG)
         kill(ex, 1)
-        assert ex._core.shared.gone.wait(LONG)
+        assert ex.wait_closed(LONG)
 
         assert executor(tree, "group").collective_rpc("get", LONG) == [1, 1]
 
 
 def saver_child(runtime: Runtime) -> ChildSpec:
-    options: Any = {"preload": (), "transport": TRANSPORT, "runtime": runtime}
+    options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
     return worker_child("saver", Counter, checkpoint=CheckpointPolicy(every_calls=1), **options)
 
 
@@ -213,8 +214,8 @@ def test_the_states_of_instances_that_are_gone_are_given_back(runtime: Runtime) 
         for _ in range(3):
             key = tree.start_child(saver, timeout=LONG)
             assert key is not None
-            assert executor(tree, key).call(0, "add", LONG) == 1  # it goes on from no other
-            kept.append(weakref.ref(executor(tree, key)._core.shared.cuts))
+            assert executor(tree, key).call("add", LONG, rank=0) == 1  # it goes on from no other
+            kept.append(weakref.ref(executor(tree, key)._group.checkpoints))
             tree.terminate_child(key, timeout=LONG)
         tree.start_child(saver, timeout=LONG)
 
@@ -225,14 +226,14 @@ def test_two_trees_of_one_spec_keep_their_states_apart(runtime: Runtime) -> None
     spec = SupervisorSpec("root", children=[saver_child(runtime)], intensity=Intensity(9, 60))
     with Supervisor(spec) as one, Supervisor(spec) as other:
         for number in range(1, 4):
-            assert executor(one, "saver").call(0, "add", LONG) == number
-        assert executor(other, "saver").call(0, "add", LONG) == 1
+            assert executor(one, "saver").call("add", LONG, rank=0) == number
+        assert executor(other, "saver").call("add", LONG, rank=0) == 1
         before = executor(other, "saver")
         kill(before, 0)
         wait_until(lambda: executor(other, "saver") is not before)
 
-        assert executor(other, "saver").call(0, "add", LONG) == 2
-        assert executor(one, "saver").call(0, "add", LONG) == 4
+        assert executor(other, "saver").call("add", LONG, rank=0) == 2
+        assert executor(one, "saver").call("add", LONG, rank=0) == 4
 
 
 def test_a_child_with_hooks_missing_is_refused_before_anything_starts() -> None:
@@ -286,7 +287,7 @@ def test_counts_are_exact_under_random_kills(
     done = 0
     while killer.is_alive():
         done += 1
-        values = ex.collective_rpc("add", LONG, on_death="retry", retries=100)
+        values = ex.collective_rpc("add", LONG, retries=100)
         if strategy is Strategy.ONE_FOR_ALL:
             assert values == [done] * 3
         else:  # a survivor's count has what it ran again
@@ -296,4 +297,4 @@ def test_counts_are_exact_under_random_kills(
 
     assert ex.status().restarts == kills
     if strategy is Strategy.ONE_FOR_ALL:
-        assert ex.collective_rpc("get", LONG, on_death="retry") == [done] * 3
+        assert ex.collective_rpc("get", LONG, retries=1) == [done] * 3

@@ -21,6 +21,7 @@ from phalanx.actors import (
     CheckpointRestored,
     CheckpointTaken,
     Executor,
+    Limits,
 )
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
@@ -59,7 +60,7 @@ class Heard:
         self.kind = kind
         self.all: list[Any] = []
         self._news = threading.Condition()
-        ex.events(self._hear)
+        ex.subscribe(self._hear)
 
     def _hear(self, event: Any) -> None:
         with self._news:
@@ -74,7 +75,7 @@ class Heard:
 
 
 def states(ex: Executor[Any]) -> list[tuple[int, list[Any], int]]:
-    found: list[tuple[int, list[Any], int]] = ex.collective_rpc("state", LONG, on_death="retry")
+    found: list[tuple[int, list[Any], int]] = ex.collective_rpc("state", LONG, retries=1)
     return found
 
 
@@ -130,7 +131,7 @@ def test_a_call_that_is_made_again_is_counted_once(make: Make, tmp_path: Path) -
     assert ex.collective_rpc("get", LONG) == [1, 1]
     for number in range(2, 6):
         kill(ex, number % 2)
-        assert ex.collective_rpc("add", LONG, on_death="retry", retries=5) == [number] * 2
+        assert ex.collective_rpc("add", LONG, retries=5) == [number] * 2
 
 
 def test_what_a_rank_stored_with_a_call_that_was_never_answered_is_void(
@@ -166,7 +167,7 @@ def test_independent_ranks_have_states_of_their_own(make: Make) -> None:
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     for rank in range(3):
         for _ in range(rank + 1):
-            ex.call(rank, "add", LONG)
+            ex.call("add", LONG, rank=rank)
     ex.collective_rpc("add", LONG)
 
     die(ex, 2)
@@ -177,20 +178,20 @@ def test_independent_ranks_have_states_of_their_own(make: Make) -> None:
 
 def test_a_pool_of_replicas_counts_every_job_once(make: Make) -> None:
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
-    futures = [ex.submit("add", on_death="retry", retries=10) for _ in range(60)]
+    futures = [ex.submit("add", retries=10) for _ in range(60)]
 
     for rank in range(3):
         kill(ex, rank)
     for future in futures:
         future.result(LONG)
 
-    assert sum(ex.collective_rpc("get", LONG, on_death="retry")) == 60
+    assert sum(ex.collective_rpc("get", LONG, retries=1)) == 60
 
 
 def test_calls_to_one_rank_of_a_group_have_a_cut_of_all_behind_them(make: Make) -> None:
     ex = make()
     taken = Heard(ex, CheckpointTaken)
-    ex.call(1, "add", LONG)
+    ex.call("add", LONG, rank=1)
     taken.wait()
 
     die(ex, 0)
@@ -201,7 +202,7 @@ def test_calls_to_one_rank_of_a_group_have_a_cut_of_all_behind_them(make: Make) 
 def test_a_spare_is_given_back_the_state_of_the_rank_whose_place_it_takes(make: Make) -> None:
     ex = make(strategy=Strategy.ONE_FOR_ONE, standby=1)
     wait_for_view(ex, lambda view: view.standby == 1)
-    ex.call(1, "add", LONG, (5,))
+    ex.call("add", LONG, (5,), rank=1)
 
     die(ex, 1)
 
@@ -212,10 +213,7 @@ def test_many_calls_under_way_and_kills_lose_and_double_nothing(make: Make) -> N
     ex = make(world_size=3)
     done = 0
     for round_ in range(4):
-        futures = [
-            ex.collective_rpc("add", non_block=True, on_death="retry", retries=20)
-            for _ in range(40)
-        ]
+        futures = [ex.collective_rpc("add", non_block=True, retries=20) for _ in range(40)]
         futures[round_ * 7].result(LONG)
         kill(ex, round_ % 3)
         for future in futures:
@@ -242,13 +240,13 @@ def test_it_is_taken_on_demand(make: Make) -> None:
 def test_it_is_taken_by_time_and_only_when_there_was_a_call(make: Make) -> None:
     ex = make(checkpoint=CheckpointPolicy(every_seconds=0.05))
     taken = Heard(ex, CheckpointTaken)
-    assert ex._core.shared.cuts is not None
-    assert ex._core.shared.cuts._timer is None
+    assert ex._group.checkpoints is not None
+    assert ex._group.checkpoints._timer is None
     ex.collective_rpc("add", LONG)
     first = taken.wait(1)[0]
 
     assert first.took < LONG
-    assert ex._core.shared.cuts._timer is None  # nothing is waited for while nothing is called
+    assert ex._group.checkpoints._timer is None  # nothing is waited for while nothing is called
     die(ex, 1)
     assert [count for count, _, _ in states(ex)] == [1, 1]
 
@@ -284,7 +282,7 @@ def test_a_planned_restart_loses_nothing(make: Make) -> None:
         ex.collective_rpc("add", LONG)
 
     ex.restart(timeout=LONG)
-    ex.call(0, "add", LONG)
+    ex.call("add", LONG, rank=0)
     ex.restart(0, timeout=LONG)
 
     assert states(ex) == [(5, [5], 3), (4, [4], 3)]
@@ -503,10 +501,10 @@ def test_a_death_while_the_state_is_taken_is_a_death_in_that_call(
     when.touch()
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("add", LONG, on_death="fail")
+        ex.collective_rpc("add", LONG, retries=0)
     assert caught.value.report.call.method == "checkpoint behind add"
     when.touch()
-    assert ex.collective_rpc("add", LONG, on_death="retry") == [2, 2]
+    assert ex.collective_rpc("add", LONG, retries=1) == [2, 2]
 
 
 def test_an_exit_while_the_state_is_taken_is_an_exit(make: Make, tmp_path: Path) -> None:
@@ -516,7 +514,7 @@ def test_an_exit_while_the_state_is_taken_is_an_exit(make: Make, tmp_path: Path)
     when.touch()
 
     with pytest.raises(WorkerDied, match="exit code 3|code 3"):
-        ex.collective_rpc("add", LONG, on_death="fail")
+        ex.collective_rpc("add", LONG, retries=0)
     when.unlink()
     assert [count for count, _, _ in states(ex)] == [1, 1]
 
@@ -531,7 +529,7 @@ def test_a_rank_that_hangs_in_it_is_found_by_the_limit_of_the_hook(
     when.touch()
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("add", LONG, on_death="fail")
+        ex.collective_rpc("add", LONG, retries=0)
     when.unlink()
 
     report = caught.value.report
@@ -599,7 +597,7 @@ def test_a_restore_that_never_works_ends_the_group_and_never_begins_anew(
 
     kill(ex, 0)
 
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert ex.is_failed
     told = [str(report.reason) for report in ex.status().reports[1:]]
     assert all("restore goes wrong" in text for text in told)
@@ -608,7 +606,8 @@ def test_a_restore_that_never_works_ends_the_group_and_never_begins_anew(
 def test_a_restore_that_hangs_is_ended_by_the_start_timeout(make: Make, tmp_path: Path) -> None:
     when = tmp_path / "when"
     ex = make(
-        kwargs={"wrong": {"restore": "hang"}, "when": str(when), "where": 0}, start_timeout=1.0
+        kwargs={"wrong": {"restore": "hang"}, "when": str(when), "where": 0},
+        limits=Limits(start=5.0),
     )
     rejected = Heard(ex, CheckpointRejected)
     for _ in range(2):
@@ -685,7 +684,7 @@ def test_a_large_state_is_given_back_and_can_be_changed(
         Holder,
         2,
         checkpoint=CheckpointPolicy(where=folder),
-        preload=("torch",),
+        launch={"preload": ("torch",)},
         runtime=torch_runtime,
     )
     ex.collective_rpc("fill", LONG, (1_000_000, 2.0))

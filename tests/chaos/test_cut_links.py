@@ -22,8 +22,11 @@ from tests.chaos.links import (
     namespace,
     wait_running,
 )
+from tests.options import with_defaults
 
-from phalanx import Executor, WorkerDied, Zmq
+from phalanx import Executor, Launch
+from phalanx.errors import WorkerDied
+from phalanx.runtime import Zmq
 
 Make = Callable[..., Executor[Any]]
 Behind = Callable[..., tuple[Executor[Any], Relay]]
@@ -36,8 +39,8 @@ def make(make: Make) -> Make:
     """Groups elsewhere that may lose as many links as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"transport": "zmq", "intensity": OFTEN, **options}
-        return make(worker, world_size, **options)
+        usual = with_defaults(options, launch={"transport": "zmq"}, intensity=OFTEN)
+        return make(worker, world_size, **usual)
 
     return build
 
@@ -65,7 +68,7 @@ def behind(make: Make, relay_of: Callable[..., Relay]) -> Behind:
             link, bind=f"tcp://127.0.0.1:{port}", advertise=f"tcp://127.0.0.1:{between}"
         )
         relay = relay_of("127.0.0.1", between, "127.0.0.1", port)
-        return make(world_size=world_size, transport=there), relay
+        return make(world_size=world_size, launch=Launch(transport=there)), relay
 
     return build
 
@@ -101,7 +104,7 @@ def test_a_network_that_is_silent_one_way_ends_like_a_death(behind: Behind, way:
     with pytest.raises(WorkerDied, match="its link was lost") as caught:
         call.result(LONG)
     assert str(caught.value.reports[0].reason).startswith("unresponsive")
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
 
 
 def test_a_cut_that_heals_before_the_limit_costs_time_alone(behind: Behind, tmp_path: Path) -> None:
@@ -150,13 +153,13 @@ def test_a_cut_in_the_middle_of_a_large_message_leaves_nothing_of_it(
 ) -> None:
     ex, relay = behind(1)
     large = np.arange(2 * MIB)
-    assert (ex.call(0, "echo", LONG, args=(large,)) == large).all()
+    assert (ex.call("echo", LONG, args=(large,), rank=0) == large).all()
 
     relay.mute(way, after=large.nbytes // 2)
     with pytest.raises(WorkerDied, match="its link was lost"):
-        ex.call(0, "echo", LONG, args=(large,))
+        ex.call("echo", LONG, args=(large,), rank=0)
 
-    assert (ex.call(0, "echo", LONG, args=(large,), on_death="retry", retries=3) == large).all()
+    assert (ex.call("echo", LONG, args=(large,), retries=3, rank=0) == large).all()
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -165,13 +168,13 @@ def test_what_is_heard_twice_is_done_once_and_breaks_the_link(
 ) -> None:
     ex, relay = behind(1)
     notes = tmp_path / "notes"
-    assert ex.call(0, "note", LONG, args=(str(notes), "n")) is None
+    assert ex.call("note", LONG, args=(str(notes), "n"), rank=0) is None
 
     relay.replay(way)
     wait_healed(ex)
 
     assert "its link was lost" in str(ex.status().reports[0].reason)
-    assert ex.call(0, "echo", LONG, args=(1,), on_death="retry", retries=3) == 1
+    assert ex.call("echo", LONG, args=(1,), retries=3, rank=0) == 1
     assert notes.read_text() == "n rank=0 inc=1\n"
 
 
@@ -194,7 +197,7 @@ def test_a_cut_between_network_namespaces_ends_like_a_death(
         port = free_port()
         there = replace(QUICK, bind=f"tcp://{here}:{port}", advertise=f"tcp://{beyond}:{port}")
         relay_of(beyond, port, here, port, within=name)
-        ex = make(transport=there)
+        ex = make(launch=Launch(transport=there))
         pids = ex.collective_rpc(lambda _: os.getpid(), LONG)
 
         call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
@@ -204,6 +207,4 @@ def test_a_cut_between_network_namespaces_ends_like_a_death(
             call.result(LONG)
         ip("link", "set", cable, "up")
 
-        assert not set(pids) & set(
-            ex.collective_rpc(lambda _: os.getpid(), LONG, on_death="retry", retries=9)
-        )
+        assert not set(pids) & set(ex.collective_rpc(lambda _: os.getpid(), LONG, retries=9))

@@ -11,7 +11,7 @@ import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import LONG, OFTEN, kill, wait_until
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, RestartPolicy
 from phalanx.supervision import BackOff, CallTimeout, Strategy
 
 Make = Callable[..., Executor[Any]]
@@ -34,7 +34,13 @@ def down_long(make: Make) -> Make:
     def build(world_size: int, strategy: Strategy) -> Executor[Any]:
         backoff = BackOff(initial=LONG, maximum=LONG, jitter=0.0)
         many = OFTEN
-        return make(Marker, world_size, strategy=strategy, intensity=many, backoff=backoff)
+        return make(
+            Marker,
+            world_size,
+            strategy=strategy,
+            intensity=many,
+            policy=RestartPolicy(backoff=backoff),
+        )
 
     return build
 
@@ -46,10 +52,10 @@ def test_a_call_that_had_begun_and_waits_to_be_sent_again_has_been_sent(
 ) -> None:
     ex = down_long(1, strategy)
     mark = tmp_path / "begun"
-    terms: dict[str, Any] = {"timeout": SHORT, "on_death": "retry", "args": (str(mark),)}
+    terms: dict[str, Any] = {"timeout": SHORT, "retries": 1, "args": (str(mark),)}
     ways: dict[str, Callable[[], Any]] = {
         "collective": lambda: ex.collective_rpc("begin", non_block=True, **terms),
-        "single": lambda: ex.call(0, "begin", non_block=True, **terms),
+        "single": lambda: ex.call("begin", non_block=True, **terms, rank=0),
         "pool": lambda: ex.submit("begin", **terms),
     }
     future = ways[way]()
@@ -72,6 +78,6 @@ def test_a_call_that_no_rank_had_begun_has_never_been_sent(down_long: Make) -> N
     wait_until(lambda: ex.status().state != "serving")
 
     with pytest.raises(CallTimeout, match="never sent") as caught:
-        ex.collective_rpc("rank", 0.1, on_death="retry")
+        ex.collective_rpc("rank", 0.1, retries=1)
 
     assert (caught.value.sent, caught.value.reports) == (False, ())

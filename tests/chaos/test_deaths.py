@@ -18,8 +18,9 @@ import pytest
 from tests.actors.workers import Echo, Reducer, StartFails
 from tests.chaos.deeds import OFTEN, kill, telling, wait_healed, wait_until
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import GroupDown, GroupEnded, GroupUp, Runtime
+from phalanx.runtime.event import fields
 from phalanx.supervision import (
     BackOff,
     ExecutorClosed,
@@ -115,7 +116,7 @@ def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
 def test_a_retried_call_is_sent_again_as_a_whole(make: Make) -> None:
     ex = make(world_size=2)
 
-    assert ex.collective_rpc("kill_self", LONG, (1,), on_death="retry") == [2, 2]
+    assert ex.collective_rpc("kill_self", LONG, (1,), retries=1) == [2, 2]
 
 
 def test_an_idempotent_method_is_retried_without_being_asked(make: Make, tmp_path: Path) -> None:
@@ -129,9 +130,7 @@ def test_retries_end_and_carry_every_report(make: Make) -> None:
     ex = make(world_size=1)
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc(
-            lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, on_death="retry", retries=2
-        )
+        ex.collective_rpc(lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, retries=2)
 
     assert [r.incarnation for r in caught.value.reports] == [1, 2, 3]
 
@@ -140,7 +139,7 @@ def test_calls_wait_while_the_group_restarts(make: Make) -> None:
     ex = make(world_size=2)
     kill(ex, 1)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
 
 
 def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_cost(
@@ -172,9 +171,9 @@ def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     here, gate, notes = tmp_path / "here", tmp_path / "gate", tmp_path / "notes"
     here.touch()
-    ex.scatter("gated", [(str(here),), (str(gate),), (str(gate),)], non_block=True)
+    ex.scatter("gated", args=[(str(here),), (str(gate),), (str(gate),)], non_block=True)
     noted = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
-    seat = ex._core.shared.plane._seats.by_rank[0]
+    seat = ex._group.plane._table.by_rank[0]
     assert seat is not None
     wait_until(lambda: not seat.sent)  # rank 0 has answered both
 
@@ -193,7 +192,7 @@ def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
 ) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     gate = tmp_path / "gate"
-    other = ex.call(0, "gated", args=(str(gate), "mine"), non_block=True)
+    other = ex.call("gated", args=(str(gate), "mine"), non_block=True, rank=0)
     pid = ex.ranks[0].pid
 
     kill(ex, 1)
@@ -257,7 +256,7 @@ def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
     kill(ex, 0)
 
     assert once.wait(LONG)
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert len(told) == 1
     assert told[0].kind is ExitKind.SHUTDOWN
     with pytest.raises(ExecutorClosed) as caught:
@@ -275,7 +274,7 @@ def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
 ) -> None:
     ex = make(world_size=world_size, intensity=Intensity(1, 60.0))
     told: SimpleQueue[Any] = SimpleQueue()
-    ex.events(told.put)
+    ex.subscribe(told.put)
 
     kinds = (GroupDown, GroupUp, GroupEnded)
     seen: list[GroupDown | GroupUp | GroupEnded] = []
@@ -287,7 +286,7 @@ def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
             if isinstance(event, kinds):
                 seen.append(event)
 
-    assert [(type(event), event.level, event.epoch) for event in seen] == [
+    assert [(type(event), fields(event)["level"], event.epoch) for event in seen] == [
         (GroupDown, "warning", 1),
         (GroupUp, "warning", 2),
         (GroupDown, "warning", 2),
@@ -296,7 +295,7 @@ def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
 
 
 def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, intensity=Intensity(0, 60.0), queue_depth=2)
+    ex = make(world_size=1, intensity=Intensity(0, 60.0), limits=Limits(queue_depth=2))
     gate = tmp_path / "never"
     futures = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
 
@@ -310,7 +309,7 @@ def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(ma
     ex = make(world_size=1, intensity=Intensity(2, 60.0))
 
     with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("exit_by", LONG, ("os", 3), on_death="retry", retries=100)
+        ex.collective_rpc("exit_by", LONG, ("os", 3), retries=100)
 
     assert [report.incarnation for report in caught.value.reports] == [1, 2, 3]
     assert caught.value.report.decision == "give up"
@@ -326,9 +325,9 @@ def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_
         2,
         kwargs={"how": "exit", "from_incarnation": 2},
         intensity=Intensity(3, 60.0),
-        backoff=BackOff(initial=0.2, jitter=0.0),
+        policy=RestartPolicy(backoff=BackOff(initial=0.2, jitter=0.0)),
     )
-    terms: dict[str, Any] = {"non_block": True, "on_death": "retry", "retries": 100}
+    terms: dict[str, Any] = {"non_block": True, "retries": 100}
     begun = ex.collective_rpc("gated", args=(str(gate),), **terms)
     kill(ex, 0)
     wait_until(lambda: ex.status().state != "serving")
@@ -353,13 +352,13 @@ def test_a_rank_that_dies_on_every_restart_escalates(make: Make) -> None:
     kill(ex, 0)
 
     with pytest.raises((ExecutorClosed, WorkerDied)):
-        ex.collective_rpc("rank", LONG, on_death="retry", retries=100)
-    assert ex._core.shared.gone.wait(LONG)
+        ex.collective_rpc("rank", LONG, retries=100)
+    assert ex.wait_closed(LONG)
     assert ex.status().restarts == 3
 
 
 def test_a_back_off_delays_the_restart_and_calls_wait_for_it(make: Make) -> None:
-    ex = make(world_size=1, backoff=BackOff(initial=0.3, jitter=0.0))
+    ex = make(world_size=1, policy=RestartPolicy(backoff=BackOff(initial=0.3, jitter=0.0)))
     kill(ex, 0)
     wait_until(lambda: ex.status().state == "waiting")
 
@@ -367,18 +366,18 @@ def test_a_back_off_delays_the_restart_and_calls_wait_for_it(make: Make) -> None
 
 
 def test_a_transient_rank_that_ends_normally_ends_the_group(make: Make) -> None:
-    ex = make(world_size=2, restart=Restart.TRANSIENT)
+    ex = make(world_size=2, policy=RestartPolicy(restart=Restart.TRANSIENT))
 
     with pytest.raises(WorkerDied):
-        ex.call(0, "exit_by", LONG, ("sys", 0))
+        ex.call("exit_by", LONG, ("sys", 0), rank=0)
 
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
 
 
 @pytest.mark.parametrize("daemon", [False, True])
 def test_a_dead_ranks_grandchildren_go_with_it(make: Make, daemon: bool) -> None:
     ex = make(world_size=1)
-    pid = ex.call(0, "grandchild", LONG, kwargs={"daemon": daemon})
+    pid = ex.call("grandchild", LONG, kwargs={"daemon": daemon}, rank=0)
 
     kill(ex, 0)
     wait_healed(ex, 1)
@@ -413,12 +412,18 @@ def test_an_overdue_rank_is_restarted_where_the_call_asks_for_it(
 
 
 def test_a_process_group_is_formed_anew_after_a_death(make: Make, torch_runtime: Runtime) -> None:
-    ex = make(Reducer, 2, preload=("torch",), runtime=torch_runtime, strategy=Strategy.ONE_FOR_ALL)
+    ex = make(
+        Reducer,
+        2,
+        launch={"preload": ("torch",)},
+        runtime=torch_runtime,
+        strategy=Strategy.ONE_FOR_ALL,
+    )
     assert ex.collective_rpc("total", 60, (1.0,)) == [3.0, 3.0]
 
     kill(ex, 0)
 
-    assert ex.collective_rpc("total", 60, (2.0,), on_death="retry", retries=3) == [6.0, 6.0]
+    assert ex.collective_rpc("total", 60, (2.0,), retries=3) == [6.0, 6.0]
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
@@ -449,8 +454,7 @@ def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
                     "slow_note",
                     LONG,
                     (str(notes), text),
-                    on_death="retry" if retry else "fail",
-                    retries=50,
+                    retries=50 if retry else 0,
                 )
             except WorkerDied as died:
                 assert not retry
@@ -464,7 +468,7 @@ def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
     threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
     for thread in threads:
         thread.start()
-    shared = ex._core.shared
+    shared = ex._group
     kills = 0
     while kills < 8:
         time.sleep(rng.uniform(0.0, 0.03))  # the seeded moment of the kill

@@ -13,7 +13,7 @@ import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import OFTEN
 
-from phalanx.actors import AsyncOutput, Executor
+from phalanx.actors import AsyncOutput, Executor, RestartPolicy
 from phalanx.supervision import (
     GPU_WORKER,
     Decider,
@@ -65,7 +65,7 @@ class Gpuless(Echo):
 
 
 def incarnation(ex: Executor[Any], rank: int = 0) -> int:
-    found: int = ex.call(rank, "who", LONG)["incarnation"]
+    found: int = ex.call("who", LONG, rank=rank)["incarnation"]
     return found
 
 
@@ -76,7 +76,7 @@ def test_a_cuda_error_that_sticks_reaches_the_caller_and_ends_the_process(
     ex = make(2)
 
     with pytest.raises(RuntimeError, match="device-side assert") as raised:
-        ex.call(1, method, LONG)
+        ex.call(method, LONG, rank=1)
 
     assert type(raised.value) is RuntimeError
     assert (incarnation(ex, 1), incarnation(ex, 0)) == (2, 1)
@@ -105,28 +105,36 @@ def test_out_of_memory_and_mistakes_leave_the_worker_in_service(make: Make) -> N
 
     for method in ("exhaust", "mistake"):
         with pytest.raises((OutOfMemoryError, KeyError)):
-            ex.call(0, method, LONG)
+            ex.call(method, LONG, rank=0)
 
     assert incarnation(ex) == 1
 
 
 def test_the_users_decider_may_restart_after_any_error(make: Make) -> None:
-    ex = make(decider=Decider((Rule(KeyError, Directive.RESTART), *GPU_WORKER.rules)))
+    ex = make(
+        policy=RestartPolicy(
+            decider=Decider((Rule(KeyError, Directive.RESTART), *GPU_WORKER.rules))
+        )
+    )
 
     with pytest.raises(KeyError):
-        ex.call(0, "mistake", LONG)
+        ex.call("mistake", LONG, rank=0)
     assert incarnation(ex) == 2
 
     with pytest.raises(OutOfMemoryError):
-        ex.call(0, "exhaust", LONG)
+        ex.call("exhaust", LONG, rank=0)
     assert incarnation(ex) == 2
 
 
 def test_a_predicate_of_the_users_travels_to_the_worker(make: Make) -> None:
-    ex = make(decider=Decider((Rule(lambda e: "shape" in str(e), Directive.RESTART),)))
+    ex = make(
+        policy=RestartPolicy(
+            decider=Decider((Rule(lambda e: "shape" in str(e), Directive.RESTART),))
+        )
+    )
 
     with pytest.raises(KeyError):
-        ex.call(0, "mistake", LONG)
+        ex.call("mistake", LONG, rank=0)
 
     assert incarnation(ex) == 2
 
@@ -136,7 +144,7 @@ def test_a_predicate_of_the_users_travels_to_the_worker(make: Make) -> None:
     [(Directive.STOP, "was stopped by the decider"), (Directive.ESCALATE, "escalated")],
 )
 def test_the_users_decider_may_end_the_group(make: Make, directive: Directive, says: str) -> None:
-    ex = make(2, decider=Decider((Rule(KeyError, directive, child="1"),)))
+    ex = make(2, policy=RestartPolicy(decider=Decider((Rule(KeyError, directive, child="1"),))))
     told: list[Any] = []
     once = threading.Event()
 
@@ -146,23 +154,23 @@ def test_the_users_decider_may_end_the_group(make: Make, directive: Directive, s
 
     ex.register_failure_callback(note)
     with pytest.raises(KeyError):
-        ex.call(0, "mistake", LONG)
+        ex.call("mistake", LONG, rank=0)
     assert incarnation(ex, 0) == 1  # a rule for another rank
 
     with pytest.raises(KeyError):
-        ex.call(1, "mistake", LONG)
+        ex.call("mistake", LONG, rank=1)
 
     assert once.wait(LONG)
     assert says in str(told[0])
     assert len(told) == 1
     with pytest.raises(ExecutorClosed):
-        ex.call(0, "echo", LONG)
+        ex.call("echo", LONG, rank=0)
     assert f"{directive} by the decider" in ex.status().reports[-1].decision
 
 
 def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
     decider = Decider((Rule(ExitKind.KILLED, Directive.RESTART),))
-    ex = make(restart=Restart.TEMPORARY, decider=decider)
+    ex = make(policy=RestartPolicy(restart=Restart.TEMPORARY, decider=decider))
 
     pid = ex.ranks[0].pid
     assert pid is not None
@@ -173,7 +181,7 @@ def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
 
 def test_a_decider_must_be_one(make: Make) -> None:
     with pytest.raises(SpecError, match="decider="):
-        make(decider="restart")
+        make(policy={"decider": "restart"})
 
 
 def test_the_decider_is_asked_once_about_each_exception(make: Make, tmp_path: Path) -> None:
@@ -184,9 +192,9 @@ def test_the_decider_is_asked_once_about_each_exception(make: Make, tmp_path: Pa
             file.write(f"{type(cause).__name__}\n")
         return False
 
-    ex = make(decider=Decider((Rule(ask, Directive.STOP),)))
+    ex = make(policy=RestartPolicy(decider=Decider((Rule(ask, Directive.STOP),))))
     for _ in range(2):
         with pytest.raises(KeyError):
-            ex.call(0, "mistake", LONG)
+            ex.call("mistake", LONG, rank=0)
 
     assert asked.read_text().split() == ["KeyError", "KeyError"]

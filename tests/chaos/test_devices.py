@@ -14,8 +14,8 @@ from tests.actors.workers import Echo
 from tests.chaos.deeds import OFTEN, kill
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor, executor_child
-from phalanx.actors.group.messages import LookAtDevices
+from phalanx.actors import Devices, Executor, Launch, Limits, executor_child
+from phalanx.actors.group.messages import Timeout
 from phalanx.runtime import (
     DeviceAwaited,
     DevicePool,
@@ -23,19 +23,20 @@ from phalanx.runtime import (
     DeviceRestored,
     WorkerCrashed,
 )
-from phalanx.runtime.devices.fake_gpus import FakeGpus
-from phalanx.runtime.linux import process_tree as tree
+from phalanx.runtime.linux import procfs
 from phalanx.supervision import (
     ChildRefused,
     ExecutorClosed,
     Intensity,
     NoDevice,
     SpecError,
+    StartFailed,
     Strategy,
     Supervisor,
     SupervisorSpec,
     WorkerDied,
 )
+from phalanx.testing import FakeGpus
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -54,7 +55,7 @@ def make(make: Make) -> Make:
 
 def seen(ex: Executor[Any], rank: int = 0) -> str:
     """The devices that a rank sees, asked once it is up again."""
-    found: str = ex.call(rank, "env", LONG, args=(MASK,))[MASK]
+    found: str = ex.call("env", LONG, args=(MASK,), rank=rank)[MASK]
     return found
 
 
@@ -64,7 +65,7 @@ class Heard:
     def __init__(self, ex: Executor[Any]) -> None:
         self.events: list[Any] = []
         self._changed = threading.Condition()
-        self.forget = ex.events(self._hear)
+        self.forget = ex.subscribe(self._hear)
 
     def _hear(self, event: Any) -> None:
         with self._changed:
@@ -110,7 +111,7 @@ class HeldByProcess(FakeGpus):
     pid = 0
 
     def used_bytes(self, uuid: str) -> int | None:
-        task = tree.read(self.pid)
+        task = procfs.read(self.pid)
         return 40 * GIB if task is not None and task.state != "Z" else 0
 
 
@@ -118,7 +119,7 @@ def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) 
     gpus = HeldByProcess(1)
     ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
     heard = Heard(ex)
-    gpus.pid = ex.call(0, "grandchild", LONG, kwargs={"daemon": True})
+    gpus.pid = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
     assert gpus.used_bytes(gpus.uuid(0))
 
     kill(ex)
@@ -147,7 +148,7 @@ def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
 def test_a_group_without_a_device_waits_for_one_and_goes_on(make: Make) -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    ex = make(devices=pool, device_timeout=None)
+    ex = make(devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
@@ -164,7 +165,7 @@ def test_a_group_without_a_device_waits_for_one_and_goes_on(make: Make) -> None:
 def test_the_users_word_ends_the_wait_too(make: Make) -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    ex = make(devices=pool, device_timeout=None)
+    ex = make(devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
@@ -178,7 +179,9 @@ def test_the_users_word_ends_the_wait_too(make: Make) -> None:
 
 def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
     gpus = FakeGpus(1)
-    ex = make(devices=DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0), device_timeout=0.0)
+    ex = make(
+        devices=Devices(names=DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0), timeout=0.0)
+    )
     failed: list[Any] = []
     ended = threading.Event()
 
@@ -193,7 +196,7 @@ def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
 
     assert ended.wait(LONG)
     with pytest.raises(ExecutorClosed, match="gave up: no room for") as refused:
-        ex.call(0, "echo", LONG)
+        ex.call("echo", LONG, rank=0)
     assert isinstance(refused.value.__cause__, NoDevice)
     assert "not released in time" in refused.value.__cause__.quarantined["0: Fake 0"]
     assert len(failed) == 1
@@ -205,34 +208,34 @@ def test_a_release_that_never_comes_to_its_end_is_waited_for_no_longer_than_a_st
 ) -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=1e6)
-    ex = make(devices=pool, device_timeout=0.5, start_timeout=2.0)
+    ex = make(devices=Devices(names=pool, timeout=0.5), limits=Limits(start=2.0))
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
 
-    with pytest.raises(WorkerDied, match="is being released; it has waited for start_timeout=2 s"):
-        ex.call(0, "echo", LONG)
+    with pytest.raises(WorkerDied, match="is being released; it has waited for limits.start=2 s"):
+        ex.call("echo", LONG, rank=0)
     gpus.use(gpus.uuid(0), 0)  # else closing waits as long as the pool does
 
 
 def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: Make) -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.5)
-    ex = make(devices=pool, device_timeout=0.4)
+    ex = make(devices=Devices(names=pool, timeout=0.4))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     kill(ex)
 
     assert "not released in time" in heard.wait(DeviceAwaited).reason
-    with pytest.raises(WorkerDied, match="it has waited for device_timeout=0.4 s") as caught:
-        ex.call(0, "echo", LONG)
+    with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
+        ex.call("echo", LONG, rank=0)
     assert isinstance(caught.value.__cause__, NoDevice)
 
 
 def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
     pool = DevicePool.of("auto", 4, FakeGpus(1), {}, devices_per_rank=0.25)
-    ex = make(2, devices=pool, devices_per_rank=0.25)
+    ex = make(2, devices=Devices(names=pool, per_rank=0.25))
 
     ex.resize(4, timeout=LONG)
 
@@ -242,7 +245,7 @@ def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
 def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    ex = make(2, devices=pool, device_timeout=None)
+    ex = make(2, devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
@@ -258,7 +261,7 @@ def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
 def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
-    ex = make(2, devices=pool, device_timeout=None)
+    ex = make(2, devices=Devices(names=pool, timeout=None))
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 0)
@@ -275,7 +278,7 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
     other = pool.acquire(2, holder="another group")
-    ex = make(2, devices=pool, device_timeout=None, strategy=Strategy.ONE_FOR_ALL)
+    ex = make(2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL)
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 1)
@@ -296,7 +299,7 @@ def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(mak
     heard = Heard(ex)
 
     gpus.lose(gpus.uuid(0))
-    ex._core.tell(LookAtDevices())
+    ex._group.tell(Timeout("devices", "look"))
     told = heard.wait(DeviceQuarantined)
     heard.wait(WorkerCrashed)  # until then the rank may still answer, on the device that is lost
 
@@ -310,7 +313,7 @@ def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(mak
 def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {})
-    groups = [make(devices=pool, devices_per_rank=0.5) for _ in range(2)]
+    groups = [make(devices=Devices(names=pool, per_rank=0.5)) for _ in range(2)]
     assert {seen(ex) for ex in groups} == {gpus.uuid(0)}
     heard = [Heard(ex) for ex in groups]
 
@@ -328,7 +331,7 @@ def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(ma
     heard = Heard(ex)
 
     gpus.report_xid(gpus.uuid(0), 94)
-    ex._core.tell(LookAtDevices())
+    ex._group.tell(Timeout("devices", "look"))
     heard.wait(DeviceQuarantined)
 
     assert (seen(ex), ex.status().restarts) == (gpus.uuid(0), 0)
@@ -342,8 +345,9 @@ def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
     first = make(2, devices=pool, name="first")
 
-    with pytest.raises(NoDevice, match="0: Fake 0 is leased to first/0"):
-        Executor(Echo, 1, preload=(), runtime=runtime, devices=pool, name="second")
+    with pytest.raises(StartFailed, match="0: Fake 0 is leased to first/0") as caught:
+        Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime, devices=pool, name="second")
+    assert isinstance(caught.value.__cause__, NoDevice)
     with pytest.raises(SpecError, match="world_size=3"):
         make(3, devices=pool)
 
@@ -362,7 +366,7 @@ def test_a_group_may_follow_another_on_its_devices(make: Make) -> None:
 def test_four_ranks_share_a_device_and_two_share_none(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 1, gpus, {})
-    quarters = make(4, devices=pool, devices_per_rank=0.25)
+    quarters = make(4, devices=Devices(names=pool, per_rank=0.25))
     whole = make(1, devices=pool)
 
     assert {seen(quarters, rank) for rank in range(4)} == {gpus.uuid(0)}
@@ -372,14 +376,14 @@ def test_four_ranks_share_a_device_and_two_share_none(make: Make) -> None:
 
 def test_a_rank_knows_its_devices_as_torch_calls_them(make: Make) -> None:
     pool = DevicePool.of("auto", 4, FakeGpus(4), {})
-    two = make(2, devices=pool, devices_per_rank=2)
+    two = make(2, devices=Devices(names=pool, per_rank=2))
 
     def names(worker: Any) -> tuple[str, tuple[str, ...]]:
         return worker.ctx.device, worker.ctx.devices
 
     assert two.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0", "cuda:1"))] * 2
     two.close()
-    every = make(2, devices=pool, visibility="all")
+    every = make(2, devices=Devices(names=pool, visibility="all"))
     assert every.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0",)), ("cuda:1", ("cuda:1",))]
 
 
@@ -387,7 +391,7 @@ def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
     ex = make(1, devices=pool, standby=1)
-    shared = ex._core.shared
+    shared = ex._group
     with shared.changed:
         assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
     assert [one.leased for one in pool.status()] == [1.0, 0.0]
@@ -400,14 +404,16 @@ def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
 def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make) -> None:
     name = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
-    assert make(devices="cpu").call(0, "env", LONG, args=(name,)) == {name: os.environ.get(name)}
+    assert make(devices="cpu").call("env", LONG, args=(name,), rank=0) == {
+        name: os.environ.get(name)
+    }
 
 
 def test_the_executors_of_a_tree_share_a_pool_and_a_restart_keeps_the_device(runtime: Any) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
-    options: dict[str, Any] = {"devices": pool, "preload": (), "runtime": runtime}
-    options |= {"intensity": Intensity(0, 60.0), "transport": TRANSPORT}
+    options: dict[str, Any] = {"devices": pool, "runtime": runtime}
+    options |= {"intensity": (0, 60.0), "launch": Launch(preload=(), transport=TRANSPORT)}
     children = [executor_child(f"replica-{n}", Echo, 1, **options) for n in range(2)]
     spec = SupervisorSpec(
         "root", Strategy.ONE_FOR_ONE, intensity=Intensity(10, 60.0), children=children

@@ -22,6 +22,7 @@ from tests import shared_memory
 
 from phalanx.runtime import find_drivers
 from phalanx.runtime.linux import process_tree as tree
+from phalanx.runtime.linux import procfs
 
 DRIVER = Path(__file__).with_name("driver.py")
 LONG = 60.0
@@ -75,8 +76,8 @@ class Driver:
         self.stderr = self._errors()
         return code
 
-    def left(self) -> dict[int, tree.Task]:
-        return tree.find(tree.Quarry(self.mark.encode()))[0]
+    def left(self) -> dict[int, procfs.Task]:
+        return tree.find(tree.TreeTarget(self.mark.encode()))[0]
 
     def assert_gone(self, seconds: float = 5.0) -> None:
         deadline = time.monotonic() + seconds
@@ -95,7 +96,7 @@ class Driver:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(LONG)
-        tree.kill(tree.Quarry(self.mark.encode()), time.monotonic() + LONG)
+        tree.kill(tree.TreeTarget(self.mark.encode()), time.monotonic() + LONG)
         assert self.process.stdout is not None
         assert self.process.stderr is not None
         self.process.stdout.close()
@@ -397,9 +398,19 @@ STRAY = "time.sleep(600)"  # what workers start
 
 def kin(driver: Driver) -> dict[int, str]:
     """Return the driver's tree: pids and commands."""
-    children = (task for task in tree.read_all().values() if task.parent == driver.process.pid)
+    children = (task for task in procfs.read_all().values() if task.parent == driver.process.pid)
     pids = {*driver.left(), *(task.pid for task in children)}
-    return {pid: tree._command(pid) for pid in pids}
+    return {pid: procfs.command(pid) for pid in pids}
+
+
+def end_strays(driver: Driver) -> None:
+    """Kill what workers had started, a child included that was between fork and exec."""
+    deadline = time.monotonic() + 5.0
+    while (left := driver.left()) and time.monotonic() < deadline:
+        for pid, task in left.items():
+            if STRAY in procfs.command(pid) and procfs.read(pid) == task:
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
 
 
 def kill_driver(drive: Any, moment: str, manner: str, seed: int) -> None:
@@ -430,12 +441,10 @@ def kill_driver(drive: Any, moment: str, manner: str, seed: int) -> None:
     driver.process.wait(LONG)
 
     if manner == "with everything of ours":  # nothing is left that could end what workers started
-        for pid, task in driver.left().items():
-            if STRAY in tree._command(pid) and tree.read(pid) == task:
-                os.kill(pid, signal.SIGKILL)
+        end_strays(driver)
     driver.assert_gone(5.0)
     deadline = time.monotonic() + 5.0
-    while (left := [pid for pid in ours if tree.read(pid)]) and time.monotonic() < deadline:
+    while (left := [pid for pid in ours if procfs.read(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left
     assert traces() <= before

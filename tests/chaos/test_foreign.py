@@ -32,7 +32,7 @@ from phalanx import Executor, Strategy
 from tests.chaos.test_foreign import Vandal, suffer
 
 if __name__ == "__main__":
-    with Executor(Vandal, 2, preload=(), strategy=Strategy.ONE_FOR_ONE) as ex:
+    with Executor(Vandal, 2, launch={{'preload': ()}}, strategy=Strategy.ONE_FOR_ONE) as ex:
         suffer(ex)
     print("survived")
 """
@@ -83,7 +83,7 @@ def suffer(ex: Executor[Any]) -> None:
     open_before = len(list(Path("/proc/self/fd").iterdir()))
     sent = 0
     for seed in range(20):
-        sent += ex.call(0, "speak_nonsense", WAIT, args=(seed,))
+        sent += ex.call("speak_nonsense", WAIT, args=(seed,), rank=0)
         assert ex.collective_rpc("echo", WAIT, args=(seed,)) == [seed] * 2
     deadline = time.monotonic() + WAIT
     while ex.status().dropped_replies < sent and time.monotonic() < deadline:
@@ -112,9 +112,9 @@ def test_what_a_worker_says_and_nobody_can_read_does_not_end_the_group(
 ) -> None:
     ex = make(Vandal, 2, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(10, 60.0))
 
-    ex.call(0, "tell_badly", WAIT, args=(kind,))
+    ex.call("tell_badly", WAIT, args=(kind,), rank=0)
 
-    echoed = ex.collective_rpc("echo", WAIT, args=(1,), on_death="retry", retries=3)
+    echoed = ex.collective_rpc("echo", WAIT, args=(1,), retries=3)
     assert echoed == [1, 1]
     ex.check_health(WAIT)
     assert not ex.is_failed

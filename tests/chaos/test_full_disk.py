@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.actors.checkpoint.restore import Keeper
-from phalanx.actors.group.messages import CutFailed
+from phalanx.actors.checkpoint.manager import CheckpointManager
+from phalanx.actors.group.messages import SnapshotFailed
 from phalanx.runtime import RemoteFailure
 
 ROOT = Path(__file__).parents[2]
@@ -52,13 +52,13 @@ def test_what_keeps_states_from_being_stored_is_logged_once() -> None:
     told: list[Any] = []
     spec: Any = SimpleNamespace(name="group")
     nothing: Any = object()
-    keeper = Keeper(spec, nothing, nothing, logged.append, told.append, ends=True)
+    manager = CheckpointManager(spec, nothing, nothing, logged.append, told.append, ends=True)
     full = RemoteFailure.of(OSError(28, "No space left on device"))
     broken = RemoteFailure.of(ValueError("no state"))
 
     for number in range(100):
-        keeper.hear(CutFailed(number % 2, number, full))
-    keeper.hear(CutFailed(0, 100, broken))
+        manager.hear(SnapshotFailed(number % 2, number, full))
+    manager.hear(SnapshotFailed(0, 100, broken))
 
     assert [event.error for event in logged] == [
         "OSError: [Errno 28] No space left on device",

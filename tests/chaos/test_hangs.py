@@ -20,10 +20,10 @@ from tests.chaos.deeds import OFTEN, kill, wait_healed, wait_stopped, wait_until
 from tests.chaos.frozen import Freezer
 from tests.chaos.stuck import StopsInStart, Stuck, StuckTogether
 
-from phalanx.actors import Executor, StopPolicy, WorkerActor, limits
+from phalanx.actors import Executor, Limits, RestartPolicy, StopPolicy, WorkerActor, limits
 from phalanx.actors.group import shutdown
 from phalanx.runtime import Runtime
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.supervision import (
     ExitKind,
     SpecError,
@@ -111,7 +111,7 @@ def test_other_threads_are_in_the_stacks_too(make: Make) -> None:
 
 
 def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make) -> None:
-    ex = make(stopped_after=0.5)
+    ex = make(limits=Limits(stopped=0.5))
 
     with pytest.raises(WorkerDied, match="stopped for") as caught:
         ex.collective_rpc("hang", LONG, ("stop",))
@@ -133,7 +133,7 @@ class Traced(WorkerActor):
 
 
 def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> None:
-    ex = make(Traced, stopped_after=0.5)
+    ex = make(Traced, limits=Limits(stopped=0.5))
 
     with pytest.raises(WorkerDied, match="stopped for"):
         ex.collective_rpc("stop", LONG)
@@ -142,17 +142,17 @@ def test_a_rank_that_asked_to_be_traced_and_was_stopped_is_hung(make: Make) -> N
 
 
 def test_a_rank_that_was_stopped_while_idle_is_found_by_the_next_call(make: Make) -> None:
-    ex = make(stopped_after=0.5)
+    ex = make(limits=Limits(stopped=0.5))
     pid = ex.ranks[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0]
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0]
     assert ex.status().reports[-1].reason.kind is ExitKind.UNRESPONSIVE
 
 
 def test_a_rank_that_is_stopped_in_its_start_is_started_anew(make: Make) -> None:
-    ex = make(StopsInStart, stopped_after=0.5, start_timeout=600.0)
+    ex = make(StopsInStart, limits=Limits(stopped=0.5, start=600.0))
     kill(ex)
     wait_healed(ex, 2)
 
@@ -163,8 +163,8 @@ def test_a_rank_that_is_stopped_in_its_start_is_started_anew(make: Make) -> None
 
 
 def test_a_rank_that_goes_on_in_time_is_left_alone(make: Make, tmp_path: Path) -> None:
-    ex = make(stopped_after=20.0)
-    future = ex.call(0, "stop_until", args=(str(tmp_path / "gate"),), non_block=True)
+    ex = make(limits=Limits(stopped=20.0))
+    future = ex.call("stop_until", args=(str(tmp_path / "gate"),), non_block=True, rank=0)
     pid = ex.ranks[0].pid
     wait_stopped(pid)
 
@@ -175,7 +175,7 @@ def test_a_rank_that_goes_on_in_time_is_left_alone(make: Make, tmp_path: Path) -
 
 
 def test_silence_alone_kills_nobody(make: Make) -> None:
-    ex = make(stopped_after=0.2)
+    ex = make(limits=Limits(stopped=0.2))
 
     assert ex.collective_rpc("hold_lock", LONG, (1,)) == ["done"]
     assert ex.status().reports == ()
@@ -193,7 +193,7 @@ def test_calls_that_wait_their_turn_are_not_counted_as_running(make: Make) -> No
 def test_a_limit_of_a_method_goes_before_the_executors(make: Make, tmp_path: Path) -> None:
     ex = make(hang_after=1.0)
     gate = tmp_path / "gate"
-    other = ex.call(0, "unlimited", args=(str(gate),), non_block=True)
+    other = ex.call("unlimited", args=(str(gate),), non_block=True, rank=0)
     timer = threading.Timer(1.6, gate.touch)  # past the executor's limit
     timer.start()
 
@@ -227,7 +227,7 @@ def test_only_the_rank_that_hangs_is_replaced_under_one_for_one(make: Make) -> N
 
 def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
     ex = make(hang_after=0.5)
-    child = ex.call(0, "grandchild", LONG, kwargs={"daemon": True})
+    child = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
 
     with pytest.raises(WorkerDied):
         ex.collective_rpc("hang", LONG, ("native",))
@@ -239,17 +239,17 @@ def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
 
 def test_a_start_that_hangs_says_where(make: Make) -> None:
     with pytest.raises(StartFailed) as caught:
-        make(StartFails, 1, args=("hang",), start_timeout=2.0)
+        make(StartFails, 1, args=("hang",), limits=Limits(start=2.0))
 
     (report,) = caught.value.reports
     assert report.reason.kind is ExitKind.UNRESPONSIVE
     assert "on_start" in report.stacks
 
 
-def test_at_rest_nothing_is_looked_at(make: Make) -> None:
-    ex = make(hang_after=0.2, stopped_after=0.4)
+def test_at_rest_no_timer_runs(make: Make) -> None:
+    ex = make(hang_after=0.2, limits=Limits(stopped=0.4))
     ex.collective_rpc("rank", LONG)
-    timer = ex._core.shared.watch
+    timer = ex._group.watchdog
 
     wait_until(lambda: timer._timer is None or not timer._timer.is_pending)
 
@@ -260,7 +260,7 @@ def test_health_tells_what_a_silent_rank_is_doing(make: Make, tmp_path: Path) ->
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     marks = [tmp_path / f"mark{rank}" for rank in range(3)]
     for rank, how in enumerate(("loop", "deadlock", "stop")):
-        ex.tell("hang", (how, str(marks[rank]), rank), rank=rank)
+        ex.tell("hang", args=(how, str(marks[rank]), rank), rank=rank)
     wait_until(lambda: all(mark.exists() for mark in marks))
     pid = ex.ranks[2].pid
     wait_stopped(pid)
@@ -279,7 +279,7 @@ def test_health_tells_the_wedged_from_those_that_wait(make: Make, tmp_path: Path
     ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
     marks = [tmp_path / f"mark{rank}" for rank in range(3)]
     for rank, how in enumerate(("native", "released", "regex")):
-        ex.tell("hang", (how, str(marks[rank]), rank), rank=rank)
+        ex.tell("hang", args=(how, str(marks[rank]), rank), rank=rank)
     wait_until(lambda: all(mark.exists() for mark in marks))
 
     with pytest.raises(Unhealthy, match="rank 0 is wedged") as caught:
@@ -349,8 +349,8 @@ from tests.chaos.stuck import Stuck
 from tests.transport import TRANSPORT
 
 with Runtime(console=None, stream=False) as runtime:
-    options = dict(preload=(), runtime=runtime, transport=TRANSPORT)
-    with Executor(Stuck, 1, hang_after=1.0, stopped_after=0.5, **options) as ex:
+    options = dict(launch=dict(preload=(), transport=TRANSPORT), limits=dict(stopped=0.5))
+    with Executor(Stuck, 1, hang_after=1.0, runtime=runtime, **options) as ex:
         calls = [ex.collective_rpc("big", args=(sys.argv[1], 60_000), non_block=True)
                  for _ in range(40)]
         print("sent", flush=True)
@@ -380,11 +380,11 @@ def test_a_pause_of_the_driver_is_nobodys_hang(tmp_path: Path) -> None:
         driver.stdout.close()
 
 
-@pytest.mark.parametrize("field", ["hang_after", "stopped_after"])
+@pytest.mark.parametrize("field", ["hang", "stopped"])
 @pytest.mark.parametrize("value", [0, -1.0, "soon", float("nan"), True])
 def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: object) -> None:
-    with pytest.raises(SpecError, match=field):
-        make(**{field: value})
+    with pytest.raises(SpecError, match=f"limits.{field}"):
+        make(limits=Limits(**{field: value}))  # type: ignore[arg-type]  # what is tested
     with pytest.raises(SpecError, match="hang_after"):
         limits(hang_after=value)  # type: ignore[arg-type]  # what is tested
 
@@ -443,18 +443,16 @@ def test_a_rank_that_not_even_sigkill_ends_is_given_up_and_replaced(
     assert "uninterruptible sleep" in str(report.reason)
     assert f"left behind as {pid}" in str(report.reason)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert process_tree.read(pid) is not None
+    assert procfs.read(pid) is not None
     freezer.thaw()
-    wait_until(
-        lambda: process_tree.read(pid) is None
-    )  # its death is waiting for it, and is collected
+    wait_until(lambda: procfs.read(pid) is None)  # its death is waiting for it, and is collected
 
 
 @pytest.mark.usefixtures("soon")
 def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     make: Make, freezer: Freezer
 ) -> None:
-    ex = make(world_size=2, stop=StopPolicy(ask=0.1, terminate=0.1))
+    ex = make(world_size=2, limits=Limits(stop=StopPolicy(ask=0.1, terminate=0.1)))
     pid = ex.ranks[1].pid
     assert pid is not None
     freezer.freeze(pid)
@@ -466,7 +464,7 @@ def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     assert not closer.is_alive()
     assert ex.status().state == "ended"
     freezer.thaw()
-    wait_until(lambda: process_tree.read(pid) is None)
+    wait_until(lambda: procfs.read(pid) is None)
 
 
 @pytest.mark.usefixtures("soon")
@@ -492,9 +490,9 @@ def test_of_ranks_that_wait_for_one_that_hangs_only_that_one_is_ended(
     ex = make(
         StuckTogether,
         4,
-        preload=("torch",),
+        launch={"preload": ("torch",)},
         runtime=torch_runtime,
-        survivors="keep",
+        policy=RestartPolicy(survivors="keep"),
         hang_after=1.0,
     )
     before = [info.pid for info in ex.ranks]

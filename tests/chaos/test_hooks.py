@@ -12,7 +12,7 @@ import pytest
 from tests.chaos.deeds import OFTEN, kill, wait_for_view
 from tests.chaos.fickle import Fickle
 
-from phalanx.actors import CheckpointPolicy, Executor, StopPolicy
+from phalanx.actors import CheckpointPolicy, Executor, Limits, RestartPolicy, StopPolicy
 from phalanx.supervision import (
     ExecutorClosed,
     ExitKind,
@@ -47,7 +47,7 @@ def when(tmp_path: Path) -> Path:
 def make(make: Make, when: Path) -> Make:
     def build(hook: str, how: str, **options: Any) -> Executor[Any]:
         if how == "hang":
-            options["start_timeout"] = 2.0
+            options["limits"] = Limits(start=2.0)
         intensity = OFTEN
         return make(Fickle, args=(hook, how, str(when)), intensity=intensity, **options)
 
@@ -73,7 +73,7 @@ def test_a_restart_in_which_it_goes_wrong_is_done_again(
 
     kill(ex, 0)
 
-    assert ex.collective_rpc("add", LONG, on_death="retry", retries=9) == [2, 2]
+    assert ex.collective_rpc("add", LONG, retries=9) == [2, 2]
     check(ex, how)
     assert not when.exists()
 
@@ -85,7 +85,7 @@ def test_on_failure_does_not_hide_what_it_was_run_for(make: Make, when: Path, ho
 
     kill(ex, 0)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=9) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
     if how in RAISES:
         reason = ex.status().reports[-1].reason
         assert reason.kind is ExitKind.CRASH
@@ -98,12 +98,14 @@ def test_on_failure_does_not_hide_what_it_was_run_for(make: Make, when: Path, ho
 def test_a_survivor_whose_on_reform_goes_wrong_is_replaced_too(
     make: Make, when: Path, how: str
 ) -> None:
-    ex = make("on_reform", how, survivors="keep", strategy=Strategy.ONE_FOR_ALL)
+    ex = make(
+        "on_reform", how, policy=RestartPolicy(survivors="keep"), strategy=Strategy.ONE_FOR_ALL
+    )
     when.touch()
 
     kill(ex, 1)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=9) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
     check(ex, how)
     assert ex.ranks[0].incarnation == 2
 
@@ -125,7 +127,7 @@ def test_every_call_counts_once_whatever_checkpoint_does(make: Make, when: Path,
     assert ex.collective_rpc("add", LONG) == [1, 1]
     when.touch()
 
-    again = ex.collective_rpc("add", LONG, on_death="retry", retries=9)
+    again = ex.collective_rpc("add", LONG, retries=9)
 
     assert again == [2, 2]
     assert not when.exists()
@@ -134,7 +136,7 @@ def test_every_call_counts_once_whatever_checkpoint_does(make: Make, when: Path,
 
 @pytest.mark.parametrize("how", [*WAYS, "hang"])
 def test_a_planned_restart_goes_on_whatever_on_stop_does(make: Make, when: Path, how: str) -> None:
-    ex = make("on_stop", how, stop=StopPolicy(ask=0.3, terminate=0.3))
+    ex = make("on_stop", how, limits=Limits(stop=StopPolicy(ask=0.3, terminate=0.3)))
     when.touch()
 
     ex.restart(timeout=LONG)
@@ -163,19 +165,19 @@ def _raise(error: BaseException) -> None:
 def test_a_failure_callback_that_goes_wrong_keeps_nobody_from_the_news(
     make: Make, wrong: Callable[[ExitReason], None]
 ) -> None:
-    ex = make("", "", restart=Restart.TEMPORARY)
+    ex = make("", "", policy=RestartPolicy(restart=Restart.TEMPORARY))
     told: list[ExitReason] = []
     ex.register_failure_callback(wrong)
     ex.register_failure_callback(told.append)
 
     kill(ex, 0)
 
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert [reason.kind for reason in told] == [ExitKind.KILLED]
 
 
 def test_a_failure_callback_that_hangs_holds_up_no_call(make: Make) -> None:
-    ex = make("", "", restart=Restart.TEMPORARY)
+    ex = make("", "", policy=RestartPolicy(restart=Restart.TEMPORARY))
     told, end = threading.Event(), threading.Event()
 
     def hang(_reason: ExitReason) -> None:
@@ -192,4 +194,4 @@ def test_a_failure_callback_that_hangs_holds_up_no_call(make: Make) -> None:
     end.set()
     with pytest.raises(ExecutorClosed):
         ex.collective_rpc("rank", LONG)
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)

@@ -15,8 +15,9 @@ import pytest
 from tests.actors.workers import Echo
 from tests.chaos.deeds import LONG, OFTEN, kill, wait_for_view, wait_until
 from tests.chaos.test_standby import spares
+from tests.options import with_defaults
 
-from phalanx.actors import Executor, WorkerContext
+from phalanx.actors import Executor, RestartPolicy, WorkerContext
 from phalanx.actors.group.launcher import THREAD
 from phalanx.actors.group.messages import Look
 from phalanx.actors.group.standby import StandbyLost
@@ -49,7 +50,7 @@ class Slow:
     @property
     def zygote(self) -> int:
         """Its pid; 0 while there is none that can fork."""
-        return self.runtime.launcher(self.preload).zygote_pid or 0
+        return self.runtime.launcher.zygote(self.preload).pid or 0
 
     def shut(self) -> None:
         """Have no more processes started until the gate is opened."""
@@ -74,9 +75,15 @@ def slow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Slow]:
 @pytest.fixture
 def make(slow: Slow, make: Make) -> Make:
     def build(worker: Any = Echo, world_size: int = 3, **options: Any) -> Executor[Any]:
-        options = {"strategy": Strategy.ONE_FOR_ONE, "start_timeout": 300.0, **options}
-        options = {"intensity": OFTEN, **options}
-        return make(worker, world_size, preload=slow.preload, runtime=slow.runtime, **options)
+        usual = with_defaults(
+            options,
+            strategy=Strategy.ONE_FOR_ONE,
+            intensity=OFTEN,
+            limits={"start": 300.0},
+            launch={"preload": slow.preload},
+            runtime=slow.runtime,
+        )
+        return make(worker, world_size, **usual)
 
     return build
 
@@ -85,7 +92,7 @@ def busy(ex: Executor[Any], rank: int, folder: Path) -> Any:
     """Return a call that *rank* has begun and will not end."""
     begun = folder / f"begun {rank}"
     args = (str(folder / "never"), str(begun), "begun")
-    call = ex.call(rank, "gated_note", args=args, non_block=True)
+    call = ex.call("gated_note", args=args, non_block=True, rank=rank)
     wait_until(begun.exists)
     return call
 
@@ -132,7 +139,7 @@ def test_warm_spares_take_their_ranks_while_their_successors_wait_for_a_process(
     for rank in (0, 1):
         kill(ex, rank)
         assert isinstance(calls[rank].exception(LONG), WorkerDied)
-        assert ex.call(rank, "rank", LONG) == rank
+        assert ex.call("rank", LONG, rank=rank) == rank
 
     assert not slow.gate.exists()
     slow.gate.touch()
@@ -150,7 +157,7 @@ def test_a_spare_that_gets_no_process_is_tried_again_and_no_failure(make: Make, 
             if "broken" in event.cause:
                 failed.set()
 
-    ex.events(hear)
+    ex.subscribe(hear)
     wait_for_view(ex, lambda view: view.standby == 1)
     slow.broken.touch()
     slow.end_zygote()
@@ -174,7 +181,7 @@ def test_closing_withdraws_what_waits_for_a_process(make: Make, slow: Slow, tmp_
     kill(ex, 0)
     wait_launching(ex, 0)
     assert isinstance(call.exception(LONG), WorkerDied)
-    waiting = ex.call(0, "rank", non_block=True)
+    waiting = ex.call("rank", non_block=True, rank=0)
 
     closer = threading.Thread(target=ex.close)
     closer.start()
@@ -220,7 +227,9 @@ class Stays(Echo):
 def test_a_start_that_is_overtaken_by_another_death_gives_its_place_back(
     make: Make, slow: Slow
 ) -> None:
-    ex = make(Stays, strategy=Strategy.ONE_FOR_ALL, survivors="keep", devices="cpu")
+    ex = make(
+        Stays, strategy=Strategy.ONE_FOR_ALL, policy=RestartPolicy(survivors="keep"), devices="cpu"
+    )
     before = [info.pid for info in ex.ranks]
     slow.shut()
     kill(ex, 0)
@@ -267,10 +276,10 @@ def test_an_error_in_the_executors_own_thread_withdraws_what_waits_for_a_process
         kill(ex, rank)
     wait_launching(ex, 1)
 
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
 
     assert "the executor itself: TypeError" in str(call.exception(LONG))
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert not slow.gate.exists()
 
 

@@ -16,9 +16,10 @@ import pytest
 from tests.shared_memory import FOREIGN, WRITTEN
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor, WorkerActor, WorkerContext
-from phalanx.chaos import ChaosResult, Schedule, Strike, footprint, run_chaos
-from phalanx.chaos.referee_records import Left
+from phalanx.actors import Executor, Launch, WorkerActor, WorkerContext
+from phalanx.chaos import ChaosResult, Schedule, ScheduledFault, run_chaos
+from phalanx.chaos.history.events import LeakFound
+from phalanx.chaos.instrumentation import leaks
 from phalanx.runtime import Runtime
 
 pytestmark = pytest.mark.timeout(120)
@@ -44,7 +45,9 @@ class Careless(WorkerActor):
 
 
 def careless(runtime: Runtime) -> tuple[Executor[Any], Any]:
-    return Executor(Careless, 1, preload=(), runtime=runtime, transport=TRANSPORT), working
+    return Executor(
+        Careless, 1, launch=Launch(preload=(), transport=TRANSPORT), runtime=runtime
+    ), working
 
 
 def working(executor: Executor[Any], _chance: random.Random) -> None:
@@ -54,7 +57,7 @@ def working(executor: Executor[Any], _chance: random.Random) -> None:
 
 
 def clear(result: ChaosResult) -> None:
-    for left in result.history.every(Left):
+    for left in result.history.every(LeakFound):
         if left.what == "process":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(left.name.split()[0]), signal.SIGKILL)
@@ -65,8 +68,8 @@ def clear(result: ChaosResult) -> None:
 def test_what_a_worker_leaves_is_found_though_nothing_says_whose_it_is(
     runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(footprint, "_PATIENCE", 0.5)
-    schedule = Schedule((Strike(number=1, at=1.0, fault="kill", target="0"),))
+    monkeypatch.setattr(leaks, "_PATIENCE", 0.5)
+    schedule = Schedule((ScheduledFault(number=1, at=1.0, fault="kill", target="0"),))
 
     result = run_chaos(
         lambda: careless(runtime), duration=2.5, schedule=schedule, record=tmp_path / "run"
@@ -75,7 +78,7 @@ def test_what_a_worker_leaves_is_found_though_nothing_says_whose_it_is(
     FOREIGN.unlink()
     (Path(tempfile.gettempdir()) / FOREIGN.name).unlink()
 
-    left = [(each.what, Path(each.name).name) for each in result.history.every(Left)]
+    left = [(each.what, Path(each.name).name) for each in result.history.every(LeakFound)]
     assert [name for what, name in left if what == "shared memory"] == [WRITTEN.name]
     files = [name for what, name in left if what == "file"]
     assert len(files) == 2  # one of each incarnation

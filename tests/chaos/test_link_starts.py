@@ -17,15 +17,10 @@ from tests.chaos.deeds import wait_until
 from tests.chaos.links import free_port, processes_named, processes_of
 from tests.runtime.gateway_ends import listening
 
-from phalanx import (
-    Executor,
-    PhalanxError,
-    RuntimeFault,
-    StartFailed,
-    WorkerContext,
-    Zmq,
-)
-from phalanx.runtime.linux import process_tree
+from phalanx import Executor, Launch, PhalanxError, WorkerContext
+from phalanx.errors import StartFailed
+from phalanx.runtime import Zmq
+from phalanx.runtime.linux import procfs
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -51,7 +46,7 @@ def test_a_start_whose_link_breaks_fails_and_leaves_nothing(
 
     def build() -> None:
         try:
-            make(Waits, args=(str(tmp_path),), name="early", transport="zmq")
+            make(Waits, args=(str(tmp_path),), name="early", launch=Launch(transport="zmq"))
         except PhalanxError as error:
             errors.append(error)
 
@@ -73,7 +68,7 @@ def test_ranks_that_cannot_reach_the_driver_fail_the_start_and_say_where(make: M
     )
 
     with pytest.raises(StartFailed, match=f"did not reach {nowhere} within lost_after=0.5 s"):
-        make(transport=there)
+        make(launch=Launch(transport=there))
 
 
 def test_an_address_in_use_is_told_when_the_group_is_built(make: Make) -> None:
@@ -81,9 +76,9 @@ def test_an_address_in_use_is_told_when_the_group_is_built(make: Make) -> None:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
 
         with pytest.raises(
-            RuntimeFault, match=f"cannot listen on {address}: Address already in use"
+            StartFailed, match=f"cannot listen on {address}: Address already in use"
         ):
-            make(transport=Zmq(bind=address))
+            make(launch=Launch(transport=Zmq(bind=address)))
 
 
 @pytest.mark.parametrize(
@@ -101,7 +96,7 @@ def test_one_process_listens_for_ranks_and_where_it_was_told(
     make: Make, where: dict[str, Any], listened: str
 ) -> None:
     before = listeners()
-    ex = make(transport=Zmq(**where))
+    ex = make(launch=Launch(transport=Zmq(**where)))
     (gateway,) = processes_of(ex, "gateway")
 
     assert ex.collective_rpc("rank", LONG) == [0, 1]
@@ -115,6 +110,6 @@ def test_one_process_listens_for_ranks_and_where_it_was_told(
 
 def listeners() -> set[tuple[int, str]]:
     """Who listens where, of this process and what it has started."""
-    tasks = process_tree.read_all()
-    ours = [pid for pid in tasks if os.getpid() in process_tree._lineage(pid)]
+    tasks = procfs.read_all()
+    ours = [pid for pid in tasks if os.getpid() in procfs.ancestors(pid)]
     return {(pid, place) for pid in ours for place in listening(pid)}

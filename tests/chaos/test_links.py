@@ -23,15 +23,12 @@ from tests.chaos.links import (
     wait_running,
 )
 from tests.chaos.test_drivers import Driver
+from tests.options import with_defaults
 
-from phalanx import (
-    CallTimeout,
-    Executor,
-    Strategy,
-    WorkerDied,
-    Zmq,
-)
-from phalanx.runtime.linux import process_tree
+from phalanx import Executor, Launch, Limits, Strategy
+from phalanx.errors import CallTimeout, WorkerDied
+from phalanx.runtime import Zmq
+from phalanx.runtime.linux import procfs
 
 Make = Callable[..., Executor[Any]]
 LONG = 30.0
@@ -42,8 +39,8 @@ def make(make: Make) -> Make:
     """Groups elsewhere that may lose as many links as a test likes."""
 
     def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"transport": "zmq", "intensity": OFTEN, **options}
-        return make(worker, world_size, **options)
+        usual = with_defaults(options, launch={"transport": "zmq"}, intensity=OFTEN)
+        return make(worker, world_size, **usual)
 
     return build
 
@@ -55,7 +52,7 @@ def make(make: Make) -> Make:
 def test_the_rank_beside_a_killed_outpost_is_replaced(
     make: Make, tmp_path: Path, ipc: bool
 ) -> None:
-    ex = make(transport=Zmq(ipc=ipc), strategy=Strategy.ONE_FOR_ONE)
+    ex = make(launch=Launch(transport=Zmq(ipc=ipc)), strategy=Strategy.ONE_FOR_ONE)
     call = ex.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
     wait_running(ex, 0, 1)
 
@@ -78,12 +75,12 @@ def test_every_rank_behind_a_killed_gateway_is_replaced(make: Make) -> None:
 
     with pytest.raises(WorkerDied, match="its link was lost"):
         call.result(LONG)
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=9) == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
     assert processes_of(ex, "gateway") != [first]
 
 
 def test_every_rank_behind_a_stopped_gateway_is_replaced(make: Make) -> None:
-    ex = make(transport=QUICK)
+    ex = make(launch=Launch(transport=QUICK))
     (first,) = processes_of(ex, "gateway")
 
     os.kill(first, signal.SIGSTOP)
@@ -91,33 +88,33 @@ def test_every_rank_behind_a_stopped_gateway_is_replaced(make: Make) -> None:
 
     assert "the rank's side heard nothing" in str(ex.status().reports[0].reason)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
-    assert not process_tree.read(first)
+    assert not procfs.read(first)
 
 
 def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
-    ex = make(world_size=1, transport=QUICK)
+    ex = make(world_size=1, launch=Launch(transport=QUICK))
     (outpost,) = processes_of(ex, "outpost")
 
     os.kill(outpost, signal.SIGSTOP)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0]
-    assert not process_tree.read(outpost)
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0]
+    assert not procfs.read(outpost)
     assert "nothing was heard of it" in str(ex.status().reports[0].reason)
 
 
 def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:
-    ex = make(world_size=1, stopped_after=0.5, transport=QUICK)
+    ex = make(world_size=1, limits=Limits(stopped=0.5), launch=Launch(transport=QUICK))
     pid = ex.ranks[0].pid
     assert pid is not None
 
     os.kill(pid, signal.SIGSTOP)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0]
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0]
     assert "stopped for" in str(ex.status().reports[0].reason)
 
 
 def test_a_busy_worker_that_holds_its_interpreter_is_not_lost(make: Make) -> None:
-    ex = make(world_size=1, transport=Zmq(heartbeat=0.1, lost_after=0.5))
+    ex = make(world_size=1, launch=Launch(transport=Zmq(heartbeat=0.1, lost_after=0.5)))
 
     def hold() -> str:
         import ctypes
@@ -125,11 +122,11 @@ def test_a_busy_worker_that_holds_its_interpreter_is_not_lost(make: Make) -> Non
         ctypes.PyDLL(None).usleep(2_000_000)  # a call that lets go of nothing
         return "held"
 
-    assert ex.call(0, lambda _: hold(), LONG) == "held"
+    assert ex.call(lambda _: hold(), LONG, rank=0) == "held"
 
 
 def test_a_pause_of_the_gateway_shorter_than_the_limit_is_nobodys_fault(make: Make) -> None:
-    ex = make(transport=Zmq(heartbeat=0.2, lost_after=4.0))
+    ex = make(launch=Launch(transport=Zmq(heartbeat=0.2, lost_after=4.0)))
     (gateway,) = processes_of(ex, "gateway")
 
     os.kill(gateway, signal.SIGSTOP)
@@ -147,7 +144,7 @@ def test_a_pause_of_the_gateway_shorter_than_the_limit_is_nobodys_fault(make: Ma
 def test_a_call_that_stopped_ranks_were_handed_and_had_not_begun_costs_nothing(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE, stopped_after=None)
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE, limits=Limits(stopped=None))
     pids = [info.pid for info in ex.ranks]
     assert None not in pids
     for pid in pids:
@@ -184,19 +181,19 @@ def test_an_idle_rank_that_dies_unseen_costs_the_next_call_nothing(
 
 
 def test_a_stopped_rank_makes_callers_wait_and_memory_does_not_grow(make: Make) -> None:
-    ex = make(world_size=1, stopped_after=None, queue_depth=4)
+    ex = make(world_size=1, limits=Limits(stopped=None, queue_depth=4))
     large = bytes(8 << 20)
-    assert len(ex.call(0, "echo", LONG, args=(large,))) == len(large)
+    assert len(ex.call("echo", LONG, args=(large,), rank=0)) == len(large)
     pid = ex.ranks[0].pid
     assert pid is not None
     ends = [*processes_of(ex, "gateway"), *processes_of(ex, "outpost")]
     before = sum(map(resident, ends))
 
     os.kill(pid, signal.SIGSTOP)
-    queued = [ex.call(0, "echo", args=(large,), non_block=True) for _ in range(4)]
+    queued = [ex.call("echo", args=(large,), non_block=True, rank=0) for _ in range(4)]
     for _ in range(3):
         with pytest.raises(CallTimeout):
-            ex.call(0, "echo", 0.3, args=(large,))
+            ex.call("echo", 0.3, args=(large,), rank=0)
     grown = sum(map(resident, ends)) - before
     os.kill(pid, signal.SIGCONT)
 
@@ -219,7 +216,7 @@ def resident(pid: int) -> int:
 def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
     make: Make, tmp_path: Path, seed: int
 ) -> None:
-    ex = make(world_size=3, transport=Zmq(heartbeat=0.2, lost_after=3.0))
+    ex = make(world_size=3, launch=Launch(transport=Zmq(heartbeat=0.2, lost_after=3.0)))
     rng = random.Random(seed)
     outcomes: Counter[str] = Counter()
     issued: Counter[int] = Counter()
@@ -269,7 +266,7 @@ def test_a_killed_driver_leaves_no_process_and_no_socket(
     driver = Driver("calls", NEVER)
     try:
         driver.expect("calling")
-        (gateway,) = [pid for pid in driver.left() if "gateway" in process_tree._command(pid)]
+        (gateway,) = [pid for pid in driver.left() if "gateway" in procfs.command(pid)]
         name = f"@phalanx-link-{gateway}-"
         assert name in Path("/proc/net/unix").read_text()
 

@@ -49,7 +49,7 @@ def build(make: Make, world_size: int = 3, **options: Any) -> Executor[Any]:
 
 
 def hold(ex: Executor[Any], rank: int, mark: Path) -> Any:
-    call = ex.call(rank, "hold", args=(str(mark),), non_block=True)
+    call = ex.call("hold", args=(str(mark),), non_block=True, rank=rank)
     wait_for(str(mark))
     return call
 
@@ -66,10 +66,10 @@ def test_one_worker_at_a_time_is_inside(make: Make, tmp_path: Path) -> None:
 def test_a_killed_holder_is_followed_by_one_who_is_told(make: Make, tmp_path: Path) -> None:
     ex = build(make)
     held = hold(ex, 1, tmp_path / "mark")
-    waiting = ex.call(0, "enter", non_block=True)
+    waiting = ex.call("enter", non_block=True, rank=0)
 
     with pytest.raises(LockTimeout, match="rank 1 #1"):
-        ex.call(2, "enter", LONG, (0.0,))
+        ex.call("enter", LONG, (0.0,), rank=2)
     kill(ex, 1)
 
     assert waiting.result(LONG) == (1, 1)
@@ -82,13 +82,13 @@ def test_a_killed_holder_is_followed_by_one_who_is_told(make: Make, tmp_path: Pa
 def test_a_holder_that_ends_in_good_order_is_followed_too(make: Make, code: int | None) -> None:
     ex = build(make, 2)
     if code is None:
-        ex.call(0, "take", LONG)
+        ex.call("take", LONG, rank=0)
         ex.restart(0)
     else:
         with pytest.raises(WorkerDied):
-            ex.call(0, "take_and_exit", LONG, (code,))
+            ex.call("take_and_exit", LONG, (code,), rank=0)
 
-    assert ex.call(1, "enter", LONG, (LONG,)) == (0, 1)
+    assert ex.call("enter", LONG, (LONG,), rank=1) == (0, 1)
 
 
 @pytest.mark.parametrize("standby", [0, 1])
@@ -97,7 +97,7 @@ def test_the_next_incarnation_has_the_same_locks(make: Make, tmp_path: Path, sta
     for round_ in (1, 2):
         hold(ex, 1, tmp_path / f"mark{round_}")
         kill(ex, 1)
-        assert ex.call(1, "enter", LONG) == (1, round_)
+        assert ex.call("enter", LONG, rank=1) == (1, round_)
 
 
 def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path)
     for rank in range(3):
         kill(ex, rank)
 
-    told = ex.collective_rpc("enter", LONG, on_death="retry", retries=5)
+    told = ex.collective_rpc("enter", LONG, retries=5)
     assert sorted(told, key=str) in ([(2, 1), None, None], [None, None, None])
     assert ex.collective_rpc("enter", LONG) == [None, None, None]
 
@@ -115,6 +115,6 @@ def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path)
 def test_inline_it_is_a_lock_too(make: Make) -> None:
     ex = Executor(Locker, 1, launch="inline")
 
-    assert ex.call(0, "enter") is None
+    assert ex.call("enter", rank=0) is None
 
     ex.close()

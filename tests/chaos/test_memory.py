@@ -34,7 +34,7 @@ from phalanx import Executor
 from tests.actors.workers import Echo
 from tests.transport import TRANSPORT
 if __name__ == "__main__":
-    with Executor(Echo, 2, preload=(), transport=TRANSPORT) as executor:
+    with Executor(Echo, 2, launch=dict(preload=(), transport=TRANSPORT)) as executor:
         for size in (10, 100_000, 4 << 20):
             sent = np.arange(size, dtype=np.uint8)
             replies = executor.collective_rpc("echo", 30, args=(sent,))
@@ -49,7 +49,8 @@ sys.path[:0] = [{root!r} + "/src", {root!r}]
 from pathlib import Path
 import numpy as np
 import pytest
-from phalanx import Executor, MessageTooLarge
+from phalanx import Executor
+from phalanx.errors import MessageTooLarge
 from tests.chaos.test_memory import MIB, Short
 
 WAIT = 30.0
@@ -59,7 +60,7 @@ def nothing(size):
 
 if __name__ == "__main__":
     gate = Path(sys.argv[1])
-    with Executor(Short, 2, preload=()) as ex:
+    with Executor(Short, 2, launch=dict(preload=())) as ex:
         with pytest.raises(MessageTooLarge) as sent:
             ex.collective_rpc("size", WAIT, args=(nothing(512 * MIB),))
         with pytest.raises(MessageTooLarge) as answered:
@@ -99,12 +100,12 @@ class Short(Echo):
 
 def test_a_worker_without_address_space_refuses_that_call_and_serves_on(make: Make) -> None:
     ex = make(Short, 1)
-    ex.call(0, "leave_room", WAIT, args=(16 * MIB,))
+    ex.call("leave_room", WAIT, args=(16 * MIB,), rank=0)
 
     with pytest.raises(MemoryError, match=f"{64 * MIB} bytes"):
-        ex.call(0, "size", WAIT, args=(np.zeros(64 * MIB, dtype=np.uint8),))
+        ex.call("size", WAIT, args=(np.zeros(64 * MIB, dtype=np.uint8),), rank=0)
 
-    assert ex.call(0, "size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),)) == MIB
+    assert ex.call("size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),), rank=0) == MIB
     assert ex.ranks[0].incarnation == 1
 
 
@@ -115,11 +116,11 @@ def test_more_than_the_machine_has_is_refused_before_a_byte_is_written(make: Mak
         pytest.skip("this kernel promises no more address space than it has memory")
 
     with pytest.raises(MessageTooLarge) as caught:
-        ex.call(0, "size", WAIT, args=(huge,))
+        ex.call("size", WAIT, args=(huge,), rank=0)
 
     assert caught.value.size >= 1 << 44 > caught.value.limit
     assert str(caught.value.limit) in str(caught.value)
-    assert ex.call(0, "size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),)) == MIB
+    assert ex.call("size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),), rank=0) == MIB
 
 
 def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.actors.workers import Echo, StartFails, Stubborn, wait_for
 from tests.chaos.deeds import OFTEN, kill, telling, wait_until
 from tests.chaos.links import wait_running
 
-from phalanx.actors import Executor, StopPolicy, WorkerContext
+from phalanx.actors import Executor, Limits, StopPolicy, WorkerContext
 from phalanx.actors.group.messages import Look
 from phalanx.supervision import (
     CallTimeout,
@@ -81,8 +81,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "future": lambda ex, how, **terms: ex.collective_rpc(
         how, LONG, (1,), non_block=True, **terms
     ).result(LONG),
-    "scatter": lambda ex, how, **terms: ex.scatter(how, [(1,), (1,)], LONG, **terms),
-    "single": lambda ex, how, **terms: [ex.call(1, how, LONG, (1,), **terms)],
+    "scatter": lambda ex, how, **terms: ex.scatter(how, args=[(1,), (1,)], **terms, timeout=LONG),
+    "single": lambda ex, how, **terms: [ex.call(how, LONG, (1,), **terms, rank=1)],
     "pool": _pool,
 }
 
@@ -99,7 +99,7 @@ def test_a_call_in_which_a_rank_dies_fails_or_is_made_again(
         call(once, "die_first")
 
     assert [report.rank for report in caught.value.reports] == [1]
-    assert set(call(again, "die_first", on_death="retry")) == {"answered"}
+    assert set(call(again, "die_first", retries=1)) == {"answered"}
 
 
 @pytest.mark.parametrize("shape", CALLS)
@@ -110,7 +110,7 @@ def test_a_rank_that_wrote_its_answer_and_died_has_answered(make: Make, shape: s
     assert set(CALLS[shape](ex, "answer_and_die")) == {"answered"}
 
     wait_until(lambda: ex.status().restarts == 1)
-    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
 
 
 def test_a_gather_keeps_every_answer_that_was_written(make: Make) -> None:
@@ -155,8 +155,8 @@ def test_a_call_made_between_a_death_and_the_news_of_it_is_answered(make: Make) 
 
     for _ in range(5):
         kill(ex, 1)
-        assert ex.collective_rpc("rank", LONG, on_death="retry", retries=3) == [0, 1]
-        assert ex.call(1, "rank", LONG, on_death="retry", retries=3) == 1
+        assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
+        assert ex.call("rank", LONG, retries=3, rank=1) == 1
 
 
 class Slow(Echo):
@@ -183,7 +183,7 @@ def test_calls_made_during_a_restart_wait_for_it_up_to_their_deadline(
     with pytest.raises(CallTimeout) as caught:
         ex.collective_rpc("rank", 0.2)
     patient = ex.collective_rpc("rank", LONG, non_block=True)
-    alone = ex.call(1, "rank", LONG, non_block=True)
+    alone = ex.call("rank", LONG, non_block=True, rank=1)
     pool = ex.submit("rank", timeout=LONG)
     gather = ex.gather("rank", LONG, non_block=True)
     gate.touch()
@@ -217,12 +217,12 @@ def test_a_rank_that_dies_during_the_restart_of_another_is_restarted_too(
 @pytest.mark.parametrize("dead", [(0, 1), (0, 1, 2)])
 def test_several_ranks_at_once(make: Make, strategy: Strategy, dead: tuple[int, ...]) -> None:
     ex = make(world_size=3, strategy=strategy)
-    again = ex.collective_rpc("gated", LONG, ("/dev/null", 1), non_block=True, on_death="retry")
+    again = ex.collective_rpc("gated", LONG, ("/dev/null", 1), non_block=True, retries=1)
 
     for rank in dead:
         kill(ex, rank)
 
-    assert ex.collective_rpc("rank", LONG, on_death="retry", retries=5) == [0, 1, 2]
+    assert ex.collective_rpc("rank", LONG, retries=5) == [0, 1, 2]
     assert again.done()
 
 
@@ -234,29 +234,29 @@ def test_a_start_that_fails_every_time_ends_the_group_and_answers_everybody(
         StartFails,
         kwargs={"how": how, "from_incarnation": 2},
         intensity=Intensity(1 if how == "hang" else 3, 60.0),
-        start_timeout=2.0 if how == "hang" else LONG,
+        limits=Limits(start=2.0 if how == "hang" else LONG),
     )
     told: list[ExitReason] = []
     once = threading.Event()
     ex.register_failure_callback(telling(told, once))
     kill(ex, 0)
     wait_until(lambda: ex.status().state != "serving")
-    terms: dict[str, Any] = {"non_block": True, "on_death": "retry", "retries": 100}
+    terms: dict[str, Any] = {"non_block": True, "retries": 100}
 
-    calls = [ex.collective_rpc("rank", **terms), ex.call(0, "rank", **terms)]
+    calls = [ex.collective_rpc("rank", **terms), ex.call("rank", **terms, rank=0)]
 
     for call in calls:
         assert isinstance(call.exception(LONG), (WorkerDied, ExecutorClosed))
     assert once.wait(LONG)
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert len(told) == 1
 
 
 def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=3, stop=StopPolicy(ask=0.3, terminate=0.3))
+    ex = make(world_size=3, limits=Limits(stop=StopPolicy(ask=0.3, terminate=0.3)))
     gate = tmp_path / "never"
     calls = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
-    calls += [ex.call(1, "rank", non_block=True), ex.submit("rank")]
+    calls += [ex.call("rank", non_block=True, rank=1), ex.submit("rank")]
     told: list[object] = []
     for call in calls:
         call.add_done_callback(told.append)
@@ -273,16 +273,16 @@ def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_pa
 
 
 def tell_nonsense(ex: Executor[Any]) -> None:
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
 
 
 def strike_between_two_notices(ex: Executor[Any]) -> None:
-    (thread,) = (t for t in threading.enumerate() if t.name.startswith("ExecutorActor"))
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("GroupActor"))
     struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TypeError)
     )
     assert struck == 1
-    ex._core.tell("wake up")  # it is raised as soon as the thread runs again
+    ex._group.tell("wake up")  # it is raised as soon as the thread runs again
 
 
 @pytest.mark.parametrize("strike", [tell_nonsense, strike_between_two_notices])
@@ -299,7 +299,7 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
 
     assert isinstance(call.exception(LONG), ExecutorClosed)
     assert once.wait(LONG)
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert "the executor itself: TypeError" in str(told[0])
     with pytest.raises(ExecutorClosed, match="TypeError"):
         ex.collective_rpc("rank")
@@ -333,7 +333,7 @@ def test_no_other_actor_of_the_program_stops_the_group(
     gate.touch()
     assert call.result(LONG) == ["done", "done"]
     kill(ex, 0)
-    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
     assert ex.status().restarts == 1
 
 
@@ -342,10 +342,10 @@ def test_an_error_in_it_is_not_told_as_a_death_that_was_long_mended(
 ) -> None:
     ex = make()
     kill(ex, 0)
-    assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
     call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
 
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
 
     assert isinstance(call.exception(LONG), ExecutorClosed)
     with pytest.raises(ExecutorClosed, match="TypeError") as caught:
@@ -359,25 +359,25 @@ def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_wait
     ex = make(Slow, args=(str(tmp_path / "never"),))
     kill(ex, 0)
     wait_until(Path(f"{tmp_path / 'never'}.0.2").exists)
-    waiting = [ex.collective_rpc("rank", non_block=True), ex.call(1, "rank", non_block=True)]
+    waiting = [ex.collective_rpc("rank", non_block=True), ex.call("rank", non_block=True, rank=1)]
 
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
 
     for call in waiting:
         error = call.exception(LONG)
         assert isinstance(error, (WorkerDied, ExecutorClosed))
         assert "the executor itself: TypeError" in str(error)
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
 
 
 def test_an_error_in_it_while_it_closes_lets_it_close(make: Make, tmp_path: Path) -> None:
-    ex = make(stop=StopPolicy(ask=5.0, terminate=0.3))
+    ex = make(limits=Limits(stop=StopPolicy(ask=5.0, terminate=0.3)))
     call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
     closer = threading.Thread(target=ex.close)
     closer.start()
     wait_until(lambda: ex.status().state == "closing")
 
-    ex._core.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
 
     closer.join(LONG)
     assert not closer.is_alive()
@@ -406,7 +406,7 @@ def test_a_worker_that_ignores_sigterm_delays_a_restart_only_until_it_is_killed(
 ) -> None:
     ex = make(Stubborn, strategy=Strategy.ONE_FOR_ALL)
     holding = tmp_path / "holding"
-    busy = ex.call(1, "hold", args=(str(holding),), non_block=True)
+    busy = ex.call("hold", args=(str(holding),), non_block=True, rank=1)
     wait_until(holding.exists)
 
     kill(ex, 0)

@@ -14,7 +14,14 @@ import pytest
 from tests.actors.workers import wait_for
 from tests.chaos.deeds import OFTEN
 
-from phalanx.actors import AsyncOutput, CheckpointPolicy, Executor, WorkerActor, WorkerContext
+from phalanx.actors import (
+    AsyncOutput,
+    CheckpointPolicy,
+    Executor,
+    RestartPolicy,
+    WorkerActor,
+    WorkerContext,
+)
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
     GPU_WORKER,
@@ -150,7 +157,7 @@ class Stranger(Member):
 @pytest.fixture
 def group(make: Make, torch_runtime: Runtime) -> Make:
     def build(size: int = 2, worker: Any = Member, **options: Any) -> Executor[Any]:
-        given = {"preload": ("torch",), "runtime": torch_runtime, "intensity": OFTEN}
+        given = {"launch": {"preload": ("torch",)}, "runtime": torch_runtime, "intensity": OFTEN}
         return make(worker, size, **{**given, **options})
 
     return build
@@ -191,7 +198,7 @@ def test_a_call_made_after_the_exception_is_answered_rightly_and_soon(group: Mak
 
 
 def test_survivors_are_kept_when_the_ranks_are_out_of_step(group: Make) -> None:
-    ex = group(3, survivors="keep")
+    ex = group(3, policy=RestartPolicy(survivors="keep"))
     before = ex.collective_rpc("who", LONG)
 
     assert refused(ex, 1, 2, before=1) == [[3.0] * 3, [6.0] * 3]
@@ -268,8 +275,8 @@ def test_a_gather_and_a_scatter_keep_their_answers_too(group: Make) -> None:
     assert [str(each.kind) for each in outcomes] == ["error", "dead"]
     assert [each.value for each in behind.result(LONG)] == [4.0, 4.0]
 
-    spread = ex.scatter("add", [[1.0], [2.0]], kwargs_per_rank=[{}, {"before": 1}], non_block=True)
-    after = ex.scatter("add", [[3.0], [4.0]], non_block=True)
+    spread = ex.scatter("add", args=[[1.0], [2.0]], kwargs=[{}, {"before": 1}], non_block=True)
+    after = ex.scatter("add", args=[[3.0], [4.0]], non_block=True)
     with pytest.raises(ValueError, match="rank 1 does not like it"):
         spread.result(LONG)
     assert after.result(LONG) == [7.0, 7.0]
@@ -291,7 +298,7 @@ def test_a_call_for_one_rank_behind_the_refusal_is_answered_in_its_turn(group: M
     ex = group()
 
     first = ex.collective_rpc("add", LONG, (1.0,), {"before": 0}, non_block=True)
-    alone = [ex.call(rank, "who", LONG, non_block=True) for rank in (0, 1)]
+    alone = [ex.call("who", LONG, non_block=True, rank=rank) for rank in (0, 1)]
     behind = ex.collective_rpc("add", LONG, (2.0,), non_block=True)
 
     with pytest.raises(ValueError, match="does not like it"):
@@ -303,11 +310,11 @@ def test_a_call_for_one_rank_behind_the_refusal_is_answered_in_its_turn(group: M
 def test_a_rank_that_refuses_a_call_of_its_own_goes_on_at_once(group: Make, tmp_path: Path) -> None:
     ex = group()
     gate = tmp_path / "gate"
-    other = ex.call(1, "wait", LONG, (1, str(gate)), non_block=True)
+    other = ex.call("wait", LONG, (1, str(gate)), non_block=True, rank=1)
 
     with pytest.raises(ValueError, match="rank 0"):
-        ex.call(0, "refuse", LONG, (0,))
-    ex.call(0, "who", LONG)  # while the other is in its call
+        ex.call("refuse", LONG, (0,), rank=0)
+    ex.call("who", LONG, rank=0)  # while the other is in its call
     gate.touch()
     other.result(LONG)
 
@@ -341,7 +348,7 @@ def test_ranks_that_meet_in_the_items_of_a_stream_close_it_at_the_same_item(grou
 
 
 def test_what_gloo_raises_when_its_group_breaks_has_the_group_formed_anew(group: Make) -> None:
-    ex = group(2, args=(1.0,), decider=GPU_WORKER)
+    ex = group(2, args=(1.0,), policy=RestartPolicy(decider=GPU_WORKER))
 
     with pytest.raises(RuntimeError, match="gloo"):
         ex.collective_rpc("stay_away", LONG, (0,))
@@ -382,7 +389,7 @@ def test_ranks_that_share_no_process_group_do_not_wait_for_each_other(
     gate = tmp_path / "gate"
 
     first = ex.collective_rpc("wait_or_raise", LONG, (1, str(gate)), non_block=True)
-    second = ex.call(0, "who", LONG, non_block=True)
+    second = ex.call("who", LONG, non_block=True, rank=0)
 
     second.result(LONG)  # while the other is in the first one
     gate.touch()
@@ -460,7 +467,7 @@ def test_a_state_that_one_rank_cannot_give_counts_as_its_refusal(group: Make) ->
 def test_the_exception_for_which_the_decider_ends_a_rank_reaches_the_caller(
     group: Make, size: int
 ) -> None:
-    ex = group(size, decider=Decider((Rule(ValueError, Directive.RESTART),)))
+    ex = group(size, policy=RestartPolicy(decider=Decider((Rule(ValueError, Directive.RESTART),))))
 
     for turn in range(size):
         with pytest.raises(ValueError, match=f"rank {turn} does not like it"):

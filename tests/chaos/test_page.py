@@ -8,8 +8,9 @@ from typing import Any
 
 from tests.chaos.teller import Teller, whole
 
-from phalanx.chaos import Chaos, ChaosResult, History, check, render_page
-from phalanx.chaos.referee_records import Complained, Struck
+from phalanx.chaos import Chaos, ChaosResult, History, render_page
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.events import FaultInjected, WorkloadFailed
 
 VOID = {"meta", "line", "polygon"}
 
@@ -49,8 +50,8 @@ def told(**options: Any) -> Teller:
     teller = Teller(**options)
     teller.start(0, 1)
     teller.serve()
-    struck = {"strike": 0, "fault": "kill", "target": "1", "group": "g", "rank": 1}
-    teller.add(Struck, **struck, incarnation=1, lethal=True)
+    struck = {"number": 0, "fault": "kill", "target": "1", "group": "g", "rank": 1}
+    teller.add(FaultInjected, **struck, incarnation=1, lethal=True)
     teller.die(1, stopped=(0,))
     teller.start(0, 1)
     teller.serve()
@@ -59,7 +60,7 @@ def told(**options: Any) -> Teller:
 
 
 def page_of(teller: Teller) -> str:
-    history = History.of(teller.records, seed=7, target="mine:build")
+    history = History.of(teller.events, seed=7, target="mine:build")
     return render_page(
         ChaosResult("mine:build", Chaos(duration=30, rate=1, seed=7), history, check(history))
     )
@@ -76,17 +77,39 @@ def test_every_incarnation_fault_and_outcome_is_there() -> None:
     assert sum(tag == "polygon" for tag, _ in read.found) == 1
     assert "fault 0: kill to 1" in words
     assert "incarnation 2, epoch 2" in words
-    assert "every invariant held" in words
+    assert "PASS: every invariant held" in words
     assert "seed 7" in words
+
+
+def test_no_mark_is_drawn_across_the_name_of_another() -> None:
+    teller = told()
+    for strike in range(1, 9):
+        struck = {"number": strike, "fault": "stop", "target": "0", "group": "g", "rank": 0}
+        teller.now += 0.1 * strike
+        teller.add(FaultInjected, **struck, incarnation=1, lethal=False)
+
+    found = Reader(page_of(teller)).found
+    named = [a for _, a in found if a.get("class") == "kind"]
+    names = [(float(a["y"] or 0) - 10, float(a["x"] or 0)) for a in named]
+    points = [str(a["points"]).split()[0].split(",") for tag, a in found if tag == "polygon"]
+    marks = [(float(y) - 9, float(x)) for x, y in points]
+
+    assert len(marks) == 9
+    assert len(names) >= 2
+    width = 6.5 * len("stop")
+    crossed = [
+        (x, at) for lane, x in names for on, at in marks if on == lane and x < at < x + width
+    ]
+    assert crossed == []
 
 
 def test_a_violation_is_shown_with_the_records_that_prove_it() -> None:
     teller = told()
-    teller.add(Complained, error="one is not one")
+    teller.add(WorkloadFailed, error="one is not one")
 
     words = " ".join(Reader(page_of(teller)).text)
 
-    assert "violated" in words
+    assert "FAIL: " in words
     assert "broken 1x" in words
     assert "one is not one" in words
 
@@ -94,7 +117,7 @@ def test_a_violation_is_shown_with_the_records_that_prove_it() -> None:
 def test_what_a_history_says_is_text_and_never_markup() -> None:
     evil = "</title><script>alert(1)</script>"
     teller = told()
-    teller.add(Complained, error=evil)
+    teller.add(WorkloadFailed, error=evil)
     teller.settle(teller.issue(), outcome=evil)
 
     read = Reader(page_of(teller))
@@ -112,17 +135,17 @@ def test_the_page_loads_nothing() -> None:
 def test_the_page_of_many_calls_is_no_larger_than_its_width_allows() -> None:
     def with_calls(count: int) -> str:
         teller = told()
-        teller.records = teller.records[:-2]
+        teller.events = teller.events[:-2]
         seconds = 30.0 - teller.now
         for _ in range(count):
             call = teller.serve()
             assert call
         began = 1.0
-        last = max(each.at for each in teller.records)
+        last = max(each.at for each in teller.events)
         # Spread over the same 30 s, however many there are.
-        for i, record in enumerate(teller.records):
+        for i, record in enumerate(teller.events):
             at = began + (record.at / last) * (seconds - began)
-            object.__setattr__(teller.records[i], "at", at)
+            object.__setattr__(teller.events[i], "at", at)
         return page_of(teller)
 
     assert len(with_calls(8000)) < 1.5 * len(with_calls(2000))
@@ -140,16 +163,16 @@ def test_who_lived_on_was_well_with_the_next_call_and_who_died_with_its_successo
     wire = teller.send(call)
     teller.begin(call, wire, 0)
     who = {"target": "0", "rank": 0, "group": "g", "incarnation": 1}
-    slowed = teller.add(Struck, strike=1, fault="slow", **who)
+    slowed = teller.add(FaultInjected, number=1, fault="slow", **who)
     teller.end(call, wire, 0)
     teller.settle(call)
     teller.serve()
-    well = teller.records[-3].at
-    killed = teller.add(Struck, strike=2, fault="kill", lethal=True, **who)
+    well = teller.events[-3].at
+    killed = teller.add(FaultInjected, number=2, fault="kill", lethal=True, **who)
     teller.die(0)
     teller.start(0)
     teller.serve()
-    well_again = teller.records[-3].at
+    well_again = teller.events[-3].at
     teller.close()
 
     result = ChaosResult("it", Chaos(duration=30, seed=7), teller.history(), ())

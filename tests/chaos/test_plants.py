@@ -14,9 +14,10 @@ import pytest
 from tests.chaos.plants import PLANTS, TRAFFIC, Planted, late_answers
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor
-from phalanx.chaos import ChaosResult, footprint, run_chaos
-from phalanx.chaos.referee_records import Left
+from phalanx.actors import Executor, Launch, Limits
+from phalanx.chaos import ChaosResult, run_chaos
+from phalanx.chaos.history.events import LeakFound
+from phalanx.chaos.instrumentation import leaks
 from phalanx.runtime import Runtime
 from phalanx.supervision import Intensity
 
@@ -36,10 +37,9 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
             Planted,
             2,
             kwargs={"plant": plant},
-            preload=(),
+            launch=Launch(preload=(), transport=TRANSPORT),
             runtime=runtime,
-            start_timeout=30.0,
-            transport=TRANSPORT,
+            limits=Limits(start=30.0),
             intensity=Intensity(1, 60.0),
         )
         return (built, TRAFFIC[plant]) if plant in TRAFFIC else built
@@ -59,9 +59,9 @@ def run(runtime: Runtime, seed: int, *, plant: str = "", counted: bool = False) 
 def clear(result: ChaosResult) -> None:
     """End what the plant has left, and forget what the run has."""
     for violation in result.violations:
-        for record in violation.records:
-            if isinstance(record, Left) and record.what == "process":
-                pid = int(record.name.split()[0])
+        for event in violation.events:
+            if isinstance(event, LeakFound) and event.what == "process":
+                pid = int(event.name.split()[0])
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     if result.record is not None:
@@ -78,7 +78,7 @@ def seeds_until_found(
     for count, seed in enumerate(seeds, 1):
         with monkeypatch.context() as patch:
             undo = plant.put(patch)
-            patch.setattr(footprint, "_PATIENCE", PATIENCE)  # for what is not on its way out
+            patch.setattr(leaks, "_PATIENCE", PATIENCE)  # for what is not on its way out
             result = run(runtime, seed, plant=name, counted=name == COUNTED)
         if undo is not None:
             undo()

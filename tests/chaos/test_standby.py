@@ -17,10 +17,10 @@ from tests.actors.workers import Echo, Reducer
 from tests.chaos.deeds import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.chaos.spares import Warm
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch
 from phalanx.actors.group.standby import StandbyLost
 from phalanx.runtime import Runtime, usable_processors
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity, SpecError, Strategy
 
 Make = Callable[..., Executor[Any]]
@@ -44,7 +44,7 @@ def spares(ex: Executor[Any]) -> list[int]:
     """The pids of the spares, by what ``ps`` shows."""
     title = f"phalanx: {ex.name} standby".encode()
     found: list[int] = []
-    for pid, task in process_tree.read_all().items():
+    for pid, task in procfs.read_all().items():
         if task.parent == os.getpid() and task.state != "Z":
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
@@ -83,7 +83,7 @@ def test_a_spare_has_run_on_standby_and_only_a_spare_has(make: Make) -> None:
 def test_a_spare_becomes_what_a_new_process_would_have_been(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ex = make(Warm, rank_env=[{"MINE": "zero"}, {"MINE": "one"}], env={"ALL": "x"})
+    ex = make(Warm, launch=Launch(rank_env=[{"MINE": "zero"}, {"MINE": "one"}], env={"ALL": "x"}))
     wait_warm(ex)
     monkeypatch.setenv("LATER", "seen")
     monkeypatch.chdir(tmp_path)
@@ -91,33 +91,33 @@ def test_a_spare_becomes_what_a_new_process_would_have_been(
     kill(ex, 1)
     wait_healed(ex, 1)
 
-    world = ex.call(1, "world", LONG)
+    world = ex.call("world", LONG, rank=1)
     assert (world["rank"], world["world_size"], world["incarnation"]) == (1, 2, 2)
     assert world["device"] == "cpu"
     assert world["cwd"] == str(tmp_path)
     assert "rank 1/2 #2" in world["title"]
     names = ("MINE", "ALL", "LATER", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
-    env = ex.call(1, "env", LONG, names)
+    env = ex.call("env", LONG, names, rank=1)
     share = str(max(1, int(usable_processors() // 2)))
     assert env == dict(zip(names, ("one", "x", "seen", "1", "2", share), strict=True))
 
 
 def test_arguments_of_a_rank_reach_a_spare_without_the_hook(make: Make) -> None:
-    ex = make(Echo, rank_kwargs=[{"mine": 0}, {"mine": 1}])
+    ex = make(Echo, launch=Launch(rank_kwargs=[{"mine": 0}, {"mine": 1}]))
     wait_warm(ex)
     (spare,) = spares(ex)
 
     kill(ex, 1)
     wait_healed(ex, 1)
 
-    who = ex.call(1, "who", LONG)
+    who = ex.call("who", LONG, rank=1)
     assert (who["pid"], who["extra"]) == (spare, {"mine": 1})
 
 
 def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make) -> None:
     ex = make()
     lost: list[Any] = []
-    ex.events(lambda event: lost.append(event) if hasattr(event, "wait") else None)
+    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
     wait_warm(ex)
     (spare,) = spares(ex)
 
@@ -135,7 +135,7 @@ def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make)
 def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make, how: str) -> None:
     ex = make(args=(how,))
     lost: list[Any] = []
-    ex.events(lambda event: lost.append(event) if hasattr(event, "wait") else None)
+    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
     deadline = time.monotonic() + LONG
     while len(lost) < 3 and time.monotonic() < deadline:
         ex.collective_rpc("rank", LONG)
@@ -184,7 +184,7 @@ def test_a_spare_that_dies_as_it_takes_its_rank_is_a_death_of_that_rank(make: Ma
         os.kill(spare, signal.SIGKILL)
         wait_healed(ex, round_)
         wait_warm(ex)
-        assert ex.collective_rpc("rank", LONG, on_death="retry") == [0, 1]
+        assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
 
 
 def test_more_deaths_than_spares(make: Make) -> None:
@@ -203,7 +203,11 @@ def test_more_deaths_than_spares(make: Make) -> None:
 
 def test_spares_join_a_process_group(make: Make, torch_runtime: Runtime) -> None:
     ex = make(
-        Reducer, strategy=Strategy.ONE_FOR_ALL, standby=2, preload=("torch",), runtime=torch_runtime
+        Reducer,
+        strategy=Strategy.ONE_FOR_ALL,
+        standby=2,
+        launch={"preload": ("torch",)},
+        runtime=torch_runtime,
     )
     wait_warm(ex, 2)
     warm = set(spares(ex))
@@ -234,7 +238,7 @@ def test_a_group_that_gives_up_takes_its_spares_along(make: Make) -> None:
 
     kill(ex, 0)
 
-    assert ex._core.shared.gone.wait(LONG)
+    assert ex.wait_closed(LONG)
     assert ex.is_failed
 
 
@@ -246,7 +250,7 @@ def test_a_number_of_spares_that_makes_no_sense_is_refused(make: Make, standby: 
 
 def test_a_spare_that_prepares_cannot_have_arguments_of_its_own(make: Make) -> None:
     with pytest.raises(SpecError, match="rank_kwargs"):
-        make(Warm, rank_kwargs=[{}, {}])
+        make(Warm, launch=Launch(rank_kwargs=[{}, {}]))
 
 
 def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
@@ -255,7 +259,7 @@ def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
     ex = make(launch="exec")
     wait_warm(ex)
     lost: queue.Queue[StandbyLost] = queue.Queue()
-    ex.events(lambda event: lost.put(event) if isinstance(event, StandbyLost) else None)
+    ex.subscribe(lambda event: lost.put(event) if isinstance(event, StandbyLost) else None)
     (spare,) = spares(ex)
 
     with monkeypatch.context() as broken:

@@ -70,7 +70,7 @@ class Summing(WorkerActor):
 @pytest.fixture
 def group(make: Make, torch_runtime: Runtime) -> Executor[Any]:
     many = OFTEN
-    return make(Summing, 3, preload=("torch",), runtime=torch_runtime, intensity=many)
+    return make(Summing, 3, launch={"preload": ("torch",)}, runtime=torch_runtime, intensity=many)
 
 
 def kill_once(group: Executor[Any], victim: int) -> Callable[[], None]:
@@ -82,16 +82,14 @@ def kill_once(group: Executor[Any], victim: int) -> Callable[[], None]:
             pending.remove(event.rank)
             os.kill(event.value, signal.SIGKILL)
 
-    return group.events(on_event)
+    return group.subscribe(on_event)
 
 
 def test_a_call_to_be_retried_is_retried_whatever_its_survivors_raise(group: Executor[Any]) -> None:
     for turn in range(KILLS):
         unsubscribe = kill_once(group, turn % 3)
 
-        total = group.collective_rpc(
-            "pid_on_start_of_sum", LONG, (0.2,), on_death="retry", retries=3
-        )
+        total = group.collective_rpc("pid_on_start_of_sum", LONG, (0.2,), retries=3)
 
         unsubscribe()
         assert total == [1.0, 1.0, 1.0]
@@ -121,7 +119,7 @@ def test_a_rank_that_raises_by_itself_fails_the_call_with_its_own_exception(
     group: Executor[Any], rank: int
 ) -> None:
     with pytest.raises(ValueError, match="does not like it"):
-        group.collective_rpc("raise_on", LONG, (rank,), on_death="retry", retries=3)
+        group.collective_rpc("raise_on", LONG, (rank,), retries=3)
 
     assert group.status().restarts == 0
     assert group.collective_rpc("raise_on", LONG, (7,)) == [0, 1, 2]

@@ -15,9 +15,10 @@ from tests.chaos.deeds import kill, telling, wait_until
 from tests.supervision.puppets import in_sub_process
 from tests.transport import TRANSPORT
 
-from phalanx.actors import Executor, executor_child, worker_child
+from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
+    ChildRefused,
     ChildSpec,
     ExitKind,
     Intensity,
@@ -25,8 +26,9 @@ from phalanx.supervision import (
     SpecError,
     StartFailed,
     Strategy,
-    Supervisor,
+    SupervisorDown,
     SupervisorSpec,
+    WorkerDied,
 )
 
 LONG = 30.0
@@ -34,13 +36,13 @@ LONG = 30.0
 
 @pytest.fixture
 def child(runtime: Runtime) -> Callable[..., ChildSpec]:
-    options: Any = {"runtime": runtime, "preload": (), "transport": TRANSPORT}
+    options: Any = {"runtime": runtime, "launch": Launch(preload=(), transport=TRANSPORT)}
     return partial(executor_child, intensity=Intensity(0, 60.0), **options)
 
 
 @pytest.fixture
 def single(runtime: Runtime) -> Callable[..., ChildSpec]:
-    return partial(worker_child, runtime=runtime, preload=(), transport=TRANSPORT)
+    return partial(worker_child, runtime=runtime, launch=Launch(preload=(), transport=TRANSPORT))
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def grow() -> Iterator[Callable[..., Supervisor]]:
 
     yield build
     for tree in trees:
-        tree.stop()
+        tree.close()
 
 
 def executor(tree: Supervisor, path: str) -> Executor[Any]:
@@ -85,7 +87,7 @@ def test_executors_serve_as_children_and_stop_with_their_tree(
 
     assert a.collective_rpc("rank", LONG) == [0, 1]
     assert b.name == "root/b"
-    tree.stop()
+    tree.close()
 
     assert a.status().state == b.status().state == "ended"
 
@@ -111,6 +113,40 @@ def test_a_group_that_gives_up_is_restarted_by_the_supervisor_above(
     assert not set(pids(before)) & set(pids(after)) - {None}
 
 
+def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_executor(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(
+        SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 2)])
+    )
+    model = tree.executor("a")
+    before = model.current()
+
+    with pytest.raises(WorkerDied):  # the call was accepted, and is not made again
+        model.collective_rpc("kill_self", LONG, (0,))
+    assert model.collective_rpc("rank", LONG) == [0, 1]
+    model.current().request_close()
+    assert model.call("rank", LONG, rank=1) == 1
+
+    assert model.current(LONG) is not before
+    assert tree.exit_reason is None
+
+
+def test_a_lasting_handle_says_that_nothing_restarts_its_executor_or_that_the_tree_has_ended(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(SupervisorSpec("root", children=[child("a", Echo, 1)]))
+    model = tree.executor("a")
+
+    tree.terminate_child("a", timeout=LONG)
+    with pytest.raises(ChildRefused, match="not_running"):
+        model.collective_rpc("rank", LONG)
+    tree.close()
+
+    with pytest.raises(SupervisorDown, match="the tree root has ended: shutdown"):
+        model.collective_rpc("rank", LONG)
+
+
 def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use(
     grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
 ) -> None:
@@ -126,7 +162,7 @@ def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use
         kill(before)
         replaced(tree, "a", before)
 
-    assert tree.reason is None
+    assert tree.exit_reason is None
 
 
 @pytest.mark.parametrize(
@@ -210,7 +246,7 @@ def test_a_single_worker_is_restarted_by_its_type(
         assert replaced(tree, "w", before).collective_rpc("rank", LONG) == [0]
     else:
         wait_until(lambda: tree.count_children().active == 0)
-        assert before._core.shared.gone.wait(LONG)
+        assert before.wait_closed(LONG)
 
 
 def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
@@ -222,11 +258,11 @@ def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
         from phalanx.supervision import Intensity, Supervisor, SupervisorSpec
         runtime = Runtime(console="json", stream=False)
         never = Intensity(0, 60.0)
-        child = executor_child("a", Echo, 1, intensity=never, preload=(), runtime=runtime)
+        child = executor_child("a", Echo, 1, intensity=never, runtime=runtime)
         top = Supervisor(SupervisorSpec("root", intensity=never, children=[child]))
         os.kill(top.child("a").ranks[0].pid, 9)
-        top.wait_ended(30)
-        top.stop()
+        top.wait_closed(30)
+        top.close()
         runtime.close()
     """)
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from tests.chaos.teller import Teller, whole
 
-from phalanx.chaos import Chaos, ChaosResult, Schedule, Strike, check, render_page
-from phalanx.chaos.group_records import GroupBuilt, GroupEnded
-from phalanx.chaos.referee_records import Complained, Missed, Struck
+from phalanx.chaos import Chaos, ChaosResult, Schedule, ScheduledFault, render_page
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.events import (
+    FaultInjected,
+    FaultMissed,
+    GroupBuilt,
+    GroupEnded,
+    WorkloadFailed,
+)
 
-KILL = Strike(number=1, at=0.5, fault="kill")
-STRUCK = {"strike": 1, "fault": "kill", "target": "0", "group": "g"}
+KILL = ScheduledFault(number=1, at=0.5, fault="kill")
+STRUCK = {"number": 1, "fault": "kill", "target": "0", "group": "g"}
 
 
-def result(teller: Teller, *strikes: Strike, interrupted: bool = False) -> ChaosResult:
+def result(teller: Teller, *strikes: ScheduledFault, interrupted: bool = False) -> ChaosResult:
     plan = Chaos(duration=5.0, seed=7, schedule=Schedule(strikes))
     history = teller.history()
     return ChaosResult("mine", plan, history, check(history), interrupted=interrupted)
@@ -21,17 +27,23 @@ def result(teller: Teller, *strikes: Strike, interrupted: bool = False) -> Chaos
 def test_a_run_whose_faults_all_missed_is_not_ok_and_says_why() -> None:
     teller = whole()
     for number in (1, 2):
-        teller.add(Missed, strike=number, fault="disk", target="random", why="kept in no folder")
+        teller.add(
+            FaultMissed,
+            number=number,
+            fault="kill",
+            target="store",
+            why="there was no store process",
+        )
     teller.close()
 
     missed = result(teller, KILL)
 
     assert missed.violations == ()
     assert not missed.ok
-    assert "missed     2 disk: kept in no folder" in missed.render()
-    assert missed.render().endswith("none of the faults that were asked for (1) was done")
-    assert "kept in no folder" in render_page(missed)
-    assert "nothing shown: none of the faults" in render_page(missed)
+    assert "missed     2 kill: there was no store process" in missed.render()
+    assert missed.render().endswith("INCONCLUSIVE: none of the 1 faults could be injected")
+    assert "there was no store process" in render_page(missed)
+    assert "INCONCLUSIVE: none of the 1 faults" in render_page(missed)
 
 
 def test_a_run_that_was_cut_before_its_first_fault_says_so() -> None:
@@ -41,13 +53,13 @@ def test_a_run_that_was_cut_before_its_first_fault_says_so() -> None:
     cut = result(teller, KILL, interrupted=True)
 
     assert not cut.ok
-    assert cut.render().endswith("before the first of its faults was done (interrupted)")
+    assert cut.render().endswith("before the first fault was injected (interrupted)")
 
 
 def test_a_run_without_a_call_but_its_own_is_not_ok() -> None:
     teller = Teller()
     teller.start(0, 1)
-    teller.add(Struck, **STRUCK)
+    teller.add(FaultInjected, **STRUCK)
     teller.serve(shape="gather", method="_ping")
     teller.close()
 
@@ -55,14 +67,14 @@ def test_a_run_without_a_call_but_its_own_is_not_ok() -> None:
 
     assert idle.violations == ()
     assert not idle.ok
-    assert idle.void == "its traffic made no call"
+    assert idle.inconclusive == "its traffic made no call"
 
 
 def test_a_run_with_a_fault_and_a_call_shows_something_and_so_does_one_of_calls_alone() -> None:
     alone = whole()
     alone.close()
     struck = whole()
-    struck.add(Struck, **STRUCK)
+    struck.add(FaultInjected, **STRUCK)
     struck.close()
 
     assert result(alone).ok
@@ -84,7 +96,7 @@ def test_who_gave_up_is_not_said_to_have_been_built_again_where_nobody_did() -> 
 
 def test_control_characters_of_a_worker_do_nothing_to_a_terminal() -> None:
     teller = whole()
-    teller.add(Complained, error="ValueError: \x1b]0;mine\x07\rgone", trace="\x1b[2J\nagain")
+    teller.add(WorkloadFailed, error="ValueError: \x1b]0;mine\x07\rgone", trace="\x1b[2J\nagain")
     teller.close()
 
     told = result(teller).render()

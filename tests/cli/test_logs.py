@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli.driver import choose
 from phalanx.cli.logs import add_arguments, is_wanted
+from phalanx.cli.select_driver import choose
 from phalanx.runtime import DriverStream
 from phalanx.supervision import SpecError
 
@@ -25,8 +25,8 @@ HARNESS = str(Path(__file__).parents[1] / "runtime")
 DRIVER = f"""
 import sys; sys.path.insert(0, {HARNESS!r})
 import conftest
-from phalanx.runtime import GroupUp, Scribe
-with Scribe(conftest.launch, console=None, name=sys.argv[1]) as scribe:
+from phalanx.runtime import GroupUp
+with conftest.plain_collector(console=None, name=sys.argv[1]) as scribe:
     print(flush=True)
     for number, _ in enumerate(sys.stdin):
         scribe.log.info("said", number=number)

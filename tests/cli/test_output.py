@@ -32,7 +32,6 @@ def phalanx(folder: Path, *words: str, encoding: str) -> tuple[int, bytes, bytes
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "targets.py").write_text(f"def text(): return {TEXT!a}\n")
     labels = WorkerLabels(child="root/tp/0", group="tp", rank=0, incarnation=2, pid=100)
     at = "2026-01-02T03:04:05.000000+00:00"
     reason = ExitReason(ExitKind.CRASH, TEXT, 1)
@@ -47,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
     [
         (["reports", "crashes"], "ascii:strict"),
         (["reports", "crashes"], "utf-8:strict"),
-        (["report", "latest", "crashes"], "utf-8:strict"),
-        (["run", "targets:text"], "utf-8:surrogateescape"),
+        (["reports", "show", "latest", "crashes"], "utf-8:strict"),
+        (["reports", "list", "crashes"], "utf-8:surrogateescape"),
     ],
 )
 def test_what_the_encoding_lacks_is_escaped(folder: Path, words: list[str], encoding: str) -> None:

@@ -1,4 +1,4 @@
-"""`phalanx reports` lists deaths, `phalanx report` tells of one."""
+"""`phalanx reports list` lists crash reports, `phalanx reports show` shows one."""
 
 from __future__ import annotations
 
@@ -111,9 +111,12 @@ def test_only_those_asked_for_are_listed(
 
 
 def test_the_newest_report_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = told(capsys, "report", "latest", str(folder))
+    code, out, err = told(capsys, "reports", "show", "latest", str(folder))
+    old = told(capsys, "report", "latest", str(folder))
 
     assert code == 0
+    assert err.startswith(f"passed over {folder}/torn.json: ")
+    assert old == (0, out, f"phalanx report is now: phalanx reports show\n{err}")
     assert out.splitlines()[:3] == [
         "tp/1 #2 (root/tp/1) died: crash (exit code 3)",
         "  doing     nothing: it was between calls",
@@ -124,7 +127,7 @@ def test_the_newest_report_is_told(folder: Path, capsys: pytest.CaptureFixture[s
 def test_what_a_worker_wrote_does_not_command_the_terminal(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _, out, _ = told(capsys, "report", "latest", str(folder))
+    _, out, _ = told(capsys, "reports", "show", "latest", str(folder))
 
     assert "\\x1b[2J\\x07gone" in out
 
@@ -134,11 +137,11 @@ def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_envi
 ) -> None:
     _, listed, _ = told(capsys, "reports", str(folder), "--reason", "unresponsive")
     name = listed.splitlines()[1].split()[-1]
-    _, by_path, _ = told(capsys, "report", str(folder / name))
-    _, by_name, _ = told(capsys, "report", name, str(folder))
+    _, by_path, _ = told(capsys, "reports", "show", str(folder / name))
+    _, by_name, _ = told(capsys, "reports", "show", name, str(folder))
     monkeypatch.setenv("PHALANX_REPORT_DIR", str(folder))
-    _, by_environment, _ = told(capsys, "report", name)
-    _, as_json, _ = told(capsys, "report", name, "--json")
+    _, by_environment, _ = told(capsys, "reports", "show", name)
+    _, as_json, _ = told(capsys, "reports", "show", name, "--json")
 
     assert by_path == by_name == by_environment
     assert "--- stacks before it was killed\n  Thread 1\n    in step\n" in by_path
@@ -149,14 +152,14 @@ def test_a_report_is_found_by_its_path_by_its_name_and_in_the_folder_of_the_envi
     ("words", "problem"),
     [
         (["reports"], "set PHALANX_REPORT_DIR"),
-        (["reports", "{}/absent"], "absent': is no folder"),
+        (["reports", "list", "{}/absent"], "absent': is no folder"),
         (["reports", "{}", "--since", "soon"], "--since='soon'"),
         (["reports", "{}", "--limit", "0"], "--limit=0"),
-        (["report", "latest"], "set PHALANX_REPORT_DIR"),
-        (["report", "latest", "{}/empty"], "has no crash reports"),
-        (["report", "absent.json", "{}"], "absent.json': is not there"),
-        (["report", "{}/torn.json"], "torn.json': not a crash report, or a torn one"),
-        (["report", "torn.json", "{}"], "torn.json': not a crash report, or a torn one"),
+        (["reports", "show", "latest"], "set PHALANX_REPORT_DIR"),
+        (["reports", "show", "latest", "{}/empty"], "has no crash reports"),
+        (["reports", "show", "absent.json", "{}"], "absent.json': is not there"),
+        (["reports", "show", "{}/torn.json"], "torn.json': not a crash report, or a torn one"),
+        (["reports", "show", "torn.json", "{}"], "torn.json': not a crash report, or a torn one"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_file(

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from phalanx.cli import main
-from phalanx.cli.drawing import draw
-from phalanx.cli.picture import Picture, Sketch
+from phalanx.cli.top_model import Picture, Sketch
+from phalanx.cli.top_view import draw
 from phalanx.runtime import DriverStream
 
 ROOT = Path(__file__).parents[2]
@@ -29,11 +29,12 @@ LONG = 60.0
 # Carries out each line that it reads, and says "done".
 DRIVER = """
 import sys
-from phalanx import Executor, Supervisor, SupervisorSpec, WorkerDied, executor_child
+from phalanx import Executor, Supervisor, SupervisorSpec, executor_child
+from phalanx.errors import WorkerDied
 from phalanx.runtime import Runtime
 from tests.actors.workers import Echo
 with Runtime(console=None, name=sys.argv[1]) as runtime:
-    more = {"preload": (), "runtime": runtime}
+    more = {"launch": {"preload": ()}, "runtime": runtime}
     nested = SupervisorSpec(id="inner", children=[executor_child("solo", Echo, 1, **more)])
     spec = SupervisorSpec(id="root", children=[executor_child("tp", Echo, 2, **more), nested])
     with Supervisor(spec) as tree, Executor(Echo, 1, name="free", **more) as free:

@@ -359,7 +359,7 @@ class CoreWorld:
         asked = Asked("which_children")
         sup.inbox.append(ChildrenRequested(asked))
         self._pump(sup)
-        rows = [[row.key, str(row.shown), str(row.type)] for row in asked.answer.rows]
+        rows = [[row.key, str(row.shown), str(row.type)] for row in asked.answer]
         for row in rows:
             child = sup.children.get(row[0])
             if row[1:] == ["running", "supervisor"] and isinstance(child, Sup):

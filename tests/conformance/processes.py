@@ -37,7 +37,6 @@ from phalanx.supervision import (
     SupervisorView,
 )
 from phalanx.supervision.core.messages import (
-    Children,
     ChildrenRequested,
     ChildSpecRequested,
     CountRequested,
@@ -175,13 +174,13 @@ class ProcessWorld:
         start = {"result": "ok", "events": self._taken()}
         try:
             steps = [self._step(step) for step in self.scenario["steps"]]
-            if self._top.reason is None:
+            if self._top.exit_reason is None:
                 final = {"top": "alive", "reason": None, "tree": self._tree(self._top)}
             else:
-                word = reason_word(self._top.reason)
+                word = reason_word(self._top.exit_reason)
                 final = {"top": "dead", "reason": word, "tree": None}
         finally:
-            self._top.stop(timeout=DEADLINE)
+            self._top.close(timeout=DEADLINE)
         return {"start": start, "steps": steps, "final": final, "teardown": self._taken()}
 
     # --- recording ------------------------------------------------------------------------
@@ -363,7 +362,7 @@ class ProcessWorld:
     def _actor(self, path: str) -> SupervisorActor | None:
         """Return the living supervisor at *path*."""
         try:
-            actor = self._view(path)._actor([])
+            actor = self._view(path)._actor()
         except SupervisorDown:
             return None
         living = actor.machine.ended is None and not actor.actor_stopped.is_set()
@@ -382,9 +381,9 @@ class ProcessWorld:
 
     def _tree(self, view: SupervisorView) -> list[Json]:
         answer = view.submit(ChildrenRequested(pykka.ThreadingFuture())).get(timeout=DEADLINE)
-        assert isinstance(answer, Children)
+        assert isinstance(answer, tuple)
         rows: list[list[Any]] = []
-        for row in answer.rows:
+        for row in answer:
             rows.append([row.key, str(row.shown), str(row.type)])
             if rows[-1][1:] == ["running", "supervisor"]:
                 rows[-1].append(self._tree(view.supervisor(row.key)))
@@ -411,8 +410,8 @@ class ProcessWorld:
     def _look(self) -> Json:
         """Return what the tree looks like; None where something is under way."""
         assert self._top is not None
-        if self._top.reason is not None:
-            return self._top.reason
+        if self._top.exit_reason is not None:
+            return self._top.exit_reason
         state: list[Json] = [len(self._events)]
         for path, actor in sorted(self._supervisors().items()):
             busy = not actor.machine.is_idle or not actor.machine.is_ready

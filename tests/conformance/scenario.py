@@ -13,15 +13,17 @@ from typing import Any
 
 from phalanx.supervision import (
     BRUTAL_KILL,
+    ChildRow,
     ChildSpec,
     ExitKind,
     ExitReason,
     Intensity,
     Refusal,
+    RestartWindow,
     Shown,
     SupervisorSpec,
 )
-from phalanx.supervision.core.messages import Children, Counts, Done, Found, Refused
+from phalanx.supervision.core.messages import Counts, Done, Refused
 
 Json = Any
 Starter = Callable[[Json], Callable[..., Any]]
@@ -51,12 +53,26 @@ def script(node: Json, attempt: int) -> str:
     return "ok"
 
 
+class WholeSecondsWindow(RestartWindow):
+    """A window in whole seconds of the clock, as OTP's."""
+
+    def admit(self, now: float) -> RestartWindow | None:
+        return RestartWindow.admit(self, float(math.floor(now)))
+
+
+class WholeSeconds(Intensity):
+    """An intensity whose window counts as OTP's."""
+
+    def window(self) -> RestartWindow:
+        return WholeSecondsWindow(self.max_restarts, self.period)
+
+
 def supervisor_spec(node: Json, starter: Starter) -> SupervisorSpec:
     """Return the spec of a supervisor *node*; *starter* makes the start function of a worker."""
     return SupervisorSpec(
         node["id"],
         strategy=node["strategy"],
-        intensity=Intensity(node["intensity"], node["period"], whole_seconds=True),
+        intensity=WholeSeconds(node["intensity"], node["period"]),
         children=[child_spec(child, starter) for child in node.get("children", ())],
         auto_shutdown=node.get("auto_shutdown", "never"),
         max_children=node.get("max_children"),
@@ -104,12 +120,11 @@ class Asked:
                 return {
                     "specs": specs, "active": active, "supervisors": supervisors, "workers": workers
                 }  # fmt: skip
-            case Children(rows):
-                return listed([row.key, str(row.shown), str(row.type)] for row in rows)
-            case Found(spec):
+            case ChildSpec() as spec:
                 return described(spec)
-            case other:
-                raise AssertionError(f"not an answer: {other}")
+            case _:
+                rows: tuple[ChildRow, ...] = self.answer
+                return listed([row.key, str(row.shown), str(row.type)] for row in rows)
 
 
 def listed(rows: Iterable[list[Json]]) -> list[Json]:

@@ -81,7 +81,7 @@ def test_the_sample_covers_every_strategy_restart_type_and_exit_reason() -> None
     assert len(sample()) >= 60
 
 
-def test_real_processes_give_the_trace_of_otp(leak_check: None) -> None:
+def test_real_processes_give_the_trace_of_otp(phalanx_leak_check: None) -> None:
     with ProcessDriver() as driver:
         different = [
             vector["scenario"]["id"]
@@ -92,7 +92,7 @@ def test_real_processes_give_the_trace_of_otp(leak_check: None) -> None:
     assert different == []
 
 
-def test_real_processes_give_what_was_recorded_beside_the_vectors(leak_check: None) -> None:
+def test_real_processes_give_what_was_recorded_beside_the_vectors(phalanx_leak_check: None) -> None:
     vectors = [vector for path in RECORDED for vector in load(path)]
     assert len(vectors) == 21
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from minilm.corpus import Passage, corpus
-from minilm.tokens import MAX_TOKENS, batches, tokenize
+from minilm.dataset import MAX_TOKENS, batches, tokenize
 from minilm.weights import model_folder
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -74,7 +74,7 @@ def test_every_passage_is_in_exactly_one_batch_under_its_own_tokens(
 
     rows = [row for batch in made for row in batch.rows]
     assert sorted(rows) == list(range(100))
-    assert [batch.ticket for batch in made] == list(range(15))
+    assert [batch.number for batch in made] == list(range(15))
     for batch in made:
         for row, ids in zip(batch.rows, batch.ids, strict=True):
             there = [int(token) for token in ids]

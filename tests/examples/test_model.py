@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from minilm.dataset import pad, tokenize
 from minilm.model import PAD, Layer, Stage, padding, share
-from minilm.tokens import pad, tokenize
 from minilm.weights import ModelMissingError, Weights, model_folder
 
 if TYPE_CHECKING:

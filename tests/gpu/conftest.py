@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.options import with_defaults
 
 from phalanx.runtime import DevicePool, find_gpus
 from phalanx.runtime.devices.gpu import visible
-from phalanx.supervision import Intensity, Strategy
+from phalanx.supervision import Strategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -77,7 +78,7 @@ def _nvml() -> Iterator[None]:
 
 
 @pytest.fixture
-def pool(leak_check: None) -> Iterator[DevicePool]:
+def pool(phalanx_leak_check: None) -> Iterator[DevicePool]:
     """Every device of this machine, whole ones or parts."""
     with DevicePool.of("cuda", 1, environment=mask(), release_timeout=30.0) as pool:
         yield pool
@@ -90,14 +91,15 @@ def build(
     """Builds executors whose ranks have devices from the pool."""
 
     def build(worker: Any, world_size: int = 1, **options: Any) -> Executor[Any]:
-        usual = {
-            "devices": pool,
-            "preload": ("torch",),
-            "runtime": torch_runtime,
-            "start_timeout": 100.0,
-            "strategy": Strategy.ONE_FOR_ONE,
-            "intensity": Intensity(100, 60.0),
-        }
-        return make(worker, world_size, **{**usual, **options})
+        usual = with_defaults(
+            options,
+            devices={"names": pool},
+            launch={"preload": ("torch",)},
+            runtime=torch_runtime,
+            limits={"start": 100.0},
+            strategy=Strategy.ONE_FOR_ONE,
+            intensity=(100, 60.0),
+        )
+        return make(worker, world_size, **usual)
 
     return build

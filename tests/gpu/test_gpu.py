@@ -15,12 +15,12 @@ from tests.chaos.deeds import kill
 from tests.gpu.conftest import mask
 from tests.gpu.workers import InGroup, OnGpu, Ready
 
-from phalanx.actors import Executor
+from phalanx.actors import Devices, Executor, Launch, RestartPolicy
 from phalanx.runtime import DevicePool
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.supervision import ExitKind, Strategy, WorkerDied
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("leak_check")]
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("phalanx_leak_check")]
 
 Build = Callable[..., Executor[Any]]
 LONG = 90.0
@@ -41,12 +41,12 @@ def test_a_rank_sees_the_device_leased_to_it_and_the_driver_starts_no_cuda(
 ) -> None:
     ex = build(OnGpu)
 
-    count, uuid, given = ex.call(0, "sees", LONG)
+    count, uuid, given = ex.call("sees", LONG, rank=0)
 
     assert count == 1
     assert given == ex.ranks[0].device == pool.status()[0].device
     assert given.startswith("MIG-") or given == f"GPU-{uuid}"
-    opened = (Path(f"/proc/self/fd/{fd}") for fd in process_tree.numbers_in("/proc/self/fd"))
+    opened = (Path(f"/proc/self/fd/{fd}") for fd in procfs.numbers_in("/proc/self/fd"))
     assert not [at for at in opened if at.is_symlink() and "nvidia-uvm" in str(at.readlink())]
 
 
@@ -56,14 +56,14 @@ def test_the_devices_of_this_machine_are_well(pool: DevicePool) -> None:
 
 
 def test_ranks_share_a_gpu_and_one_that_is_killed_gives_its_part_back(build: Build) -> None:
-    ex = build(OnGpu, 4, devices_per_rank=0.25)
+    ex = build(OnGpu, 4, devices=Devices(per_rank=0.25))
     assert len({given for _, _, given in ex.collective_rpc("sees", LONG)}) == 1
     ex.collective_rpc("hold", LONG, args=(GIB,))
-    before = ex.call(0, "free", LONG)
+    before = ex.call("free", LONG, rank=0)
 
     kill(ex, 1)
 
-    incarnation, free = ex.call(1, "started_with", LONG)
+    incarnation, free = ex.call("started_with", LONG, rank=1)
     assert incarnation == 2
     assert free > before + GIB - SLACK
     assert ex.collective_rpc("incarnation", LONG) == [1, 2, 1, 1]
@@ -74,14 +74,14 @@ def test_the_memory_of_a_killed_rank_is_back_before_its_successor_starts(
 ) -> None:
     ex = build(OnGpu)
     device = ex.ranks[0].device
-    _, fresh = ex.call(0, "started_with", LONG)
+    _, fresh = ex.call("started_with", LONG, rank=0)
     size = min(16 * GIB, fresh // 2)
-    ex.call(0, "hold", LONG, args=(size,))
+    ex.call("hold", LONG, args=(size,), rank=0)
     assert used(pool, device) > size
 
     kill(ex)
 
-    incarnation, free = ex.call(0, "started_with", LONG)
+    incarnation, free = ex.call("started_with", LONG, rank=0)
     assert incarnation == 2
     assert free > fresh - SLACK
     assert ex.ranks[0].device == device
@@ -91,7 +91,7 @@ def test_the_memory_of_a_killed_rank_is_back_before_its_successor_starts(
 def test_nothing_is_left_on_the_device_after_close(build: Build, pool: DevicePool) -> None:
     device = pool.status()[0].device
     before = used(pool, device)
-    ex = build(OnGpu, 2, devices_per_rank=0.5)
+    ex = build(OnGpu, 2, devices=Devices(per_rank=0.5))
     ex.collective_rpc("hold", LONG, args=(GIB,))
 
     kill(ex, 0)
@@ -103,17 +103,17 @@ def test_nothing_is_left_on_the_device_after_close(build: Build, pool: DevicePoo
 
 def test_an_answer_from_the_gpu_arrives_on_the_drivers_host(build: Build) -> None:
     torch: Any = pytest.importorskip("torch")
-    ex = build(OnGpu, 2, devices_per_rank=0.5)
+    ex = build(OnGpu, 2, devices=Devices(per_rank=0.5))
 
     for size in (3, 1 << 24):  # in the message, and beside it
         value = torch.arange(size, dtype=torch.float32)
         for answer in ex.collective_rpc("double", LONG, args=(value,)):
             assert answer.device.type == "cpu"
             assert torch.equal(answer, value * 2)
-    module = ex.call(0, "linear", LONG)
+    module = ex.call("linear", LONG, rank=0)
     assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
     assert module(torch.ones(3)).shape == (2,)
-    assert ex.call(0, "where", LONG, args=(value,)) == "cpu"  # from the host it stays there
+    assert ex.call("where", LONG, args=(value,), rank=0) == "cpu"  # from the host it stays there
     assert not torch.cuda.is_initialized()
 
 
@@ -134,9 +134,10 @@ def test_an_argument_from_the_drivers_gpu_lands_on_the_ranks_own() -> None:
         from tests.gpu.workers import OnGpu
         value = torch.arange(1 << 20, dtype=torch.float32, device="cuda:0")
         with Runtime(console=None, stream=False) as runtime:
-            with Executor(OnGpu, 2, devices="cuda", devices_per_rank=0.5, runtime=runtime) as ex:
+            halves = dict(names="cuda", per_rank=0.5)
+            with Executor(OnGpu, 2, devices=halves, runtime=runtime) as ex:
                 print(*ex.collective_rpc("where", 90, args=(value,)))
-                answer = ex.call(1, "double", 90, args=(value,))
+                answer = ex.call("double", 90, args=(value,), rank=1)
                 print(answer.device, torch.equal(answer, value.cpu() * 2))
     """
     env = {k: v for k, v in os.environ.items() if k != "CUDA_VISIBLE_DEVICES"} | mask()
@@ -157,32 +158,32 @@ def test_an_argument_from_the_drivers_gpu_lands_on_the_ranks_own() -> None:
 
 
 def test_an_assertion_on_the_device_restarts_the_rank_and_is_in_its_report(build: Build) -> None:
-    ex = build(OnGpu, 2, devices_per_rank=0.5)
-    other = ex.call(1, "pid", LONG)
+    ex = build(OnGpu, 2, devices=Devices(per_rank=0.5))
+    other = ex.call("pid", LONG, rank=1)
 
     with pytest.raises(RuntimeError, match="device-side assert"):
-        ex.call(0, "assert_on_device", LONG)
+        ex.call("assert_on_device", LONG, rank=0)
 
-    assert ex.call(0, "incarnation", LONG) == 2
-    ex.call(0, "hold", LONG, args=(MIB,))  # its CUDA is sound again
+    assert ex.call("incarnation", LONG, rank=0) == 2
+    ex.call("hold", LONG, args=(MIB,), rank=0)  # its CUDA is sound again
     report = ex.status().reports[-1]
     assert (report.rank, report.reason.kind) == (0, ExitKind.CRASH)
     assert "device-side assert" in str(report.reason)
     assert "assert_on_device" in report.last_words + report.stderr
-    assert ex.call(1, "pid", LONG) == other
+    assert ex.call("pid", LONG, rank=1) == other
     assert ex.status().devices[0].state == "leased"  # the device is as good as before
 
 
 def test_out_of_memory_leaves_the_rank_in_service(build: Build) -> None:
     ex = build(OnGpu)
-    before = ex.call(0, "pid", LONG)
+    before = ex.call("pid", LONG, rank=0)
 
     with pytest.raises(RuntimeError, match="out of memory") as raised:
-        ex.call(0, "exhaust", LONG)
+        ex.call("exhaust", LONG, rank=0)
 
     assert type(raised.value).__name__ == "OutOfMemoryError"
-    assert ex.call(0, "pid", LONG) == before
-    ex.call(0, "hold", LONG, args=(MIB,))
+    assert ex.call("pid", LONG, rank=0) == before
+    ex.call("hold", LONG, args=(MIB,), rank=0)
     assert ex.status().restarts == 0
 
 
@@ -190,32 +191,32 @@ def test_a_rank_that_hangs_in_a_kernel_is_ended_and_replaced(build: Build) -> No
     ex = build(OnGpu, hang_after=3.0)
 
     with pytest.raises(WorkerDied, match="hang_after=3 s"):
-        ex.call(0, "spin", LONG, args=(40_000_000_000,))  # some 20 seconds
+        ex.call("spin", LONG, args=(40_000_000_000,), rank=0)  # some 20 seconds
 
-    assert ex.call(0, "incarnation", LONG) == 2
+    assert ex.call("incarnation", LONG, rank=0) == 2
     assert "spin" in ex.status().reports[-1].stacks
 
 
 def test_a_spare_sees_no_device_and_gets_one_with_its_rank(build: Build) -> None:
     ex = build(Ready, standby=1)
-    shared = ex._core.shared
+    shared = ex._group
     with shared.changed:
         assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
 
     kill(ex)
 
-    assert ex.call(0, "sums", LONG) == (28, 0)
-    assert ex.call(0, "sees", LONG)[0] == 1
-    assert ex.call(0, "incarnation", LONG) == 2
+    assert ex.call("sums", LONG, rank=0) == (28, 0)
+    assert ex.call("sees", LONG, rank=0)[0] == 1
+    assert ex.call("incarnation", LONG, rank=0) == 2
 
 
 def test_a_group_of_one_meets_by_nccl_and_meets_again_after_a_death(build: Build) -> None:
     ex = build(InGroup, strategy=Strategy.ONE_FOR_ALL)
-    assert ex.call(0, "total", LONG) == 1.0
+    assert ex.call("total", LONG, rank=0) == 1.0
 
     kill(ex)
 
-    assert ex.call(0, "total", LONG) == 1.0
+    assert ex.call("total", LONG, rank=0) == 1.0
     assert ex.status().epoch == 2
 
 
@@ -226,32 +227,38 @@ def test_two_ranks_meet_by_nccl_and_are_both_restarted_after_a_death(build: Buil
 
     kill(ex, 1)
 
-    assert ex.collective_rpc("total", LONG, on_death="retry") == [2.0, 2.0]
+    assert ex.collective_rpc("total", LONG, retries=1) == [2.0, 2.0]
     assert ex.collective_rpc("incarnation", LONG) == [2, 2]
 
 
 @pytest.mark.gpus(2)
 @pytest.mark.xfail(reason="experimental: never run on two GPUs", strict=False)
 def test_a_survivor_of_an_nccl_group_may_be_kept(build: Build) -> None:
-    options = {"strategy": Strategy.ONE_FOR_ALL, "survivors": "keep"}
-    ex = build(InGroup, 2, **options, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"})
-    before = ex.call(0, "pid", LONG)
+    keep = RestartPolicy(survivors="keep")
+    ex = build(
+        InGroup,
+        2,
+        strategy=Strategy.ONE_FOR_ALL,
+        policy=keep,
+        launch=Launch(env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}),
+    )
+    before = ex.call("pid", LONG, rank=0)
 
     kill(ex, 1)
 
-    assert ex.collective_rpc("total", LONG, on_death="retry") == [2.0, 2.0]
-    assert ex.call(0, "pid", LONG) == before
+    assert ex.collective_rpc("total", LONG, retries=1) == [2.0, 2.0]
+    assert ex.call("pid", LONG, rank=0) == before
 
 
 @pytest.mark.gpus(2)
 def test_every_rank_may_see_all_devices_under_the_same_names(build: Build) -> None:
-    ex = build(OnGpu, 2, visibility="all")
+    ex = build(OnGpu, 2, devices=Devices(visibility="all"))
 
     seen = ex.collective_rpc("sees", LONG)
 
     assert seen[0] == seen[1]
     assert seen[0][0] >= 2
-    assert [ex.call(rank, lambda w: w.ctx.device, LONG) for rank in range(2)] == [
+    assert [ex.call(lambda w: w.ctx.device, LONG, rank=rank) for rank in range(2)] == [
         "cuda:0",
         "cuda:1",
     ]

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx import BackOff, Intensity, SpecError, Strategy
+from phalanx import BackOff, Intensity, Strategy
+from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, supervised
 from phalanx.integrations.vllm.bell import FailureBell
 from phalanx.integrations.vllm.early import EarlyHealing

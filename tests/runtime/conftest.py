@@ -1,7 +1,4 @@
-"""Scribes and workers for the tests of output: plain child processes, nothing of the launcher.
-
-And, for the tests of the launcher, what starts processes with it.
-"""
+"""Output collectors, plain child processes that write, and what starts processes in tests."""
 
 from __future__ import annotations
 
@@ -11,7 +8,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,23 +15,18 @@ import pytest
 from tests.runtime.processes import Starter
 
 from phalanx.runtime.observe.labels import WorkerLabels
-from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
-    from phalanx.runtime.output.collector import ScribeProcess
     from phalanx.runtime.output.worker_output import WorkerOutput
     from phalanx.runtime.process.launcher import Launcher
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
-_BOOT = """
-import importlib, json, sys
-payload, fds, entry = json.loads(sys.argv[1])
-module, _, name = entry.partition(":")
-sys.exit(getattr(importlib.import_module(module), name)(payload.encode(), fds))
-"""
 _WORKER = """
 import os, sys
 from phalanx.runtime.observe.labels import WorkerLabels
@@ -46,44 +37,9 @@ log, faults = {fds!r}
 """
 
 
-class PlainProcess:
-    """A scribe's process, and the thread that waits for it."""
-
-    def __init__(
-        self, arguments: list[str], fds: list[int], on_exit: Callable[[ScribeProcess], None]
-    ) -> None:
-        self._popen = subprocess.Popen(arguments, pass_fds=fds, start_new_session=True)
-        self.pid = self._popen.pid
-        self._gone = threading.Event()
-        self._on_exit = on_exit
-        self._thread = threading.Thread(target=self._await)
-        self._thread.start()
-
-    def _await(self) -> None:
-        self._popen.wait()
-        self._gone.set()
-        self._on_exit(self)
-
-    def send_signal(self, sig: int, /) -> bool:
-        self._popen.send_signal(sig)
-        return True
-
-    def wait(self, deadline: float, /) -> bool:
-        return self._gone.wait(max(0.0, deadline - time.monotonic()))
-
-    def close(self) -> None:
-        pass
-
-
-def launch(
-    *,
-    entry: str,
-    payload: bytes,
-    fds: Mapping[str, int],
-    on_exit: Callable[[ScribeProcess], None],
-) -> ScribeProcess:
-    arguments = json.dumps([payload.decode(), dict(fds), entry])
-    return PlainProcess([sys.executable, "-c", _BOOT, arguments], list(fds.values()), on_exit)
+def plain_collector(**options: Any) -> OutputCollector:
+    """Return a collector with a launcher of its own, for a program that ends without closing it."""
+    return OutputCollector(Launcher(EventLoop(), preload=()), **options)
 
 
 class Worker:
@@ -163,9 +119,11 @@ def console() -> Iterator[Console]:
 
 
 @pytest.fixture
-def scribe(console: Console) -> Iterator[Scribe]:
+def scribe(console: Console, launcher: Launcher) -> Iterator[OutputCollector]:
     """A scribe that shows everything on `console` as JSON."""
-    with Scribe(launch, console="json", level="debug", out=console.fd, err=console.fd) as scribe:
+    with OutputCollector(
+        launcher, console="json", level="debug", out=console.fd, err=console.fd
+    ) as scribe:
         yield scribe
 
 
@@ -174,7 +132,7 @@ def labels_of(rank: int, **more: Any) -> WorkerLabels:
 
 
 @pytest.fixture
-def worker(scribe: Scribe) -> Iterator[Callable[[str], tuple[Worker, WorkerOutput]]]:
+def worker(scribe: OutputCollector) -> Iterator[Callable[[str], tuple[Worker, WorkerOutput]]]:
     """Start a worker of `scribe` that runs some code; what still runs at the end is killed."""
     started: list[tuple[Worker, WorkerOutput]] = []
 

@@ -17,9 +17,9 @@ from tests.runtime.entries import wait_for_ever
 from tests.runtime.processes import LONG, Starter, is_alive, soon
 
 from phalanx.runtime import descriptors
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
 
 
@@ -29,19 +29,19 @@ def say(**what: Any) -> None:
 
 class Driver:
     def __init__(self, preload: tuple[str, ...] = ()) -> None:
-        self.hub = Hub()
-        self.launcher = Launcher(self.hub, preload=preload)
+        self.loop = EventLoop()
+        self.launcher = Launcher(self.loop, preload=preload)
         self.starter = Starter(self.launcher)
 
     def helpers(self) -> dict[str, int]:
-        guardian, zygote = self.launcher.guardian_pid, self.launcher.zygote_pid
+        guardian, zygote = self.launcher.guardian_pid, self.launcher.zygote().pid
         assert guardian is not None
         assert zygote is not None
         return {"guardian": guardian, "zygote": zygote}
 
     def close(self) -> None:
         self.launcher.close(soon())
-        self.hub.close()
+        self.loop.close()
         self.starter.line.close()
 
 
@@ -69,6 +69,18 @@ def stay(_argument: str) -> None:
     worker = driver.starter.start("beget", "daemon hold_gil")
     daemon = driver.starter.line.hear()["pids"]["daemon"]
     say(worker=worker.pid, daemon=daemon, **driver.helpers())
+    wait_for_ever()
+
+
+def two_zygotes(_argument: str) -> None:
+    """Stay, with a worker of each of two zygotes."""
+    driver = Driver()
+    zygotes: list[int | None] = []
+    for preload in ((), ("json",)):
+        driver.starter.start("beget", "daemon", preload=preload)
+        driver.starter.line.hear()
+        zygotes.append(driver.launcher.zygote(preload).pid)
+    say(guardian=driver.launcher.guardian_pid, zygotes=zygotes)
     wait_for_ever()
 
 
@@ -188,7 +200,7 @@ def forks(_argument: str) -> None:
     driver.starter.line.hear()
     owned: set[Any] = set(descriptors._owned)
     fds = _targets([entry if isinstance(entry, int) else entry.fileno() for entry in owned])
-    assert len(fds) >= 7, fds  # the hub's two, two for each helper, the worker's one
+    assert len(fds) >= 7, fds  # the loop's two, two for each helper, the worker's one
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
     child = context.Process(target=_probe, args=(queue, driver.starter, worker, fds))
@@ -238,9 +250,7 @@ def first_process(_argument: str) -> None:
         assert fell.status.signal == signal.SIGTERM
         assert worker.kill_tree(soon()).left == ()
     driver.close()
-    left = [
-        task for task in process_tree.read_all().values() if task.pid != 1 and task.parent in (0, 1)
-    ]
+    left = [task for task in procfs.read_all().values() if task.pid != 1 and task.parent in (0, 1)]
     assert left == [], left
     say(ok=True)
 

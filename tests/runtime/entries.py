@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tests.runtime.processes import Starter
 
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.threads.event_loop import EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,7 +56,7 @@ def tell(payload: bytes, fds: Mapping[str, int]) -> None:
         payload=payload.decode(),
         ignored=[n for n in (1, 2, 15, 17) if signal.getsignal(n) == signal.SIG_IGN],
         blocked=[int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
-        descriptors=sorted(str(fd) for fd in process_tree.numbers_in("/proc/self/fd")),
+        descriptors=sorted(str(fd) for fd in procfs.numbers_in("/proc/self/fd")),
         names=dict(fds),
         modules=sorted(sys.modules),
         random=random.random(),
@@ -88,12 +88,12 @@ def beget(payload: bytes, fds: Mapping[str, int]) -> None:
 
 def drive(payload: bytes, fds: Mapping[str, int]) -> None:
     """Be a driver: start a worker with a daemon, say the pids of everything, then stay."""
-    hub = Hub()
-    launcher = Launcher(hub, preload=())
+    loop = EventLoop()
+    launcher = Launcher(loop, preload=())
     starter = Starter(launcher)
     worker = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [launcher.guardian_pid, launcher.zygote_pid]
+    helpers = [launcher.guardian_pid, launcher.zygote().pid]
     say(fds, pid=os.getpid(), pids=[*helpers, worker.pid, daemon])
     if b"end" not in payload:
         wait_for_ever()
@@ -140,6 +140,33 @@ def _orphan() -> int:
     return int(subprocess.run(["sh", "-c", shell], stdout=subprocess.PIPE, check=True).stdout)
 
 
+def _zombie() -> int:
+    """One that has ended, and that this process never collects."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    return pid
+
+
+def _lost() -> int:
+    """One whose parent has ended, and that has ended itself since."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        parent = os.getpid()
+        if (pid := os.fork()) == 0:
+            while os.getppid() == parent:
+                time.sleep(0.001)
+            os._exit(0)
+        os.write(write, str(pid).encode())
+        os._exit(0)
+    os.wait()
+    pid = int(os.read(read, 20))
+    os.close(read)
+    os.close(write)
+    return pid
+
+
 def _forker() -> int:
     """A process that is replaced by its own child again and again."""
     pid = os.fork()
@@ -160,4 +187,6 @@ DESCENDANTS = {
     "daemon": _daemon,
     "orphan": _orphan,
     "forker": _forker,
+    "zombie": _zombie,
+    "lost": _lost,
 }

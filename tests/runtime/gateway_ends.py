@@ -7,7 +7,6 @@ import select
 import socket
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,9 @@ class Driver:
 
     def __init__(self, runtime: Runtime, options: Zmq) -> None:
         self.events: queue.Queue[Any] = queue.Queue()
-        launcher = partial(runtime.launcher, ("zmq",))
-        self.gateway = Gateway(runtime.hub, launcher, options, group="tp", on_event=self.events.put)
+        self.gateway = Gateway(
+            runtime.loop, runtime.launcher, options, group="tp", on_event=self.events.put
+        )
         self.arena = Arena.create()
         self.berths: list[Berth] = []
 

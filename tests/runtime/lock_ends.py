@@ -14,146 +14,82 @@ import signal
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
-from phalanx.runtime import LockTable, SharedLock, descriptors
+from phalanx.runtime import SharedLock, create_lock_file
 from phalanx.supervision import LockTimeout
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 _SLEEP = [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"]
+_execute = partial(os.execv, _SLEEP[0], _SLEEP)
+_libc = ctypes.CDLL(None)
 
 
-def end_in_good_order(lock: SharedLock) -> None:
-    lock.acquire()
-
-
-def sys_exit_0(lock: SharedLock) -> NoReturn:
-    lock.acquire()
-    sys.exit(0)
-
-
-def sys_exit_3(lock: SharedLock) -> NoReturn:
-    lock.acquire()
-    sys.exit(3)
-
-
-def an_exception(lock: SharedLock) -> NoReturn:
-    lock.acquire()
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the traceback is expected
-    raise ValueError("of the main thread")
-
-
-def an_exception_at_exit(lock: SharedLock) -> None:
-    def fail() -> None:
-        raise ValueError("at exit")
-
-    lock.acquire()
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the traceback is expected
-    atexit.register(fail)
-
-
-def taken_at_exit(lock: SharedLock) -> None:
-    atexit.register(lock.acquire)
-
-
-def os_exit(lock: SharedLock) -> NoReturn:
-    lock.acquire()
-    os._exit(0)
-
-
-def exit_of_the_c_library(lock: SharedLock) -> None:
-    lock.acquire()
-    ctypes.CDLL(None).exit(0)
-
-
-def sigterm(lock: SharedLock) -> None:
-    lock.acquire()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def abort(lock: SharedLock) -> None:
-    lock.acquire()
-    os.abort()
-
-
-def a_daemon_thread_that_sleeps(lock: SharedLock) -> None:
-    hold_in_thread(lock, lambda: time.sleep(600))
-
-
-def a_daemon_thread_that_runs(lock: SharedLock) -> None:
-    def run() -> None:
-        while True:
-            pass
-
-    hold_in_thread(lock, run)
-
-
-def a_daemon_thread_in_c(lock: SharedLock) -> None:
-    hold_in_thread(lock, lambda: ctypes.CDLL(None).pause())
-
-
-def a_thread_waited_for_at_the_end(lock: SharedLock) -> None:
-    hold_in_thread(lock, lambda: None, daemon=False)
-
-
-def exec_in_the_main_thread(lock: SharedLock) -> NoReturn:
-    lock.acquire()
-    os.execv(_SLEEP[0], _SLEEP)
-
-
-def exec_while_a_thread_holds_it(lock: SharedLock) -> NoReturn:
-    hold_in_thread(lock, lambda: time.sleep(600))
-    os.execv(_SLEEP[0], _SLEEP)
-
-
-def exec_in_a_thread_while_the_main_thread_holds_it(lock: SharedLock) -> None:
-    lock.acquire()
-    threading.Thread(target=os.execv, args=(_SLEEP[0], _SLEEP)).start()
-
-
-def hold_in_thread(lock: SharedLock, then: Callable[[], object], *, daemon: bool = True) -> None:
-    held = threading.Event()
-
-    def run() -> None:
+def hold_and(then: Callable[[], Any]) -> Callable[[SharedLock], Any]:
+    def way(lock: SharedLock) -> None:
         lock.acquire()
-        held.set()
         then()
 
-    threading.Thread(target=run, daemon=daemon).start()
-    held.wait()
+    return way
 
 
-WAYS = {
-    function.__name__: function
-    for function in (
-        end_in_good_order,
-        sys_exit_0,
-        sys_exit_3,
-        an_exception,
-        an_exception_at_exit,
-        taken_at_exit,
-        os_exit,
-        exit_of_the_c_library,
-        sigterm,
-        abort,
-        a_daemon_thread_that_sleeps,
-        a_daemon_thread_that_runs,
-        a_daemon_thread_in_c,
-        a_thread_waited_for_at_the_end,
-        exec_in_the_main_thread,
-        exec_while_a_thread_holds_it,
-        exec_in_a_thread_while_the_main_thread_holds_it,
-    )
+def hold_in_thread_and(
+    then: Callable[[], Any], *, daemon: bool = True, end: Callable[[], Any] = lambda: None
+) -> Callable[[SharedLock], Any]:
+    def way(lock: SharedLock) -> None:
+        held = threading.Event()
+
+        def run() -> None:
+            lock.acquire()
+            held.set()
+            then()
+
+        threading.Thread(target=run, daemon=daemon).start()
+        held.wait()
+        end()
+
+    return way
+
+
+def fail() -> None:
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # the traceback is expected
+    raise ValueError("expected")
+
+
+def run_forever() -> None:
+    while True:
+        pass
+
+
+WAYS: dict[str, Callable[[SharedLock], Any]] = {
+    "end in good order": hold_and(lambda: None),
+    "sys.exit(0)": hold_and(partial(sys.exit, 0)),
+    "sys.exit(3)": hold_and(partial(sys.exit, 3)),
+    "an exception": hold_and(fail),
+    "an exception at exit": hold_and(partial(atexit.register, fail)),
+    "taken at exit": lambda lock: atexit.register(lock.acquire),
+    "os._exit": hold_and(partial(os._exit, 0)),
+    "exit of the C library": hold_and(partial(_libc.exit, 0)),
+    "SIGTERM": hold_and(lambda: os.kill(os.getpid(), signal.SIGTERM)),
+    "abort": hold_and(os.abort),
+    "a daemon thread that sleeps": hold_in_thread_and(partial(time.sleep, 600)),
+    "a daemon thread that runs": hold_in_thread_and(run_forever),
+    "a daemon thread in C": hold_in_thread_and(_libc.pause),
+    "a thread that the end waits for": hold_in_thread_and(lambda: None, daemon=False),
+    "exec": hold_and(_execute),
+    "exec while a thread holds it": hold_in_thread_and(partial(time.sleep, 600), end=_execute),
+    "exec in the thread that holds it": hold_in_thread_and(_execute, end=partial(time.sleep, 600)),
+    "exec in another thread": hold_and(threading.Thread(target=_execute).start),
 }
 
 
-def main(table: LockTable) -> None:
+def main() -> None:
     """Go every way; only a child comes back early, to end as it chose."""
     results: dict[str, str] = {}
+    file = create_lock_file()
     for name, way in WAYS.items():
-        lock = SharedLock(table, name, 0, 1, None)  # what is lost in one way is missed in no other
+        lock = SharedLock(file, name, 0, 1, None)  # what is lost in one way is missed in no other
         read, write = os.pipe()
         pid = os.fork()
         if not pid:
@@ -182,7 +118,4 @@ def _next(lock: SharedLock, pid: int) -> str:
 
 
 if __name__ == "__main__":
-    fd = LockTable.create()
-    the_table = LockTable(fd)
-    descriptors.close(fd)
-    main(the_table)
+    main()

@@ -14,11 +14,11 @@ import signal
 import sys
 import time
 
-from phalanx.runtime.memory.shared_lock import LockTable, SharedLock
+from phalanx.runtime.memory.shared_lock import SharedLock, create_lock_file
 
 
-def work(table: LockTable, shared: memoryview, rank: int) -> None:
-    lock = SharedLock(table, "pair", rank, 1, None)
+def work(file: int, shared: memoryview, rank: int) -> None:
+    lock = SharedLock(file, "pair", rank, 1, None)
     while True:
         with lock as died:
             first, second = shared[0], shared[1]
@@ -34,11 +34,11 @@ def work(table: LockTable, shared: memoryview, rank: int) -> None:
             shared[8 + rank] += 1
 
 
-def start(table: LockTable, shared: memoryview, rank: int) -> int:
+def start(file: int, shared: memoryview, rank: int) -> int:
     pid = os.fork()
     if not pid:
         try:
-            work(table, shared, rank)
+            work(file, shared, rank)
         finally:
             os._exit(1)
     return pid
@@ -46,20 +46,22 @@ def start(table: LockTable, shared: memoryview, rank: int) -> int:
 
 def main(kills: int, size: int, seed: int) -> None:
     dice = random.Random(seed)
-    fd = LockTable.create()
-    table = LockTable(fd)
+    file = create_lock_file()
     shared = memoryview(mmap.mmap(-1, 4096)).cast("Q")
-    pids = {rank: start(table, shared, rank) for rank in range(size)}
-    lock = SharedLock(table, "pair", 99, 1, 10.0)
+    pids = {rank: start(file, shared, rank) for rank in range(size)}
+    lock = SharedLock(file, "pair", 99, 1, 10.0)
     after: list[int] = []
     for _ in range(kills):
         time.sleep(dice.random() * 0.002)
-        inside = lock.holder() if dice.random() < 0.5 else None
+        inside = None
+        if dice.random() < 0.5:
+            while (inside := lock.holder()) is None:
+                pass
         rank = inside.rank if inside is not None else dice.randrange(size)
         os.kill(pids[rank], signal.SIGKILL)
         os.waitpid(pids[rank], 0)
         before = sum(shared[8 : 8 + size])
-        pids[rank] = start(table, shared, rank)
+        pids[rank] = start(file, shared, rank)
         deadline = time.monotonic() + 20
         while sum(shared[8 : 8 + size]) == before and time.monotonic() < deadline:
             time.sleep(0)

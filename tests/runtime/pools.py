@@ -1,4 +1,4 @@
-"""What tests of device pools share: a deadline that is over, and what is put aside."""
+"""What tests of device pools share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from phalanx.runtime.devices.lease import Lease
     from phalanx.runtime.devices.pool import DevicePool
 
 GIB = 1 << 30
 
 
-def past() -> float:
-    return time.monotonic() - 1.0
+def release(pool: DevicePool, lease: Lease, pid: int | None = None) -> bool:
+    """Give *lease* back; return whether its memory was released in time."""
+    pool.give_back(lease, pid)
+    return pool.settle([lease], time.monotonic() + 10)
 
 
 def quarantined(pool: DevicePool) -> dict[str, str]:

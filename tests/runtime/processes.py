@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Literal
 
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
 
 if TYPE_CHECKING:
@@ -103,5 +103,5 @@ def eventually(condition: Callable[[], object], what: str = "the condition") -> 
 
 
 def is_alive(pid: int) -> bool:
-    task = process_tree.read(pid)
+    task = procfs.read(pid)
     return task is not None and task.state not in "ZX"

@@ -6,12 +6,13 @@ import contextlib
 import gc
 import os
 import resource
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.linux import process_tree
-from phalanx.runtime.memory.arena import PAGE, SLOTS, Arena, Borrower
+from phalanx.runtime.linux import procfs
+from phalanx.runtime.memory.arena import ARENA_IDLE, PAGE, SLOTS, Arena, Borrower
 from phalanx.runtime.memory.exchange import DriverExchange
 from phalanx.runtime.memory.mapping import COPY_LIMIT, ArenaReader
 from phalanx.runtime.wire.channel import SocketChannel
@@ -268,6 +269,27 @@ def test_trimming_spares_what_is_read(arena: Arena) -> None:
     assert os.fstat(arena.fd).st_blocks * 512 == second.pages * PAGE
 
 
+def test_idle_memory_goes_back_after_two_seconds_and_kept_memory_within_ten_more(
+    arena: Arena,
+) -> None:
+    peer = Peer(arena)
+    view: list[memoryview] = [peer.read(send(arena, filled(1), peer), LARGE)]
+    now = time.monotonic()
+    waits: list[float] = []
+    for _ in range(8):
+        wait = arena.trim_if_idle(now)
+        assert wait is not None
+        waits.append(wait)
+        now += wait
+
+    view.clear()
+
+    assert waits[0] <= ARENA_IDLE
+    assert max(waits) <= 10.0
+    assert arena.trim_if_idle(now) is None
+    assert arena.backed_bytes == 0
+
+
 def test_there_are_no_more_messages_than_slots(arena: Arena) -> None:
     placed = [arena.place(1) for _ in range(SLOTS)]
 
@@ -299,7 +321,7 @@ def test_without_descriptors_a_message_is_copied(arena: Arena) -> None:
 
 def test_a_channel_for_which_descriptors_are_short_leaves_none(arena: Arena) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(process_tree.numbers_in("/proc/self/fd"))
+    highest = max(procfs.numbers_in("/proc/self/fd"))
     fillers: list[int] = []
     while not fillers or fillers[-1] < highest:
         fillers.append(os.dup(arena.fd))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.runtime.pools import past
-from tests.runtime.processes import soon
+from tests.runtime.pools import release
 
-from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
+from phalanx.testing import FakeGpus
 
 
 def test_each_rank_sees_a_device_of_its_own_and_calls_it_the_first() -> None:
@@ -26,12 +25,14 @@ def test_each_rank_sees_a_device_of_its_own_and_calls_it_the_first() -> None:
 
 
 def test_without_a_gpu_there_are_cpu_slots_for_everybody() -> None:
-    pool = DevicePool.of("auto", 64, FakeGpus(0), {})
+    pool = DevicePool.of("auto", 64, FakeGpus(0), {}, release_timeout=0.0)
 
     leases = [pool.acquire(rank) for rank in range(64)]
 
     assert {lease.device for lease in leases} == {"cpu"}
-    assert all(pool.release(lease, past()) for lease in leases)
+    assert pool.look() == {}
+    assert pool.status() == ()
+    assert all(release(pool, lease) for lease in leases)
 
 
 def test_a_cpu_worker_sees_no_gpu_though_there_is_one() -> None:
@@ -86,7 +87,7 @@ def test_a_rank_gets_its_device_again() -> None:
     pool = DevicePool.of("auto", 3, FakeGpus(3), {})
     leases = [pool.acquire(rank) for rank in range(3)]
     for rank in (2, 0):
-        pool.release(leases[rank], soon())
+        release(pool, leases[rank])
 
     again = pool.acquire(2)
 
@@ -107,14 +108,14 @@ def test_a_pool_may_be_shared_by_groups() -> None:
 def test_a_lease_is_taken_back_once() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
     lease = pool.acquire(0)
-    pool.release(lease, soon())
+    release(pool, lease)
     other = pool.acquire(0)
 
-    pool.release(lease, soon())
+    release(pool, lease)
 
     with pytest.raises(NoDevice):
         pool.acquire(0)
-    assert pool.release(other, soon())
+    assert release(pool, other)
 
 
 def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
@@ -129,11 +130,3 @@ def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
     pool.close()
 
     assert gpus.closed == 1
-
-
-INFORMATION = """Model: \t\t NVIDIA H200
-IRQ:   \t\t 58
-GPU UUID: \t GPU-{uuid}
-Video BIOS: \t 96.00
-Bus Location: \t {bus}
-"""

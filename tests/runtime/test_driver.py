@@ -18,7 +18,7 @@ import pytest
 from tests import shared_memory
 from tests.runtime.processes import LONG, eventually, is_alive
 
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import process_tree, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,8 +58,8 @@ class Program:
         self.popen.kill()
         self.end()
 
-    def alive(self) -> dict[int, process_tree.Task]:
-        return process_tree.find(process_tree.Quarry(f"{self.name}/".encode()))[0]
+    def alive(self) -> dict[int, procfs.Task]:
+        return process_tree.find(process_tree.TreeTarget(f"{self.name}/".encode()))[0]
 
 
 def _name(pid: int) -> str:
@@ -115,6 +115,45 @@ def test_one_helper_killed_with_the_driver_is_one_too_few(run: Any, helper: str)
     await_nothing(program)
 
 
+@pytest.mark.parametrize("victim", ["guardian", "its child"])
+def test_a_guardian_killed_in_the_middle_of_a_kill_leaves_nothing_stopped(
+    run: Any, victim: str
+) -> None:
+    program = run("stay")
+    said = program.hear()
+    guardian = said["guardian"]
+    children = Path(f"/proc/{guardian}/task/{guardian}/children")
+
+    program.popen.kill()
+    deadline = time.monotonic() + LONG
+    while (task := procfs.read(said["daemon"])) is not None and task.state not in "TZ":
+        assert time.monotonic() < deadline  # no pause: it is stopped for some milliseconds
+    doomed = [guardian] if victim == "guardian" else map(int, children.read_text().split())
+    for pid in doomed:
+        os.kill(pid, signal.SIGKILL)
+    program.kill()
+
+    await_nothing(program)
+
+
+@pytest.mark.parametrize("one_is_stopped", [False, True])
+def test_two_zygotes_end_the_tree_of_a_driver_that_is_killed_with_its_guardian(
+    run: Any, one_is_stopped: bool
+) -> None:
+    program = run("two_zygotes")
+    said = program.hear()
+
+    if one_is_stopped:
+        stopped = said["zygotes"][0]
+        os.kill(stopped, signal.SIGSTOP)
+        eventually(lambda: (task := procfs.read(stopped)) and task.state == "T")
+    program.popen.send_signal(signal.SIGSTOP)  # so that it starts no other guardian
+    os.kill(said["guardian"], signal.SIGKILL)
+    program.kill()
+
+    await_nothing(program)
+
+
 def test_a_zygote_that_imports_ends_with_driver_and_guardian(run: Any, tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     os.mkfifo(begun)
@@ -142,7 +181,7 @@ class W(WorkerActor):
 
 {first}
 try:
-    with Executor(W, 1, preload=()) as ex:
+    with Executor(W, 1, launch={'preload': ()}) as ex:
         print("built")
 except RuntimeFault as error:
     print(error)
@@ -167,7 +206,7 @@ def test_a_driver_with_hostile_surroundings_works_or_says_what_it_lacks(
     unshare = ["unshare", "-m", "sh", "-c", f'{prefix}; exec "$@"', "sh"] if prefix else []
 
     done = subprocess.run(
-        [*unshare, sys.executable, "-c", BUILD.format(first=first)],
+        [*unshare, sys.executable, "-c", BUILD.replace("{first}", first)],
         capture_output=True,
         text=True,
         timeout=LONG,
@@ -213,7 +252,7 @@ def test_a_death_during_a_pause_of_the_driver_is_told_after_it(run: Any) -> None
     worker = program.hear()["worker"]
 
     program.popen.send_signal(signal.SIGSTOP)
-    eventually(lambda: (task := process_tree.read(program.popen.pid)) and task.state == "T")
+    eventually(lambda: (task := procfs.read(program.popen.pid)) and task.state == "T")
     os.kill(worker, signal.SIGTERM)
     eventually(lambda: not is_alive(worker))
     program.popen.send_signal(signal.SIGCONT)

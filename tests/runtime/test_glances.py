@@ -11,10 +11,11 @@ import pytest
 
 from phalanx.runtime.observe.status import ChildGlance, GlanceEnded, Glances, TreeGlance
 from phalanx.runtime.observe.stream import Observer
-from phalanx.runtime.output.collector import Scribe
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
 
-from .conftest import Console, launch
+from .conftest import Console
 from .test_stream import attached, mine, until
 
 LONG = 30.0
@@ -25,9 +26,9 @@ def tree(path: str) -> TreeGlance:
     return TreeGlance(root=root, children=(), hidden=0, at=0.0)
 
 
-def test_a_look_is_answered_by_all_and_each_tree_once(hub: Hub) -> None:
+def test_a_look_is_answered_by_all_and_each_tree_once(loop: EventLoop) -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    glances = Glances(hub, told.put)
+    glances = Glances(loop, told.put)
     glances.add(lambda: [tree("a")])
     forget = glances.add(lambda: [tree("b")])
     glances.add(lambda: [tree("a"), tree("c")])
@@ -41,24 +42,29 @@ def test_a_look_is_answered_by_all_and_each_tree_once(hub: Hub) -> None:
     glances.close()
 
 
-def test_what_cannot_be_shown_is_told_and_hides_nothing_else(hub: Hub) -> None:
+def test_what_cannot_be_shown_is_told_and_hides_nothing_else(loop: EventLoop) -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    glances = Glances(hub, told.put)
+    glances = Glances(loop, told.put)
     glances.add(lambda: [1 // 0])  # type: ignore[list-item]  # raises first
     glances.add(lambda: [tree("a")])
 
     os.eventfd_write(glances.wish, 1)
 
     names = [told.get(timeout=LONG).event for _ in range(3)]
-    assert names == ["phalanx.hub_callback_failed", "phalanx.tree_state", "phalanx.glance_ended"]
+    assert names == ["phalanx.callback_failed", "phalanx.tree_state", "phalanx.glance_ended"]
     glances.close()
 
 
 @pytest.mark.parametrize("watch", [False, True])
-def test_only_who_watches_has_the_driver_asked(console: Console, watch: bool) -> None:
+def test_only_who_watches_has_the_driver_asked(
+    launcher: Launcher, console: Console, watch: bool
+) -> None:
     wish = os.eventfd(0, os.EFD_CLOEXEC)
     options: dict[str, Any] = {"console": None, "out": console.fd, "err": console.fd}
-    with Scribe(launch, wish=wish, **options) as scribe, Observer(mine(), watch=watch) as observer:
+    with (
+        OutputCollector(launcher, wish=wish, **options) as scribe,
+        Observer(mine(), watch=watch) as observer,
+    ):
         attached(scribe, observer)
 
         if watch:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.runtime.devices.gpu import Gpu, visible
 from phalanx.runtime.devices.inventory import ProcInventory, find_gpus
 from phalanx.runtime.devices.nvml import NvmlInventory
 from phalanx.runtime.devices.pool import DevicePool
+from phalanx.testing import FakeGpus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 from tests.runtime.processes import LONG, Starter, eventually, is_alive, soon
 
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 
 if TYPE_CHECKING:
     from phalanx.runtime.process.process import Process
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
 
 
 def zygote_pid(launcher: Launcher) -> int:
-    return launcher.zygote_pid or 0
+    return launcher.zygote().pid or 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -147,7 +147,8 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
     for pid in pids:  # a child that is between two programs has no environment for a moment
         environ = Path(f"/proc/{pid}/environ")
         eventually(environ.read_bytes)
-        assert process._quarry.needle in environ.read_bytes()
+        assert process._tree is not None
+        assert process._tree.tag in environ.read_bytes()
 
 
 def test_two_processes_of_one_label_have_different_marks(starter: Starter) -> None:
@@ -227,7 +228,7 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
         starter.launcher.launch_many([*good, bad], on_exit=starter.on_exit, deadline=soon())
 
     def nothing_runs() -> bool:
-        found, _ = process_tree.find(process_tree.Quarry(starter.launcher._mark.needle))
+        found, _ = process_tree.find(process_tree.TreeTarget(starter.launcher._tag.pattern))
         return set(found) <= {zygote_pid(starter.launcher)}
 
     eventually(nothing_runs)
@@ -256,7 +257,7 @@ def test_a_folder_that_is_not_there_is_the_callers_error(starter: Starter) -> No
         starter.start("stay", cwd="/nowhere/at/all")
 
 
-def test_launching_from_the_hubs_thread_is_refused(starter: Starter, hub: Hub) -> None:
+def test_launching_from_the_hubs_thread_is_refused(starter: Starter, loop: EventLoop) -> None:
     errors: list[BaseException] = []
     done = threading.Event()
 
@@ -267,10 +268,25 @@ def test_launching_from_the_hubs_thread_is_refused(starter: Starter, hub: Hub) -
             errors.append(error)
         done.set()
 
-    hub.post(launch)
+    loop.post(launch)
 
     assert done.wait(LONG)
     assert len(errors) == 1
+
+
+def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Starter) -> None:
+    launcher = starter.launcher
+    specs = [starter.spec("tell", preload=preload) for preload in (None, ("colorsys",))]
+
+    launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+    loaded = [starter.line.hear()["modules"] for _ in specs]
+
+    assert sorted("colorsys" in modules for modules in loaded) == [False, True]
+    zygotes = {launcher.zygote().pid, launcher.zygote(("colorsys",)).pid}
+    helpers = {*zygotes, launcher.guardian_pid}
+    assert len(helpers) == 3
+    children = {t.pid for t in procfs.read_all().values() if t.parent == os.getpid()}
+    assert helpers <= children
 
 
 # --- the helpers die ----------------------------------------------------------------------
@@ -304,7 +320,7 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
         )
     )
     thread.start()
-    boot = starter.launcher._forker._boot
+    boot = starter.launcher.zygote()._boot
     assert boot is not None
     eventually(lambda: len(boot.waiting) == 3)
 
@@ -362,7 +378,7 @@ def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> N
 
     os.kill(old, signal.SIGKILL)
 
-    eventually(lambda: starter.launcher.guardian_pid != old)
+    eventually(lambda: starter.launcher.guardian_pid not in (None, old))
     assert starter.start("leave", 0).wait(soon())
     eventually(lambda: [event.replaced for event in events] == [old])
 
@@ -372,53 +388,47 @@ def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(
 ) -> None:
     starter.start("leave", 0).wait(soon())
     guardian = starter.launcher._guardian
-    old = guardian.pid
+    old = guardian.pid or 0
     for number in range(2000):  # more than a socket holds messages
         guardian.add_session((1 << 30, number))
 
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: guardian.pid != old)
+    eventually(lambda: guardian.pid not in (None, old))
     stay = starter.start("stay")
     title = Path(f"/proc/{guardian.pid}/comm")
     eventually(lambda: title.read_text() == "phalanx: guardi\n", "a guardian that has started")
 
     assert [event.replaced for event in events] == [old]
-    assert is_alive(guardian.pid)
+    assert is_alive(guardian.pid or 0)
     stay.kill_tree(soon())
 
 
 def test_a_guardian_that_cannot_be_started_is_tried_again(
-    starter: Starter, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    starter: Starter, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starter.start("leave", 0).wait(soon())
     old = starter.launcher.guardian_pid
     assert old is not None
-    told = ""
-
-    def has_failed() -> bool:
-        nonlocal told
-        told += capsys.readouterr().err
-        return "the guardian could not be started" in told
-
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         os.kill(old, signal.SIGKILL)
-        eventually(has_failed)
+        eventually(lambda: events)
 
-    eventually(lambda: starter.launcher.guardian_pid != old, "another guardian")
+    eventually(lambda: starter.launcher.guardian_pid not in (None, old), "another guardian")
     assert is_alive(starter.launcher.guardian_pid or 0)
+    assert "the guardian could not be started" in events[0].problem
 
 
 def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter: Starter) -> None:
     assert starter.start("leave", 0).wait(soon())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    before = {task.pid for task in process_tree.read_all().values() if task.parent == os.getpid()}
+    before = {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
     started: list[Process] = []
     for method in ("zygote", "exec"):
         for free in range(20):
             taken: list[int] = []
             resource.setrlimit(
-                resource.RLIMIT_NOFILE, (len(process_tree.numbers_in("/proc/self/fd")) + 40, hard)
+                resource.RLIMIT_NOFILE, (len(procfs.numbers_in("/proc/self/fd")) + 40, hard)
             )
             try:
                 with contextlib.suppress(OSError):
@@ -440,7 +450,7 @@ def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter:
         process.close()
 
     def children() -> set[int]:
-        return {task.pid for task in process_tree.read_all().values() if task.parent == os.getpid()}
+        return {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
 
     eventually(lambda: children() == before, "the end of what failed")
     assert starter.start("leave", 0).wait(soon())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -10,71 +11,58 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.runtime.lock_ends import WAYS
 
-from phalanx.runtime import LockTable, SharedLock, descriptors
-from phalanx.runtime.memory import shared_lock
+from phalanx.runtime import SharedLock, create_lock_file
 from phalanx.runtime.memory.shared_lock import MOST_LOCKS
-from phalanx.supervision import (
-    LockNotHeld,
-    LockTimeout,
-    RuntimeFault,
-    SpecError,
-    WouldDeadlock,
-)
+from phalanx.supervision import LockNotHeld, LockTimeout, RuntimeFault, SpecError, WouldDeadlock
 
 LONG = 20.0
 
 
 @pytest.fixture
-def table() -> LockTable:
-    fd = LockTable.create()
-    table = LockTable(fd)
-    descriptors.close(fd)
-    return table
+def file() -> Iterator[int]:
+    fd = create_lock_file()
+    yield fd
+    os.close(fd)
 
 
-def lock_of(table: LockTable, name: str = "it", rank: int = 0) -> SharedLock:
-    return SharedLock(table, name, rank, 1, LONG)
+def lock_of(file: int, name: str = "it", rank: int = 0) -> SharedLock:
+    return SharedLock(file, name, rank, 1, LONG)
 
 
-def hold_in_child(table: LockTable, rank: int = 7) -> int:
-    """Fork a child that takes the lock and keeps it; return its pid once it has it."""
+@contextlib.contextmanager
+def holder(file: int, rank: int = 7) -> Generator[int]:
+    """Fork a child that takes the lock and keeps it; yield its pid, then kill it."""
     read, write = os.pipe()
     pid = os.fork()
     if not pid:
-        lock_of(table, rank=rank).acquire()
+        lock_of(file, rank=rank).acquire()
         os.write(write, b"!")
         time.sleep(600)
         os._exit(0)
     os.close(write)
     assert os.read(read, 1) == b"!"
     os.close(read)
-    return pid
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
-def wait_in_child(table: LockTable) -> int:
-    """Fork a child that waits for the lock, which somebody has; return its pid once it waits."""
-    pid = os.fork()
-    if not pid:
-        lock_of(table).acquire()
-        os._exit(0)
-    turnstile = table.mutex(table.slot("it"), turnstile=True)
-    deadline = time.monotonic() + LONG
-    while turnstile.lock(0.0) is not None:
-        turnstile.unlock()
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    return pid
-
-
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+def is_queued(pid: int) -> bool:
+    """Whether that process has a place in a queue: the kernel lists its read lock."""
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if "READ" in path.read_text():
+                return True
+    return False
 
 
 def run_script(name: str, *words: object) -> dict[str, Any]:
@@ -101,43 +89,21 @@ def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int
     assert min(result["turns"]) * 5 > max(result["turns"])
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, Any]:
-    """What the next holder was told after each way of ending."""
-    return run_script("lock_ends.py")
+def test_however_a_holder_ends_the_next_one_has_the_lock_and_is_told() -> None:
+    assert run_script("lock_ends.py") == dict.fromkeys(WAYS, "told")
 
 
-@pytest.mark.parametrize("way", sorted(WAYS))
-def test_however_a_holder_ends_the_next_one_has_the_lock_and_is_told(
-    told: dict[str, Any], way: str
-) -> None:
-    assert told[way] == "told"
-
-
-def test_exec_is_refused_in_a_thread_that_would_take_the_lock_with_it(table: LockTable) -> None:
-    refused: list[BaseException] = []
-    freely: list[BaseException] = []
-
-    def work() -> None:
-        lock = lock_of(table)
-        with pytest.raises(WouldDeadlock, match="'it'.*main thread") as caught, lock:
-            os.execv("/nonexistent", ["it"])
-        refused.append(caught.value)
-        with pytest.raises(FileNotFoundError) as missed:
-            os.execv("/nonexistent", ["it"])
-        freely.append(missed.value)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join(LONG)
-
-    assert len(refused) == len(freely) == 1
-
-
-def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(table: LockTable) -> None:
-    lock = lock_of(table)
+def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(file: int) -> None:
+    lock = lock_of(file)
     with lock:
-        waiter = wait_in_child(table)
+        waiter = os.fork()
+        if not waiter:
+            lock_of(file).acquire()
+            os._exit(0)
+        deadline = time.monotonic() + LONG
+        while not is_queued(waiter):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         os.kill(waiter, signal.SIGSTOP)
         os.waitpid(waiter, os.WUNTRACED)
 
@@ -145,86 +111,99 @@ def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(table: LockTable) -> Non
         for _ in range(3):
             with lock as died:
                 assert died is None
-        kill(hold_in_child(table))
-        with lock_of(table) as died:
+        with holder(file):
+            pass
+        with lock_of(file) as died:
             assert died is not None
     finally:
-        kill(waiter)
+        os.kill(waiter, signal.SIGKILL)
+        os.waitpid(waiter, 0)
 
 
-def test_the_next_holder_is_told_who_died_and_the_one_after_is_not(table: LockTable) -> None:
-    pid = hold_in_child(table, rank=7)
-    kill(pid)
+def test_who_lets_go_and_asks_again_waits_behind_those_that_wait(file: int) -> None:
+    turns: list[str] = []
 
-    with lock_of(table) as died:
+    def wait() -> None:
+        with lock_of(file):
+            turns.append("waiter")
+
+    thread = threading.Thread(target=wait)
+    with lock_of(file):
+        thread.start()
+        deadline = time.monotonic() + LONG
+        while not is_queued(os.getpid()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.002)  # the queue's order is by the millisecond
+    with lock_of(file):
+        turns.append("first")
+    thread.join(LONG)
+
+    assert turns == ["waiter", "first"]
+
+
+def test_the_next_holder_is_told_who_died_and_the_one_after_is_not(file: int) -> None:
+    with holder(file, rank=7) as pid:
+        pass
+
+    with lock_of(file) as died:
         assert died is not None
         assert (died.rank, died.incarnation, died.pid) == (7, 1, pid)
         assert 0 < died.since <= time.monotonic()
-    with lock_of(table) as died:
+    with lock_of(file) as died:
         assert died is None
 
 
-def test_a_death_while_repairing_is_told_too(table: LockTable) -> None:
-    kill(hold_in_child(table, rank=1))
-    second = hold_in_child(table, rank=2)
-    kill(second)
+def test_a_death_while_repairing_is_told_too(file: int) -> None:
+    for rank in (1, 2):
+        with holder(file, rank):
+            pass
 
-    with lock_of(table) as died:
+    with lock_of(file) as died:
         assert died is not None
         assert died.rank == 2
 
 
-def test_a_waiter_gets_it_when_its_holder_is_killed(table: LockTable) -> None:
-    pid = hold_in_child(table)
+def test_a_waiter_gets_it_when_its_holder_is_killed(file: int) -> None:
     got: list[Any] = []
-    started = threading.Event()
 
     def wait() -> None:
-        started.set()
-        with lock_of(table) as died:
+        with lock_of(file) as died:
             got.append(died)
 
     thread = threading.Thread(target=wait)
-    thread.start()
-    started.wait(LONG)
-    kill(pid)
+    with holder(file) as pid:
+        thread.start()
+        deadline = time.monotonic() + LONG
+        while not is_queued(os.getpid()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
     thread.join(LONG)
 
     assert [died.pid for died in got] == [pid]
 
 
-def test_a_timeout_names_the_lock_the_holder_and_the_seconds(table: LockTable) -> None:
-    pid = hold_in_child(table)
-    lock = lock_of(table)
+def test_a_timeout_names_the_lock_the_holder_and_the_seconds(file: int) -> None:
+    lock = lock_of(file)
+    with holder(file) as pid:
+        with pytest.raises(LockTimeout, match=rf"'it'.*rank 7 #1 \(pid {pid}\).*0.05 s") as caught:
+            lock.acquire(timeout=0.05)
+        with pytest.raises(TimeoutError):
+            lock.acquire(timeout=0)
+        with lock_of(file, "another"):  # names are apart
+            assert lock.holder() is not None
 
-    with pytest.raises(LockTimeout, match=rf"'it'.*rank 7 #1 \(pid {pid}\).*0.05 s") as caught:
-        lock.acquire(timeout=0.05)
-    with pytest.raises(TimeoutError):
-        lock.acquire(timeout=0)
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert lock.holder() is not None
-    kill(pid)
 
 
-def test_an_older_c_library_waits_by_the_monotonic_clock_too(
-    table: LockTable, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shared_lock, "_on_monotonic", False)
-
-    test_a_timeout_names_the_lock_the_holder_and_the_seconds(table)
-    test_a_waiter_gets_it_when_its_holder_is_killed(table)
-    test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(table)
-    test_threads_of_one_process_exclude_each_other(table)
-
-
-def test_threads_of_one_process_exclude_each_other(table: LockTable) -> None:
+def test_threads_of_one_process_exclude_each_other(file: int) -> None:
     inside = 0
     worst = 0
 
     def work() -> None:
         nonlocal inside, worst
         for _ in range(300):
-            with lock_of(table):
+            with lock_of(file):
                 inside += 1
                 worst = max(worst, inside)
                 time.sleep(0)
@@ -240,37 +219,29 @@ def test_threads_of_one_process_exclude_each_other(table: LockTable) -> None:
     assert not any(thread.is_alive() for thread in threads)
 
 
-def test_a_thread_that_ends_with_it_is_a_death_too(table: LockTable) -> None:
-    thread = threading.Thread(target=lambda: lock_of(table).acquire())
+def test_a_thread_that_ends_with_it_is_a_death_too(file: int) -> None:
+    thread = threading.Thread(target=lambda: lock_of(file).acquire())
     thread.start()
     thread.join(LONG)
 
-    with lock_of(table) as died:
+    with lock_of(file) as died:
         assert died is not None
         assert died.pid == os.getpid()
 
 
-def test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(table: LockTable) -> None:
-    lock = lock_of(table)
+def test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(file: int) -> None:
+    lock = lock_of(file)
     with lock, pytest.raises(WouldDeadlock, match="'it'"):
-        lock_of(table).acquire()
+        lock_of(file).acquire()
     with pytest.raises(LockNotHeld, match="'it'"):
         lock.release()
 
-    with lock_of(table) as died:
+    with lock_of(file) as died:
         assert died is None
 
 
-def test_names_are_apart_and_the_same_in_every_process(table: LockTable) -> None:
-    pid = hold_in_child(table)
-
-    with lock_of(table, "another"), pytest.raises(LockTimeout):
-        lock_of(table).acquire(timeout=0)
-    kill(pid)
-
-
-def test_a_forked_child_holds_nothing_of_its_parents(table: LockTable) -> None:
-    lock = lock_of(table)
+def test_a_forked_child_holds_nothing_of_its_parents(file: int) -> None:
+    lock = lock_of(file)
     with lock:
         pid = os.fork()
         if not pid:
@@ -284,22 +255,23 @@ def test_a_forked_child_holds_nothing_of_its_parents(table: LockTable) -> None:
         assert died is None
 
 
-def test_one_name_too_many_says_so(table: LockTable) -> None:
+def test_one_name_too_many_says_so(file: int) -> None:
     for number in range(MOST_LOCKS):
-        table.slot(f"lock {number}")
+        lock_of(file, f"lock {number}")
 
     with pytest.raises(RuntimeFault, match=f"{MOST_LOCKS} other locks"):
-        table.slot("one more")
-    assert table.slot("lock 5") == 6
+        lock_of(file, "one more")
+    with lock_of(file, "lock 5"), lock_of(file, f"lock {MOST_LOCKS - 1}"):
+        pass
 
 
 @pytest.mark.parametrize("wrong", ["", None, 5])
-def test_a_lock_needs_a_name(table: LockTable, wrong: Any) -> None:
+def test_a_lock_needs_a_name(file: int, wrong: Any) -> None:
     with pytest.raises(SpecError, match="name"):
-        SharedLock(table, wrong, 0, 1, None)
+        SharedLock(file, wrong, 0, 1, None)
 
 
 @pytest.mark.parametrize("wrong", [-1, "soon", True])
-def test_a_timeout_is_seconds(table: LockTable, wrong: Any) -> None:
+def test_a_timeout_is_seconds(file: int, wrong: Any) -> None:
     with pytest.raises(SpecError, match="timeout"):
-        SharedLock(table, "it", 0, 1, wrong)
+        SharedLock(file, "it", 0, 1, wrong)

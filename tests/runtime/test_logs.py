@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import subprocess
@@ -18,7 +17,6 @@ from phalanx.runtime.observe.labels import WorkerLabels
 from phalanx.runtime.observe.log_channel import (
     MAX_RECORD,
     LogChannel,
-    LoggingBridge,
     driver_logger,
     encode_record,
     worker_logger,
@@ -170,21 +168,6 @@ def test_logging_after_the_reader_or_the_descriptor_is_gone_is_silent(pair: Pair
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, pair.fd)
     os.close(null)
-
-
-def test_the_standard_library_s_records_come_along_when_bridged(pair: Pair) -> None:
-    library = logging.Logger("some.library")  # noqa: LOG001 -- apart from the real ones
-    library.addHandler(LoggingBridge(worker_logger(pair.fd, LABELS)))
-
-    try:
-        raise OSError("disk")
-    except OSError:
-        library.exception("could not write %s", "file")
-
-    record = pair.record()
-    assert record["event"] == "could not write file"
-    assert (record["logger"], record["level"], record["rank"]) == ("some.library", "error", 1)
-    assert record["exception"][0]["exc_type"] == "OSError"
 
 
 def test_the_user_s_own_structlog_and_logging_stay_as_they_were() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.threads.bounded_call import Asker, Unanswered
+from phalanx.runtime.threads.bounded_call import BoundedCaller, Unanswered
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -231,9 +231,9 @@ def test_ranks_get_devices_from_nvml_and_move_from_one_that_stays_full(ask: Any)
         from tests.actors.workers import Echo
         with Runtime(console=None, stream=False) as runtime:
             pool = DevicePool.of("auto", 1, release_timeout=0.1)
-            options = {"preload": (), "runtime": runtime}
+            options = {"launch": {"preload": ()}, "runtime": runtime}
             with pool, Executor(Echo, 1, devices=pool, **options) as ex:
-                mask = lambda: ex.call(0, "env", 60, args=("CUDA_VISIBLE_DEVICES",))
+                mask = lambda: ex.call("env", 60, args=("CUDA_VISIBLE_DEVICES",), rank=0)
                 print(*mask().values())
                 say("gpu GPU-aaaa H200 9100 0 0 0 ok", "gpu GPU-bbbb H200 0 0 0 0 ok")
                 os.kill(ex.ranks[0].pid, signal.SIGKILL)
@@ -274,7 +274,7 @@ def test_the_doctor_shows_what_can_be_leased_and_what_is_ill(ask: Any) -> None:
         *TWO[1:],
         code="""
         from phalanx.cli import doctor
-        found = doctor._devices("devices")
+        found = doctor._devices()
         print(found.state)
         print(*found.found.split("; "), sep="\\n")
         print(found.remedy[:29])
@@ -292,31 +292,29 @@ def test_the_doctor_shows_what_can_be_leased_and_what_is_ill(ask: Any) -> None:
 
 
 def test_a_question_that_is_never_answered_costs_its_limit_once() -> None:
-    asker = Asker("test", 0.05)
+    caller = BoundedCaller("test", 0.05)
     let_go = threading.Event()
     with pytest.raises(Unanswered, match="no answer within"):
-        asker.ask(let_go.wait)
+        caller.call(let_go.wait)
 
     with pytest.raises(Unanswered, match="still without an answer"):
-        asker.ask(lambda: None)
+        caller.call(lambda: None)
 
     let_go.set()
     deadline = time.monotonic() + 30.0
     while True:
         try:
-            assert asker.ask(lambda: 7) == 7
+            assert caller.call(lambda: 7) == 7
         except Unanswered:
             assert time.monotonic() < deadline
         else:
             break
-    asker.close()
 
 
 def test_an_error_of_a_question_is_raised_where_it_was_asked() -> None:
-    asker = Asker("test", 30.0)
+    caller = BoundedCaller("test", 30.0)
 
     with pytest.raises(ZeroDivisionError):
-        asker.ask(lambda: 1 // 0)
+        caller.call(lambda: 1 // 0)
 
-    assert asker.ask(lambda: 7) == 7
-    asker.close()
+    assert caller.call(lambda: 7) == 7

@@ -20,14 +20,16 @@ from phalanx.supervision import RuntimeFault, SpecError
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from phalanx.runtime.threads.event_loop import Hub
+    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 @contextlib.contextmanager
-def preloading(hub: Hub, tmp_path: Path, code: str, **more: Any) -> Generator[Launcher, None, None]:
+def preloading(
+    loop: EventLoop, tmp_path: Path, code: str, **more: Any
+) -> Generator[Launcher, None, None]:
     (tmp_path / "preloaded.py").write_text(code)
     sys.path.insert(0, str(tmp_path))
-    launcher = Launcher(hub, preload=("preloaded",), **more)
+    launcher = Launcher(loop, preload=("preloaded",), **more)
     try:
         yield launcher
     finally:
@@ -35,8 +37,8 @@ def preloading(hub: Hub, tmp_path: Path, code: str, **more: Any) -> Generator[La
         launcher.close(soon())
 
 
-def test_what_is_preloaded_is_there_in_the_worker(hub: Hub, tmp_path: Path) -> None:
-    with preloading(hub, tmp_path, "import random; random.seed(1)") as launcher:
+def test_what_is_preloaded_is_there_in_the_worker(loop: EventLoop, tmp_path: Path) -> None:
+    with preloading(loop, tmp_path, "import random; random.seed(1)") as launcher:
         starter = Starter(launcher)
         starter.start("tell")
         starter.start("tell")
@@ -47,11 +49,11 @@ def test_what_is_preloaded_is_there_in_the_worker(hub: Hub, tmp_path: Path) -> N
     assert first["random"] != second["random"]
 
 
-def test_a_preload_is_found_whatever_its_folder_is_called(hub: Hub, tmp_path: Path) -> None:
+def test_a_preload_is_found_whatever_its_folder_is_called(loop: EventLoop, tmp_path: Path) -> None:
     folder = tmp_path / "with:colon"
     folder.mkdir()
 
-    with preloading(hub, folder, "") as launcher:
+    with preloading(loop, folder, "") as launcher:
         starter = Starter(launcher)
         starter.start("tell")
         assert "preloaded" in starter.line.hear()["modules"]
@@ -59,9 +61,9 @@ def test_a_preload_is_found_whatever_its_folder_is_called(hub: Hub, tmp_path: Pa
 
 
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
-    hub: Hub, tmp_path: Path
+    loop: EventLoop, tmp_path: Path
 ) -> None:
-    with preloading(hub, tmp_path, "def f(): raise KeyError('deep down')\nf()\n") as launcher:
+    with preloading(loop, tmp_path, "def f(): raise KeyError('deep down')\nf()\n") as launcher:
         starter = Starter(launcher)
         with pytest.raises(SpecError, match="deep down") as caught:
             starter.start("stay")
@@ -75,22 +77,24 @@ def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
     ("code", "message"),
     [
         ("import os; os._exit(3)", "exit code 3"),
-        ("import os; os.kill(os.getpid(), 11)", "signal 11"),
+        ("import os; os.kill(os.getpid(), 11)", "SIGSEGV"),
     ],
 )
 def test_a_preload_that_ends_the_zygote_is_reported(
-    hub: Hub, tmp_path: Path, code: str, message: str
+    loop: EventLoop, tmp_path: Path, code: str, message: str
 ) -> None:
-    with preloading(hub, tmp_path, code) as launcher:
+    with preloading(loop, tmp_path, code) as launcher:
         starter = Starter(launcher)
         with pytest.raises(RuntimeFault, match=message):
             starter.start("stay")
         starter.line.close()
 
 
-def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: Path) -> None:
+def test_a_preload_that_hangs_is_ended_at_the_start_timeout(
+    loop: EventLoop, tmp_path: Path
+) -> None:
     code = "import threading; threading.Event().wait()"
-    with preloading(hub, tmp_path, code, start_timeout=0.5) as launcher:
+    with preloading(loop, tmp_path, code, start_timeout=0.5) as launcher:
         starter = Starter(launcher)
         with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
             starter.start("stay")
@@ -98,10 +102,10 @@ def test_a_preload_that_hangs_is_ended_at_the_start_timeout(hub: Hub, tmp_path: 
 
 
 def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
-    hub: Hub, tmp_path: Path
+    loop: EventLoop, tmp_path: Path
 ) -> None:
     code = "import threading; threading.Event().wait()"
-    with preloading(hub, tmp_path, code) as launcher:
+    with preloading(loop, tmp_path, code) as launcher:
         starter = Starter(launcher)
         with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
             starter.start("stay", deadline=time.monotonic() + 0.5)
@@ -121,9 +125,9 @@ def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
     ids=["thread", "cuda"],
 )
 def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
-    hub: Hub, tmp_path: Path, code: str, events: list[Any]
+    loop: EventLoop, tmp_path: Path, code: str, events: list[Any]
 ) -> None:
-    with preloading(hub, tmp_path, code, emit=events.append) as launcher:
+    with preloading(loop, tmp_path, code, emit=events.append) as launcher:
         starter = Starter(launcher)
         for _ in range(2):
             starter.start("tell")
@@ -133,8 +137,8 @@ def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
     assert [event.event for event in events].count("phalanx.fork_unsafe") == 1
 
 
-def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
-    with preloading(hub, tmp_path, "import threading; threading.Event().wait()") as launcher:
+def test_closing_during_a_start_ends_the_wait(loop: EventLoop, tmp_path: Path) -> None:
+    with preloading(loop, tmp_path, "import threading; threading.Event().wait()") as launcher:
         starter = Starter(launcher)
         errors: list[BaseException] = []
 
@@ -146,7 +150,7 @@ def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
 
         thread = threading.Thread(target=start)
         thread.start()
-        eventually(lambda: launcher._forker._boot)
+        eventually(lambda: launcher.zygote()._boot)
         launcher.close(soon())
         thread.join(LONG)
         starter.line.close()
@@ -156,20 +160,21 @@ def test_closing_during_a_start_ends_the_wait(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("importing", [False, True])
 def test_a_stopped_zygote_is_replaced_once_it_is_needed(
-    hub: Hub, tmp_path: Path, events: list[Any], *, importing: bool
+    loop: EventLoop, tmp_path: Path, events: list[Any], *, importing: bool
 ) -> None:
     gate = tmp_path / "open"
     code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.002)"
-    with preloading(hub, tmp_path, code, emit=events.append) as launcher:
+    with preloading(loop, tmp_path, code, emit=events.append) as launcher:
         starter = Starter(launcher)
         if not importing:
             gate.touch()
         launcher.warm()
-        boot = launcher._forker._boot
+        boot = launcher.zygote()._boot
         assert boot is not None
         if not importing:
             eventually(lambda: boot.is_ready)
-        os.kill(boot.zygote.pid, signal.SIGSTOP)
+        pid = launcher.zygote()._helper.pid or 0
+        os.kill(pid, signal.SIGSTOP)
         gate.touch()
 
         process = starter.start("leave", 4)
@@ -177,6 +182,6 @@ def test_a_stopped_zygote_is_replaced_once_it_is_needed(
         assert process.wait(soon())
         assert process.status is not None
         assert process.status.code == 4
-        eventually(lambda: [event.replaced for event in events] == [boot.zygote.pid])
+        eventually(lambda: [event.replaced for event in events] == [pid])
         assert "it was stopped" in events[0].reason
         starter.line.close()

@@ -6,13 +6,12 @@ import pickle
 from typing import Any
 
 import pytest
-from tests.runtime.pools import quarantined
-from tests.runtime.processes import soon
+from tests.runtime.pools import quarantined, release
 
-from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.runtime.devices.gpu import Fault
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
+from phalanx.testing import FakeGpus
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() ->
 
     pool.restore(gpus.uuid(0))
     lease = pool.acquire(0)
-    pool.release(lease, soon())
+    release(pool, lease)
     gpus.report_xid(gpus.uuid(0), 94)
 
     with pytest.raises(NoDevice, match="Xid 94"):

@@ -8,8 +8,8 @@ import time
 import pytest
 
 from phalanx.runtime.process import reaper
-from phalanx.runtime.process.reaper import Reapings
-from phalanx.runtime.threads.event_loop import Hub
+from phalanx.runtime.process.reaper import Reaper
+from phalanx.runtime.threads.event_loop import EventLoop
 
 LONG = 30.0
 
@@ -22,49 +22,49 @@ def start() -> tuple[int, int]:
     return pid, pidfd
 
 
-def wait_round(hub: Hub) -> None:
-    """Wait until the hub's thread has come round twice."""
+def wait_round(loop: EventLoop) -> None:
+    """Wait until the loop's thread has come round twice."""
     for _ in range(2):
         came = threading.Event()
-        hub.post(came.set)
+        loop.post(came.set)
         assert came.wait(LONG)
 
 
-def wait_let_go(reapings: Reapings) -> None:
+def wait_let_go(orphans: Reaper) -> None:
     deadline = time.monotonic() + LONG
-    while reapings._open:
+    while orphans._orphans:
         assert time.monotonic() < deadline, "still held"
         time.sleep(0.01)
 
 
-@pytest.mark.usefixtures("leak_check")
-def test_a_dead_child_is_collected_and_let_go(hub: Hub) -> None:
+@pytest.mark.usefixtures("phalanx_leak_check")
+def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
     pid, pidfd = start()
-    reapings = Reapings(hub)
+    orphans = Reaper(loop)
 
-    reapings.take(pidfd, pid, kill=False)
-    wait_let_go(reapings)
+    orphans.take(pidfd, pid, kill=False)
+    wait_let_go(orphans)
 
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
 
 
-@pytest.mark.usefixtures("leak_check")
+@pytest.mark.usefixtures("phalanx_leak_check")
 def test_one_that_somebody_else_has_collected_is_let_go_at_once(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch
+    loop: EventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaper, "_PATIENCE", 10 * LONG)
     pid, pidfd = start()
     os.waitpid(pid, 0)
-    reapings = Reapings(hub)
+    orphans = Reaper(loop)
 
-    reapings.take(pidfd, pid, kill=False)
+    orphans.take(pidfd, pid, kill=False)
 
-    wait_let_go(reapings)
+    wait_let_go(orphans)
 
 
-@pytest.mark.usefixtures("leak_check")
-def test_one_that_is_not_our_child_yet_is_waited_for(hub: Hub) -> None:
+@pytest.mark.usefixtures("phalanx_leak_check")
+def test_one_that_is_not_our_child_yet_is_waited_for(loop: EventLoop) -> None:
     # Its parent has not collected it, and so it does not come to us.
     ours, theirs = os.pipe()
     parent = os.fork()
@@ -81,13 +81,13 @@ def test_one_that_is_not_our_child_yet_is_waited_for(hub: Hub) -> None:
     os.close(theirs)
     pid = int.from_bytes(os.read(ours, 4), "little")
     os.close(ours)
-    reapings = Reapings(hub)
+    orphans = Reaper(loop)
     try:
-        reapings.take(os.pidfd_open(pid), pid, kill=False)
-        wait_round(hub)
+        orphans.take(os.pidfd_open(pid), pid, kill=False)
+        wait_round(loop)
 
-        assert list(reapings._open) == [pid]
+        assert list(orphans._orphans) == [pid]
     finally:
-        reapings.close()
+        orphans.close()
         os.kill(parent, signal.SIGKILL)
         os.waitpid(parent, 0)

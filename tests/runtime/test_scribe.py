@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
-from phalanx.runtime.output import collector
-from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process import helper
 from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
 
-from .conftest import LONG, Console, Worker, labels_of, launch
+from .conftest import LONG, Console, Worker, labels_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime.output.worker_output import WorkerOutput
+    from phalanx.runtime.process.launcher import Launcher
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]
 
@@ -48,8 +49,10 @@ def open_fds() -> set[str]:
     return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
-def test_a_line_on_the_console_says_who_wrote_it(console: Console) -> None:
-    with Scribe(launch, console="text", out=console.fd, err=console.fd, stream=False) as scribe:
+def test_a_line_on_the_console_says_who_wrote_it(launcher: Launcher, console: Console) -> None:
+    with OutputCollector(
+        launcher, console="text", out=console.fd, err=console.fd, stream=False
+    ) as scribe:
         output = scribe.open_worker(labels_of(3, incarnation=2, coordinates="dp=1,tp=1"))
         worker = Worker(output, "print('hello')")
         worker.wait()
@@ -59,7 +62,7 @@ def test_a_line_on_the_console_says_who_wrote_it(console: Console) -> None:
 
 
 def test_eight_workers_at_once_lose_no_line_and_tear_none(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     code = """
 for number in range(200):
@@ -107,7 +110,7 @@ def test_after_drain_the_tail_holds_everything_a_dead_worker_wrote(worker: Start
 
 
 def test_a_killed_scribe_is_replaced_and_reads_what_was_written_meanwhile(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     one, output = worker("""
 log = worker_logger(log, labels)
@@ -127,25 +130,25 @@ print("after", flush=True); log.info("also.this")
     assert output.tail().stdout == "before\nafter\n"
     assert [json.loads(line)["event"] for line in output.tail().logs] == ["also.this"]
     assert scribe.pid != first
-    assert console.record(event_is("phalanx.scribe_replaced"))["pid"] == scribe.pid
+    assert console.record(event_is("phalanx.helper_replaced"))["pid"] == scribe.pid
 
 
 def test_a_scribe_killed_again_and_again_comes_back_each_time(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     one, output = worker("""
 for line in sys.stdin:
     print("still here", flush=True)
 """)
 
-    for round_ in range(1, 5):
+    for _ in range(4):
         pid = scribe.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        replaced = console.record(event_is("phalanx.scribe_replaced"))
+        replaced = console.record(event_is("phalanx.helper_replaced"))
         one.go()
         console.record(text_is("still here"))
-        assert replaced["times"] == round_
+        assert replaced["replaced"] == pid
 
     one.kill()
     assert output.tail().stdout == "still here\n" * 4
@@ -166,9 +169,9 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
     assert shown + dropped["lines"] == total
 
 
-def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept() -> None:
+def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept(launcher: Launcher) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
-    with Scribe(launch, console="text", out=null, err=null, stream=False) as scribe:
+    with OutputCollector(launcher, console="text", out=null, err=null, stream=False) as scribe:
         output = scribe.open_worker(labels_of(0))
         worker = Worker(
             output, "for i in range(1000): os.write(1, (b'y' * 99 + b'\\n') * 1000)\nprint('done')"
@@ -185,7 +188,7 @@ def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept() -> None:
 
 
 def test_binary_garbage_and_a_line_without_end_harm_nobody(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     pid = scribe.pid
     one, output = worker("""
@@ -204,7 +207,7 @@ os.write(1, b"\\x1b[2J\\x07 end\\n")
 
 
 def test_garbage_on_the_log_channel_is_shown_as_such(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     pid = scribe.pid
     worker("""
@@ -223,8 +226,12 @@ channel.send(b'{"event": "sane"}')
     assert scribe.pid == pid
 
 
-def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(console: Console) -> None:
-    with Scribe(launch, console="text", out=console.fd, err=console.fd, stream=False) as scribe:
+def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(
+    launcher: Launcher, console: Console
+) -> None:
+    with OutputCollector(
+        launcher, console="text", out=console.fd, err=console.fd, stream=False
+    ) as scribe:
         pid = scribe.pid
         output = scribe.open_worker(labels_of(3))
         Worker(
@@ -244,7 +251,7 @@ channel.send(b'{"event": "sane"}')
 
 
 def test_events_of_the_driver_come_out_in_order_with_their_fields(
-    console: Console, scribe: Scribe
+    console: Console, scribe: OutputCollector
 ) -> None:
     events = (
         WorkerStarted(child="root/tp/0", group="tp", rank=0, incarnation=1, epoch=1, pid=7, at=1.5),
@@ -264,7 +271,7 @@ def test_events_of_the_driver_come_out_in_order_with_their_fields(
 
 
 def test_what_is_emitted_when_the_scribe_has_ended_is_shown_by_the_driver(
-    console: Console, scribe: Scribe
+    console: Console, scribe: OutputCollector
 ) -> None:
     scribe.close()
 
@@ -283,7 +290,9 @@ def test_a_workers_field_named_kind_does_not_make_its_record_another(
     assert console.record(event_is("mine"))["kind"] == "log"
 
 
-def test_a_hung_scribe_makes_drain_return_at_its_deadline(worker: Start, scribe: Scribe) -> None:
+def test_a_hung_scribe_makes_drain_return_at_its_deadline(
+    worker: Start, scribe: OutputCollector
+) -> None:
     one, output = worker("print('x')")
     one.wait()
     assert scribe.pid is not None
@@ -297,9 +306,9 @@ def test_a_hung_scribe_makes_drain_return_at_its_deadline(worker: Start, scribe:
 
 
 def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
-    worker: Start, scribe: Scribe, monkeypatch: pytest.MonkeyPatch
+    worker: Start, scribe: OutputCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(collector, "_PATIENCE", 0.2)
+    monkeypatch.setattr(helper, "_PATIENCE", 0.2)
     _, output = worker("input()")
     stopped = scribe.pid
     assert stopped is not None
@@ -320,7 +329,7 @@ def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
 
 
 def test_a_worker_that_logs_faster_than_anybody_reads_drops_and_says_so(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     pid = scribe.pid
     assert pid is not None
@@ -345,9 +354,12 @@ log.info("last")
     assert sum(lost) + sum(map(flooded, records)) == 3000
 
 
-def test_close_shows_what_was_written_and_leaves_nothing(console: Console) -> None:
+def test_close_shows_what_was_written_and_leaves_nothing(
+    launcher: Launcher, console: Console
+) -> None:
+    launcher.warm()
     before = open_fds()
-    scribe = Scribe(launch, console="json", out=console.fd, err=console.fd)
+    scribe = OutputCollector(launcher, console="json", out=console.fd, err=console.fd)
     output = scribe.open_worker(labels_of(0))
     worker = Worker(output, "print('last thing')")
     worker.wait()
@@ -362,7 +374,7 @@ def test_close_shows_what_was_written_and_leaves_nothing(console: Console) -> No
     output.close()
 
 
-def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: Scribe) -> None:
+def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: OutputCollector) -> None:
     first = scribe.open_worker(labels_of(0))
     assert first.drain(soon())
     mine, its = open_fds(), len(list(Path(f"/proc/{scribe.pid}/fd").iterdir()))
@@ -380,7 +392,7 @@ def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: Scribe) ->
 
 
 def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
-    console: Console, worker: Start, scribe: Scribe
+    console: Console, worker: Start, scribe: OutputCollector
 ) -> None:
     one, output = worker("input(); print('still read')")
     before = open_fds()
@@ -405,8 +417,10 @@ def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
     assert not any('"child"' in line and "group_up" in line for line in console.lines)
 
 
-def test_a_closed_scribe_takes_no_worker_and_swallows_events(console: Console) -> None:
-    scribe = Scribe(launch, console=None, out=console.fd, err=console.fd)
+def test_a_closed_scribe_takes_no_worker_and_swallows_events(
+    launcher: Launcher, console: Console
+) -> None:
+    scribe = OutputCollector(launcher, console=None, out=console.fd, err=console.fd)
     scribe.close()
 
     scribe.emit(GroupUp(group="tp", epoch=1, world_size=1, took=0.1, at=0.0))
@@ -418,17 +432,16 @@ def test_a_closed_scribe_takes_no_worker_and_swallows_events(console: Console) -
 @pytest.mark.parametrize(
     ("field", "value"), [("console", "html"), ("level", "loud"), ("tail_bytes", 0)]
 )
-def test_options_that_make_no_sense_are_refused(field: str, value: Any) -> None:
+def test_options_that_make_no_sense_are_refused(launcher: Launcher, field: str, value: Any) -> None:
     with pytest.raises(SpecError, match=re.escape(f"{field}={value!r}")):
-        Scribe(launch, **{field: value})
+        OutputCollector(launcher, **{field: value})
 
 
 def test_when_the_driver_is_killed_the_scribe_ends_and_the_stream_with_it() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest, time
-from phalanx.runtime.output.collector import Scribe
-scribe = Scribe(conftest.launch, console=None)
+scribe = conftest.plain_collector(console=None)
 print(scribe.pid, scribe.address, flush=True)
 input()
 """

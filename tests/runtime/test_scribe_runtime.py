@@ -15,8 +15,8 @@ LABELS = WorkerLabels(child="root/tp/0", group="tp", rank=0)
 
 def test_a_scribe_that_is_killed_is_started_again_by_the_launcher() -> None:
     with Runtime(console=None, stream=False) as runtime:
-        output = runtime.scribe.open_worker(LABELS)
-        first = runtime.scribe.pid
+        output = runtime.collector.open_worker(LABELS)
+        first = runtime.collector.pid
         assert first is not None
 
         os.kill(first, signal.SIGKILL)
@@ -25,13 +25,13 @@ def test_a_scribe_that_is_killed_is_started_again_by_the_launcher() -> None:
 
         assert drained
         assert output.tail().stdout == "meanwhile\n"
-        assert runtime.scribe.pid != first
+        assert runtime.collector.pid != first
         output.close()
 
 
 def test_closing_the_runtime_ends_the_scribe_and_the_stream() -> None:
     with Runtime(console=None) as runtime:
-        pid, address = runtime.scribe.pid, runtime.scribe.address
+        pid, address = runtime.collector.pid, runtime.collector.address
         assert address is not None
         assert address in Path("/proc/net/unix").read_text()
 

@@ -1,4 +1,4 @@
-"""Ranks may share a device, or have several; CPU slots keep the same rules."""
+"""Ranks may share a device, or have several."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.devices.fake_gpus import FakeGpus
 from phalanx.runtime.devices.lease import Request
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
+from phalanx.testing import FakeGpus
 
 
 def test_ranks_share_a_device_by_fractions() -> None:
@@ -38,7 +38,7 @@ def test_fractions_that_do_not_fit_are_refused_with_what_would() -> None:
 
 @pytest.mark.parametrize("share", [0, -1, 1.5, True, float("nan"), float("inf"), "half"])
 def test_a_share_that_makes_no_sense_is_refused(share: Any) -> None:
-    with pytest.raises(SpecError, match="devices_per_rank="):
+    with pytest.raises(SpecError, match="devices.per_rank="):
         DevicePool.of("cpu", 1, devices_per_rank=share)
 
 
@@ -88,51 +88,6 @@ def test_instances_are_leased_by_their_own_uuid_and_share_the_faults_of_their_gp
     assert str(pool.acquire(2)) == "MIG-00000001-0-fake"
     with pytest.raises(SpecError, match="one instance"):
         DevicePool.of("auto", 2, gpus, {}, devices_per_rank=2)
-
-
-def test_cpu_slots_keep_the_rules_of_devices() -> None:
-    pool = DevicePool(None, slots=2)
-
-    leases = [pool.acquire(rank, holder=f"a/{rank}") for rank in range(2)]
-
-    assert [lease.names for lease in leases] == [("cpu:0",), ("cpu:1",)]
-    with pytest.raises(NoDevice, match="cpu:1 is leased to a/1"):
-        pool.acquire(2)
-    with pytest.raises(SpecError, match="world_size=3"):
-        DevicePool.of(pool, 3)
-    pool.give_back(leases[1])
-    pool.quarantine("cpu:1", "noisy neighbour")
-    with pytest.raises(NoDevice, match="noisy neighbour"):
-        pool.acquire(1)
-
-
-def test_endless_cpu_slots_are_used_again() -> None:
-    pool = DevicePool.of("cpu", 2)
-    leases = [pool.acquire(rank) for rank in range(3)]
-    pool.give_back(leases[1])
-    pool.quarantine("cpu:1", "noisy neighbour")
-
-    again = [pool.acquire(1), pool.acquire(9)]
-
-    assert [lease.names[0] for lease in (*leases, *again)] == [
-        "cpu:0",
-        "cpu:1",
-        "cpu:2",
-        "cpu:3",
-        "cpu:4",
-    ]
-
-
-def test_cpu_slots_of_groups_that_share_a_pool_have_names_of_their_own() -> None:
-    pool = DevicePool.of("cpu", 1)
-
-    leases = [
-        lease
-        for size in (1, 2, 3)
-        for lease in pool.acquire_all([Request(rank, f"{size}/{rank}") for rank in range(size)])
-    ]
-
-    assert len({lease.names for lease in leases}) == 6
 
 
 def test_two_ranks_that_had_one_device_in_turns_do_not_wait_for_each_other() -> None:

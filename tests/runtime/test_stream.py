@@ -17,20 +17,23 @@ import zmq
 
 from phalanx.runtime.observe.events import GroupUp
 from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
-from phalanx.runtime.output.collector import Scribe
+from phalanx.runtime.output.collector import OutputCollector
 from phalanx.supervision import RuntimeFault
 
-from .conftest import LONG, Console, Worker, labels_of, launch
+from .conftest import LONG, Console, Worker, labels_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from phalanx.runtime.output.worker_output import WorkerOutput
+    from phalanx.runtime.process.launcher import Launcher
 
 
 @pytest.fixture
-def scribe(console: Console) -> Iterator[Scribe]:
-    with Scribe(launch, console=None, out=console.fd, err=console.fd, name="mine") as scribe:
+def scribe(launcher: Launcher, console: Console) -> Iterator[OutputCollector]:
+    with OutputCollector(
+        launcher, console=None, out=console.fd, err=console.fd, name="mine"
+    ) as scribe:
         yield scribe
 
 
@@ -39,7 +42,7 @@ def mine() -> DriverStream:
     return driver
 
 
-def attached(scribe: Scribe, observer: Observer) -> None:
+def attached(scribe: OutputCollector, observer: Observer) -> None:
     """Return once *observer* hears *scribe*: a subscription takes a moment to arrive."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
@@ -59,13 +62,15 @@ def until(observer: Observer, **wanted: Any) -> dict[str, Any]:
 
 
 def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
-    monkeypatch: pytest.MonkeyPatch, console: Console, tmp_path: Path
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, console: Console, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     name = "naïve name/" + "x" * 200
 
-    with Scribe(launch, console=None, out=console.fd, err=console.fd, name=name) as scribe:
+    with OutputCollector(
+        launcher, console=None, out=console.fd, err=console.fd, name=name
+    ) as scribe:
         driver = mine()
         made = list(tmp_path.iterdir())
 
@@ -76,7 +81,7 @@ def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
     assert driver.address not in Path("/proc/net/unix").read_text()
 
 
-def test_an_observer_sees_lines_records_and_events(scribe: Scribe) -> None:
+def test_an_observer_sees_lines_records_and_events(scribe: OutputCollector) -> None:
     output: WorkerOutput = scribe.open_worker(labels_of(1, incarnation=4))
     with Observer(mine()) as observer:
         attached(scribe, observer)
@@ -96,7 +101,7 @@ def test_an_observer_sees_lines_records_and_events(scribe: Scribe) -> None:
         assert observer.missed == 0
 
 
-def test_an_observer_is_told_when_the_driver_closes(scribe: Scribe) -> None:
+def test_an_observer_is_told_when_the_driver_closes(scribe: OutputCollector) -> None:
     with Observer(mine()) as observer:
         attached(scribe, observer)
         scribe.close()
@@ -107,7 +112,7 @@ def test_an_observer_is_told_when_the_driver_closes(scribe: Scribe) -> None:
     assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
-def test_a_workers_record_does_not_end_the_stream(scribe: Scribe) -> None:
+def test_a_workers_record_does_not_end_the_stream(scribe: OutputCollector) -> None:
     output: WorkerOutput = scribe.open_worker(labels_of(1))
     with Observer(mine()) as observer:
         attached(scribe, observer)
@@ -119,7 +124,7 @@ def test_a_workers_record_does_not_end_the_stream(scribe: Scribe) -> None:
         worker.wait()
 
 
-def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: Scribe) -> None:
+def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: OutputCollector) -> None:
     with Observer(mine()) as observer:
         attached(scribe, observer)
         assert scribe.pid is not None
@@ -129,7 +134,7 @@ def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: Scribe) -> No
 
 
 def test_an_observer_that_does_not_read_slows_nobody_and_knows_what_it_missed(
-    scribe: Scribe,
+    scribe: OutputCollector,
 ) -> None:
     output = scribe.open_worker(labels_of(0))
     with Observer(mine()) as observer:
@@ -160,8 +165,7 @@ def test_iteration_ends_when_the_driver_is_killed() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest
-from phalanx.runtime.output.collector import Scribe
-scribe = Scribe(conftest.launch, console=None)
+scribe = conftest.plain_collector(console=None)
 print(flush=True); input()
 """
     driver = subprocess.Popen(
@@ -179,7 +183,9 @@ print(flush=True); input()
     assert all(record["event"] == "phalanx.stream_closed" for record in records)
 
 
-def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(scribe: Scribe) -> None:
+def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(
+    scribe: OutputCollector,
+) -> None:
     if os.geteuid():
         pytest.skip("only root can be two users")
     head = "phalanx-stream-0"
@@ -237,20 +243,24 @@ print(flush=True); input()
     assert heard is None
 
 
-def test_without_a_stream_there_is_no_socket(console: Console) -> None:
-    with Scribe(launch, console=None, stream=False, out=console.fd, err=console.fd) as scribe:
+def test_without_a_stream_there_is_no_socket(launcher: Launcher, console: Console) -> None:
+    with OutputCollector(
+        launcher, console=None, stream=False, out=console.fd, err=console.fd
+    ) as scribe:
         assert scribe.address is None
         assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
 def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
-    console: Console, monkeypatch: pytest.MonkeyPatch
+    launcher: Launcher, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "phalanx.runtime.observe.stream._LONGEST", 110
     )  # one the kernel does not take
 
-    with Scribe(launch, console="json", out=console.fd, err=console.fd, name="x" * 200) as scribe:
+    with OutputCollector(
+        launcher, console="json", out=console.fd, err=console.fd, name="x" * 200
+    ) as scribe:
         record = console.record(lambda r: r["event"] == "phalanx.stream_unavailable")
         scribe.log.info("alive")
 
@@ -262,8 +272,7 @@ def test_the_driver_never_imports_zmq() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import conftest
-from phalanx.runtime.output.collector import Scribe
-with Scribe(conftest.launch, console=None): pass
+with conftest.plain_collector(console=None): pass
 assert "zmq" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.actors.workers import Echo
 
-from phalanx.actors import Executor
+from phalanx.actors import Executor, Launch
 from phalanx.runtime import Zmq, check_transport
 from phalanx.supervision import SpecError
 
@@ -69,10 +69,10 @@ def test_a_transport_has_a_name_or_is_a_value() -> None:
     assert check_transport("local") is None
     assert check_transport("zmq") == Zmq()
     assert check_transport(Zmq(ipc=True)) == Zmq(ipc=True)
-    with pytest.raises(SpecError, match="phalanx.Zmq"):
+    with pytest.raises(SpecError, match="phalanx.runtime.Zmq"):
         check_transport("tcp")
 
 
 def test_an_inline_rank_has_no_transport() -> None:
     with pytest.raises(SpecError, match="inline"):
-        Executor(Echo, 1, launch="inline", transport="zmq")
+        Executor(Echo, 1, launch=Launch(method="inline", transport="zmq"))

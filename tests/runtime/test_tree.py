@@ -49,7 +49,7 @@ def crowd() -> Iterator[None]:
         yield
 
 
-@pytest.mark.usefixtures("leak_check", "crowd")
+@pytest.mark.usefixtures("phalanx_leak_check", "crowd")
 def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None:
     for _ in range(5):
         mark = uuid.uuid4().hex
@@ -59,7 +59,7 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
             assert first.stdout is not None
             assert first.stdout.read(1) == b"x"
             assert first.wait(60) == 0
-            quarry = process_tree.Quarry(mark.encode())
+            quarry = process_tree.TreeTarget(mark.encode())
 
             report = process_tree.kill(quarry, soon())
 
@@ -73,7 +73,7 @@ def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None
 # Has as many descriptors free as it was told, and forty processes to end with them.
 SHORT = """
 import os, resource, subprocess, sys, time, uuid
-from phalanx.runtime.linux import process_tree
+from phalanx.runtime.linux import process_tree, procfs
 
 mark = uuid.uuid4().hex
 code = "import os; os.setsid(); os.write(1, b'x'); os.read(0, 1)"
@@ -89,8 +89,8 @@ for each in crowd:
 highest = max(map(int, os.listdir("/proc/self/fd")))  # the listing's own
 resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(sys.argv[1]),) * 2)
 pid = crowd[0].pid
-roots = [(pid, process_tree.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
-quarry = process_tree.Quarry(mark.encode(), roots)
+roots = [(pid, procfs.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
+quarry = process_tree.TreeTarget(mark.encode(), roots)
 report = process_tree.kill(quarry, time.monotonic() + float(sys.argv[2]))
 print(len(report.killed), [one.pid == pid for one in report.left])
 for each in crowd:

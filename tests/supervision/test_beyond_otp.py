@@ -29,6 +29,7 @@ from phalanx.supervision import (
     Notice,
     Restart,
     Rule,
+    Strategy,
     Supervisor,
     SupervisorSpec,
     link,
@@ -36,7 +37,7 @@ from phalanx.supervision import (
 )
 from phalanx.supervision.tree.adapters import StopSignal
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_the_caller_gets_its_exception_and_the_decider_says_what_follows(
         if directive is Directive.RESTART:
             notices.wait_started("top/a", 2)
         top.which_children(timeout=LIMIT)
-        (child,) = top.snapshot().children
+        (child,) = top.status().children
         assert (child.incarnation, child.state) == (incarnation, state)
 
 
@@ -72,10 +73,10 @@ def test_escalate_gives_up_at_once(notices: Notices) -> None:
 
     top.child("a").tell(ValueError("boom"))
 
-    reason = top.wait_ended(LIMIT)
+    reason = top.wait_closed(LIMIT)
     assert reason is not None
     assert reason.detail == "gave up: escalated by the decider"
-    top.stop()
+    top.close()
 
 
 def test_back_off_waits_before_a_restart_and_a_stop_does_not_wait_for_it(notices: Notices) -> None:
@@ -107,10 +108,10 @@ def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
     for _ in range(2):
         puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
-    reason = top.wait_ended(LIMIT)
+    reason = top.wait_closed(LIMIT)
     assert reason is not None
     assert "was restarted 2 times in a row and was of no use" in reason.detail
-    top.stop()
+    top.close()
 
 
 def test_an_actor_that_handled_a_message_has_been_of_use(notices: Notices) -> None:
@@ -158,7 +159,7 @@ def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:
             ctx.exited(ExitReason(ExitKind.CRASH, signal=signal.SIGTERM))
 
         puppet.contexts.get(timeout=LIMIT)
-        assert top.snapshot().restarts == 0
+        assert top.status().restarts == 0
 
 
 def test_a_monitor_is_told_once_with_the_reason_also_afterwards() -> None:
@@ -294,7 +295,9 @@ def test_a_trapping_side_is_told_and_not_stopped() -> None:
 
 
 def test_the_tree_is_shown_as_text_with_what_happened(notices: Notices) -> None:
-    sub = SupervisorSpec("sub", "rest_for_one", children=[ChildSpec("x", thread_child(wait_stop))])
+    sub = SupervisorSpec(
+        "sub", Strategy.REST_FOR_ONE, children=[ChildSpec("x", thread_child(wait_stop))]
+    )
     with Supervisor(tree(ChildSpec("a", Echo.start), sub), subscriber=notices) as top:
         top.child("a").tell(ValueError("boom"))
         notices.wait_started("top/a", 2)

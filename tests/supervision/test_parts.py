@@ -8,21 +8,26 @@ import threading
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conformance.scenario import WholeSeconds
 from tests.supervision.puppets import LIMIT
 
 from phalanx.supervision import (
     GPU_WORKER,
     NORMAL,
     BackOff,
+    CallTimeout,
     ChildRefused,
     Decider,
     Directive,
     ExitKind,
     ExitReason,
     Intensity,
+    NoDevice,
+    PhalanxError,
     Restart,
     Rule,
     ThreadTimers,
+    Unhealthy,
     is_broken_process_group,
 )
 from phalanx.supervision.core.machine import Verdict, verdict
@@ -57,8 +62,8 @@ def test_both_ends_of_the_period_count() -> None:
     assert window.admit(6.000001) is not None
 
 
-def test_whole_seconds_count_as_otp_counts_them() -> None:
-    intensity = Intensity(1, 2, whole_seconds=True)
+def test_the_traces_are_compared_under_whole_seconds_as_otp_counts_them() -> None:
+    intensity = WholeSeconds(1, 2)
     early, late = intensity.window().admit(0.2), intensity.window().admit(0.8)
     assert early is not None
     assert late is not None
@@ -160,7 +165,20 @@ def test_errors_of_gloo_count_as_a_broken_process_group_and_others_do_not() -> N
     assert not is_broken_process_group(CRASH)
 
 
-def test_a_refusal_survives_pickling() -> None:
-    error = pickle.loads(pickle.dumps(ChildRefused("not_found", "a")))
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChildRefused("not_found", "a"),
+        CallTimeout("f", (1,), 2.0, sent=False, reports=("r",)),
+        Unhealthy("f", (0,), 1.0, {0: "busy"}, {0: "busy for 3 s"}),
+        NoDevice("rank 0", 2, leased={"cuda:0": ("a",)}, quarantined={}, limit="5 s"),
+    ],
+)
+def test_an_error_keeps_its_text_attributes_and_notes_when_it_is_pickled(
+    error: PhalanxError,
+) -> None:
+    error.add_note("seen")
 
-    assert (error.why, error.child) == ("not_found", "a")
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -23,6 +23,7 @@ from phalanx.supervision import (
     Restart,
     SpecError,
     StartFailed,
+    Strategy,
     Supervisor,
     SupervisorDown,
     SupervisorSpec,
@@ -32,7 +33,7 @@ from phalanx.supervision import (
 )
 from phalanx.supervision.core.machine import SupervisorMachine
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 def test_children_are_added_stopped_started_and_deleted() -> None:
@@ -59,7 +60,7 @@ def test_children_are_added_stopped_started_and_deleted() -> None:
 
 def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
     pool = SupervisorSpec(
-        "pool", "simple_one_for_one", children=[ChildSpec("w", pykka_child(Echo))]
+        "pool", Strategy.SIMPLE_ONE_FOR_ONE, children=[ChildSpec("w", pykka_child(Echo))]
     )
     with Supervisor(tree(pool)) as top:
         view = top.supervisor("pool")
@@ -91,7 +92,7 @@ def test_a_significant_child_where_nothing_is_is_refused() -> None:
 
 def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
     top = Supervisor(tree())
-    top.stop()
+    top.close()
 
     with pytest.raises(SupervisorDown):
         top.which_children()
@@ -134,7 +135,7 @@ def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
     deadline = time.monotonic() + LIMIT
     while not is_there(top._top.machine):
         assert time.monotonic() < deadline, top._top.machine
-        top._top.actor_ref.proxy().thread.get(timeout=LIMIT)  # one more turn of its loop
+        top._top.actor_ref.proxy().ended.get(timeout=LIMIT)  # one more turn of its loop
 
 
 def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None:
@@ -170,10 +171,10 @@ def test_callers_are_answered_when_the_supervisor_fails(
     answer = ask_in_thread(top.count_children)
 
     assert isinstance(answer.get(timeout=LIMIT), SupervisorDown)
-    reason = top.wait_ended(LIMIT)
+    reason = top.wait_closed(LIMIT)
     assert reason is not None
     assert "a bug of ours" in reason.detail
-    top.stop()
+    top.close()
 
 
 def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() -> None:
@@ -195,12 +196,12 @@ def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() 
 
 def test_stopping_twice_and_from_two_threads_is_harmless() -> None:
     top = Supervisor(tree(ChildSpec("a", Echo.start)))
-    threads = [threading.Thread(target=top.stop) for _ in range(4)]
+    threads = [threading.Thread(target=top.close) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LIMIT)
 
-    top.stop()
+    top.close()
 
-    assert top.reason is not None
+    assert top.exit_reason is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from random import Random
 
 from hypothesis import given, settings
@@ -48,13 +47,11 @@ def test_a_stopped_world_has_ended_and_has_no_children(seed: int, steps: int) ->
     limit=st.integers(0, 6),
     period=st.floats(0.1, 10),
     gaps=st.lists(st.floats(0, 12), max_size=40),
-    whole=st.booleans(),
 )
 def test_no_window_ever_holds_more_restarts_than_the_intensity(
-    limit: int, period: float, gaps: list[float], *, whole: bool
+    limit: int, period: float, gaps: list[float]
 ) -> None:
-    period = float(math.ceil(period)) if whole else period
-    window = Intensity(limit, period, whole).window()
+    window = Intensity(limit, period).window()
     now, admitted = 0.0, list[float]()
     for gap in gaps:
         now += gap

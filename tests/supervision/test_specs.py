@@ -9,6 +9,7 @@ from typing import Any
 import pykka
 import pytest
 
+import phalanx
 from phalanx.supervision import (
     BRUTAL_KILL,
     BackOff,
@@ -86,12 +87,10 @@ AnyRule: Any = Rule
         (lambda: AnyDecider((5,)), "rules", 5),
         (lambda: AnyDecider((), "restart"), "default", "restart"),
         (lambda: AnyRule(ValueError, Directive.STOP, 5), "child", 5),
-        (lambda: AnyIntensity(1, 1, whole_seconds=5), "whole_seconds", 5),
         (lambda: AnyIntensity(-1), "max_restarts", -1),
         (lambda: AnyIntensity(1.5), "max_restarts", 1.5),
         (lambda: AnyIntensity(1, 0), "period", 0),
         (lambda: AnyIntensity(1, math.inf), "period", math.inf),
-        (lambda: AnyIntensity(1, 2.5, whole_seconds=True), "period", 2.5),
         (lambda: BackOff(factor=0.5), "factor", 0.5),
         (lambda: BackOff(jitter=2), "jitter", 2),
         (lambda: BackOff(initial=-1), "initial", -1),
@@ -156,7 +155,7 @@ def test_a_toml_tree_is_the_spec_that_python_would_build() -> None:
     from phalanx.supervision import thread_child
 
     pool = SupervisorSpec(
-        "pool", "one_for_all", children=[ChildSpec("left", thread_child, shutdown=math.inf)]
+        "pool", Strategy.ONE_FOR_ALL, children=[ChildSpec("left", thread_child, shutdown=math.inf)]
     )
     wanted = SupervisorSpec(
         "app",
@@ -240,7 +239,7 @@ def test_a_document_may_be_deeper_than_the_stack() -> None:
 
     for i in range(depth):
         assert spec.id == f"s{i}"
-        below = spec.children[0].start
+        below = spec.child_specs[0].start
         assert isinstance(below, SupervisorSpec)
         spec = below
 
@@ -260,3 +259,49 @@ def test_a_snapshot_deeper_than_the_stack_is_shown() -> None:
 
     assert len(lines) == depth + 1
     assert lines[-1].strip().startswith(f"└─ s{depth}  ")
+
+
+EXECUTORS = """
+root = "app"
+
+[supervisor.app]
+children = ["model"]
+
+[executor.model]
+worker = "tests.actors.workers:Echo"
+world_size = 2
+restart = "transient"
+strategy = "one_for_one"
+args = ["hi"]
+policy = { intensity = { max_restarts = 9, period = 60.0 }, backoff = { initial = 0.5 } }
+limits = { start = 20.0, stop = { ask = 1.0 } }
+
+[executor.model.launch]
+preload = []
+env = { A = "1" }
+"""
+
+
+def test_a_toml_tree_has_executors_with_all_their_options() -> None:
+    (child,) = phalanx.tree_from_toml(EXECUTORS).child_specs
+
+    assert (child.id, child.restart, child.type) == ("model", "transient", "supervisor")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field"),
+    [
+        ("tests.actors.workers:Echo", "tests.actors.workers:None", "executor.model.worker"),
+        ("tests.actors.workers:Echo", "os:getpid", "executor.model.worker"),
+        ("world_size = 2", "world_size = 0", "executor.model.world_size"),
+        ("world_size = 2", "worldsize = 2", "executor.model.worldsize"),
+        ("start = 20.0", "starts = 20.0", "executor.model.limits.starts"),
+        ("args = [", "checkpoint = { every = 3 }\nargs = [", "executor.model.checkpoint.every"),
+        ("initial = 0.5", "initial = -1", "executor.model.initial"),
+    ],
+)
+def test_a_bad_executor_in_a_toml_tree_names_the_place(old: str, new: str, field: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        phalanx.tree_from_toml(EXECUTORS.replace(old, new))
+
+    assert caught.value.field == field

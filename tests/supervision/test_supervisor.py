@@ -45,6 +45,7 @@ from phalanx.supervision import (
     Notice,
     Restart,
     SpecError,
+    StartContext,
     StartFailed,
     Strategy,
     Supervisor,
@@ -55,11 +56,10 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
-from phalanx.supervision.core.messages import CountRequested, Event, Exited, Started
-from phalanx.supervision.tree.services import Tree
-from phalanx.supervision.tree.start import Incarnation
+from phalanx.supervision.core.messages import CountRequested, Event, Exited, StartChild, Started
+from phalanx.supervision.tree.services import TreeServices
 
-pytestmark = pytest.mark.usefixtures("leak_check")
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
 
 
 # --- children of every kind ---------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_an_exception_that_was_answered_leaves_an_actor_alive_as_in_pykka() -> N
             top.child("a").ask(ValueError("boom"), timeout=LIMIT)
 
         assert top.child("a").ask(1, timeout=LIMIT) == 1
-        assert top.snapshot().children[0].incarnation == 1
+        assert top.status().children[0].incarnation == 1
 
 
 def test_system_exit_in_one_actor_stops_no_other(notices: Notices) -> None:
@@ -223,7 +223,7 @@ def test_a_child_that_does_not_stop_is_killed_at_its_deadline() -> None:
     puppet.answers = False
     top = Supervisor(tree(ChildSpec("a", puppet, shutdown=0.05)))
 
-    top.stop(timeout=LIMIT)
+    top.close(timeout=LIMIT)
 
     assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
 
@@ -237,7 +237,7 @@ def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: N
     spec = ChildSpec("a", thread_child(deaf), shutdown=0.05, kill_within=0.0)
     top = Supervisor(tree(spec), subscriber=notices)
 
-    top.stop(timeout=LIMIT)
+    top.close(timeout=LIMIT)
 
     assert [n.path for n in notices.seen if isinstance(n, ChildLost)] == ["top/a"]
     release.set()
@@ -263,7 +263,7 @@ def test_a_handle_that_raises_costs_its_siblings_nothing(
     spec = tree(ChildSpec("good", good), ChildSpec("bad", bad, shutdown=0.05))
     top = Supervisor(spec, subscriber=notices)
 
-    top.stop(timeout=LIMIT)
+    top.close(timeout=LIMIT)
 
     assert [n.error for n in notices.seen if isinstance(n, HandleFailed)] == [repr(error)]
     assert bad.told.get(timeout=LIMIT) == "kill"
@@ -303,7 +303,7 @@ def test_a_killed_supervisor_kills_its_children_without_asking() -> None:
     top.kill()
 
     assert puppet.told.get(timeout=LIMIT) == "kill"
-    assert top.wait_ended(LIMIT) == KILLED
+    assert top.wait_closed(LIMIT) == KILLED
 
 
 def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_stop() -> None:
@@ -313,13 +313,13 @@ def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_sto
     top = Supervisor(tree(sub))
     nested = top._top.nested("sub")
     assert nested is not None
-    assert nested.thread is not None
+    assert nested.member.thread is not None
 
     top.kill()
 
     assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
-    nested.thread.join(LIMIT)
-    assert not nested.thread.is_alive()
+    nested.member.thread.join(LIMIT)
+    assert not nested.member.thread.is_alive()
 
 
 def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:
@@ -355,17 +355,18 @@ def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
 
     def post(event: Event) -> None:
         if isinstance(event, Started):  # the child ends now, on a thread of its own
-            ending = threading.Thread(target=incarnation.exited, args=(CRASH,))
+            ending = threading.Thread(target=context.exited, args=(CRASH,))
             ending.start()
             ending.join(LIMIT)
         posted.append(event)
 
     spec = ChildSpec("a", Puppet())
-    incarnation = Incarnation(
-        "top/a", 1, LIMIT, key="a", serial=1, spec=spec, decider=None, post=post, tree=Tree()
-    )
+    context = StartContext(
+        "top/a", StartChild("a", 1, 1, spec), LIMIT,
+        decider=None, post=post, services=TreeServices(),
+    )  # fmt: skip
 
-    incarnation.settle(Puppet())
+    context.settle(Puppet())
 
     assert [type(event) for event in posted] == [Started, Exited]
 
@@ -407,7 +408,7 @@ def test_a_tree_without_executors_logs_to_stderr_and_leaves_stdout_to_the_progra
         spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", A.start)])
         top = Supervisor(spec)
         top.child("a").tell(ValueError("boom"))
-        top.wait_ended(10)
+        top.wait_closed(10)
     """)
 
     assert (done.returncode, done.stdout) == (0, "")
@@ -419,9 +420,9 @@ def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
     puppet = Puppet()
     spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
     top = Supervisor(spec)
-    timers = top._tree._own_timers
+    timers = top._services._own_timers
     assert timers is not None
-    threads = [thread for thread in (top._top.thread, timers._thread) if thread is not None]
+    threads = [thread for thread in (top._top.member.thread, timers._thread) if thread is not None]
 
     puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
@@ -441,12 +442,12 @@ def test_who_asks_for_a_child_of_a_tree_that_has_ended_hears_of_the_end_and_why(
     spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet), sub])
     top = Supervisor(spec)
     puppet.contexts.get(timeout=LIMIT).exited(CRASH)
-    top.wait_ended(LIMIT)
+    top.wait_closed(LIMIT)
 
     for ask in (top.child, top.lifeline, top.restart_child):
         with pytest.raises(SupervisorDown, match="tree top has ended: .*more than 0 restarts"):
             ask(path)
-    top.stop()
+    top.close()
 
 
 def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_waiting_for_ever(
@@ -456,7 +457,7 @@ def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_
 
     def stop(notice: Notice) -> None:
         if isinstance(notice, ChildExited) and notice.path == "top/sub/a":
-            for wait in (top.stop, top.which_children):
+            for wait in (top.close, top.which_children):
                 try:
                     wait()
                 except WouldDeadlock as error:
@@ -481,7 +482,7 @@ def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> No
             top.supervisor(key).start_child(ChildSpec("a", Puppet()), timeout=LIMIT)
             top.terminate_child(key, timeout=LIMIT)
 
-        assert top._tree.instances == {"top": 3}
+        assert top._services.instances == {"top": 3}
 
 
 def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
@@ -578,22 +579,22 @@ def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: str) ->
         thread.join(LIMIT)
 
     assert top.count_children(timeout=LIMIT).active == 1
-    assert top.reason is None
-    top.stop()
+    assert top.exit_reason is None
+    top.close()
     assert puppet.told.get(timeout=LIMIT) == "terminate"
 
 
 def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:
     top = Supervisor(tree(ChildSpec("a", Puppet())))
-    assert top._top.thread is not None
+    assert top._top.member.thread is not None
 
-    strike(top._top.thread, RuntimeError)
+    strike(top._top.member.thread, RuntimeError)
     top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture()))  # it runs again for this
 
-    reason = top.wait_ended(LIMIT)
+    reason = top.wait_closed(LIMIT)
     assert reason is not None
     assert (reason.kind, "RuntimeError" in reason.detail) == (ExitKind.CRASH, True)
-    top.stop()
+    top.close()
 
 
 def test_an_actor_that_is_struck_between_two_messages_is_restarted(notices: Notices) -> None:

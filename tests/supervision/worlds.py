@@ -97,7 +97,7 @@ def random_spec(random: Random) -> SupervisorSpec:
     return SupervisorSpec(
         "top",
         strategy,
-        Intensity(random.randint(0, 4), random.choice([1.0, 4.0, 60.0]), random.random() < 0.5),
+        Intensity(random.randint(0, 4), random.choice([1.0, 4.0, 60.0])),
         [random_child(random, f"w{n}", significant=significant) for n in range(count)],
         auto_shutdown=auto,
         max_children=random.choice([None, 2, 5]) if dynamic else None,

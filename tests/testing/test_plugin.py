@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -23,11 +21,11 @@ USUAL = """
             return 2
 
     def build():
-        return Executor(Liar, 1, preload=())
+        return Executor(Liar, 1, launch={'preload': ()})
 
     def lying():
         def traffic(executor, chance):
-            assert executor.call(0, "one", timeout=30) == 1, "one is not one"
+            assert executor.call("one", timeout=30, rank=0) == 1, "one is not one"
         return build(), traffic
 """
 
@@ -43,15 +41,15 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
     result = run(
         pytester,
         """
-    pytestmark = pytest.mark.chaos(seed=3, rate=1.0, callers=1)
+    pytestmark = pytest.mark.phalanx_chaos(seed=3, rate=1.0, callers=1)
 
-    @pytest.mark.chaos(duration=1.0)
-    def test_lying(chaos):
-        chaos(lying)
+    @pytest.mark.phalanx_chaos(duration=1.0)
+    def test_lying(phalanx_chaos):
+        phalanx_chaos(lying)
 
-    def test_that_judges_itself(chaos):
-        result = chaos(lying, check=False, duration=1.0)
-        assert result.plan.seed == chaos.seed
+    def test_that_judges_itself(phalanx_chaos):
+        result = phalanx_chaos(lying, check=False, duration=1.0)
+        assert result.plan.seed == phalanx_chaos.seed
         assert {each.invariant for each in result.violations} == {"right_answers"}
     """,
         "--chaos-seed=41",
@@ -63,7 +61,7 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
             "phalanx: --chaos-seed=41",
             "*right_answers*",
             "*one is not one*",
-            "*VIOLATED: right_answers*",
+            "*FAIL: right_answers*",
             "seed 41; again with --chaos-seed=41",
             "record *chaos-1",
         ]
@@ -77,7 +75,6 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
     noted = json.loads((record / "run.json").read_text())
     assert noted["target"].startswith("test_a_run_that_breaks_an_invariant")
     assert noted["target"].endswith(":lying")
-    assert noted["home"] == str(pytester.path)
 
 
 def test_a_run_that_holds_passes_and_a_test_that_fails_of_itself_tells_the_seed_too(
@@ -86,9 +83,9 @@ def test_a_run_that_holds_passes_and_a_test_that_fails_of_itself_tells_the_seed_
     result = run(
         pytester,
         """
-    @pytest.mark.chaos(seed=5, duration=1.0, rate=2.0, faults=("kill",))
-    def test_kills(leak_check, chaos):
-        result = chaos(build)
+    @pytest.mark.phalanx_chaos(seed=5, duration=1.0, rate=2.0, faults=("kill",))
+    def test_kills(phalanx_leak_check, phalanx_chaos):
+        result = phalanx_chaos(build)
         assert result.plan.seed == 5
         assert result.calls["value"] > 0
         assert False, "of its own"
@@ -110,27 +107,27 @@ def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
     kept = []
 
     @pytest.fixture(scope="session")
-    def leak_scope(tmp_path_factory):
+    def phalanx_leak_scope(tmp_path_factory):
         return LeakScope(folders=(tmp_path_factory.mktemp("mine"),), patience=0.3)
 
-    def test_clean(leak_check):
+    def test_clean(phalanx_leak_check):
         with build() as group:
-            assert group.call(0, "one", timeout=30) == 2
+            assert group.call("one", timeout=30, rank=0) == 2
 
-    def test_a_process(leak_check):
+    def test_a_process(phalanx_leak_check):
         kept.append(subprocess.Popen(["sleep", "1000"]))
 
-    def test_a_stray(leak_check):
+    def test_a_stray(phalanx_leak_check):
         stray = "import subprocess; subprocess.Popen(['sleep', '999'], start_new_session=True)"
         subprocess.run([sys.executable, "-c", stray], check=True)
 
-    def test_a_descriptor(leak_check):
+    def test_a_descriptor(phalanx_leak_check):
         kept.append(os.open("/dev/zero", os.O_RDONLY))
 
-    def test_a_file(leak_check, leak_scope):
-        (leak_scope.folders[0] / "forgotten").touch()
+    def test_a_file(phalanx_leak_check, phalanx_leak_scope):
+        (phalanx_leak_scope.folders[0] / "forgotten").touch()
 
-    def test_clean_again(leak_check):
+    def test_clean_again(phalanx_leak_check):
         kept[0].wait(10)
     """,
         "-rA",
@@ -139,10 +136,11 @@ def test_what_a_test_leaves_behind_is_told_and_does_not_fail_the_next(
     result.assert_outcomes(passed=6, errors=4)
     result.stdout.fnmatch_lines_random(
         [
-            "*left behind: {'processes'*sleep*1000*",
-            "*left behind: {'processes'*sleep*999*",
-            "*left behind: {'descriptors': {'/dev/zero': 1}}",
-            "*left behind: {'files': *forgotten*",
+            "left behind:",
+            "  process: *sleep 1000",
+            "  process: *sleep 999",
+            "  descriptor: /dev/zero (1)",
+            "  file: */forgotten",
         ]
     )
 
@@ -151,12 +149,12 @@ def test_a_session_that_uses_no_fixture_keeps_its_environment(pytester: pytest.P
     result = run(
         pytester,
         """
-    from phalanx.testing.leaks import SESSION
+    from phalanx.testing.plugin import _SESSION as SESSION
 
     def test_nothing():
         assert SESSION not in os.environ.get("PHALANX_TREE", "")
 
-    def test_leaks(leak_check):
+    def test_leaks(phalanx_leak_check):
         assert SESSION in os.environ["PHALANX_TREE"]
     """,
     )
@@ -176,8 +174,8 @@ def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
             yield executor
 
     @pytest.mark.parametrize("time", [1, 2])
-    def test_group(leak_check, group, time):
-        assert group.call(0, "one", timeout=30) == 2
+    def test_group(phalanx_leak_check, group, time):
+        assert group.call("one", timeout=30, rank=0) == 2
     """,
     )
 
@@ -188,7 +186,7 @@ def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
     ("mark", "told"),
     [
         ("seed='seven'", "seed='seven'"),
-        ("faults=('explode',)", "no such fault"),
+        ("faults=('explode',)", "unknown fault"),
         ("fault=('kill',)", "fault: no such field"),
         ("7", "by keyword, not (7,)"),
     ],
@@ -196,12 +194,14 @@ def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
 def test_a_marker_that_makes_no_sense_is_a_usage_error(
     pytester: pytest.Pytester, mark: str, told: str
 ) -> None:
-    pytester.makepyfile(f"import pytest\n@pytest.mark.chaos({mark})\ndef test_it(chaos): ...")
+    pytester.makepyfile(
+        f"import pytest\n@pytest.mark.phalanx_chaos({mark})\ndef test_it(phalanx_chaos): ..."
+    )
 
     result = pytester.runpytest_inprocess(*LOADED)
 
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *test_it: @pytest.mark.chaos: *{glob(told)}*"])
+    result.stderr.fnmatch_lines([f"ERROR: *test_it: @pytest.mark.phalanx_chaos: *{glob(told)}*"])
 
 
 def glob(text: str) -> str:
@@ -209,31 +209,56 @@ def glob(text: str) -> str:
 
 
 def test_a_marker_that_nothing_reads_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.chaos(seed=1)\ndef test_it(): ...")
+    pytester.makepyfile("import pytest\n@pytest.mark.phalanx_chaos(seed=1)\ndef test_it(): ...")
 
     result = pytester.runpytest_inprocess(*LOADED)
 
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*does not ask for the fixture `chaos`*"])
+    result.stderr.fnmatch_lines(["*does not ask for the fixture `phalanx_chaos`*"])
 
 
 def test_spread_over_processes_a_marker_that_makes_no_sense_fails_its_test_alone(
     pytester: pytest.Pytester,
 ) -> None:
     pytest.importorskip("xdist")
-    wrong = '@pytest.mark.chaos(faults="explode")\ndef test_it(chaos): ...'
+    wrong = '@pytest.mark.phalanx_chaos(faults="explode")\ndef test_it(phalanx_chaos): ...'
     pytester.makepyfile(f"import pytest\n{wrong}\ndef test_another(): ...")
 
     result = pytester.runpytest_subprocess(*LOADED, "-n", "1", timeout=100)
 
     result.assert_outcomes(passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*test_it: @pytest.mark.chaos: faults='explode': no such*"])
+    result.stdout.fnmatch_lines(
+        ["*test_it: @pytest.mark.phalanx_chaos: faults='explode': unknown*"]
+    )
 
 
-def test_a_marker_of_somebody_elses_is_left_alone(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.chaos\ndef test_it(): ...")
+def test_a_marker_chaos_of_another_plugin_is_left_alone(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("import pytest\n@pytest.mark.chaos(level=3)\ndef test_it(): ...")
 
     pytester.runpytest_inprocess(*LOADED).assert_outcomes(passed=1)
+
+
+def test_the_names_of_an_earlier_release_work_and_warn(pytester: pytest.Pytester) -> None:
+    result = run(
+        pytester,
+        """
+    from phalanx.testing import LeakScope
+
+    @pytest.fixture(scope="session")
+    def leak_scope():
+        return LeakScope(patience=7.0)
+
+    @pytest.mark.chaos(duration=1.0, seed=5)
+    def test_it(leak_check, chaos, phalanx_chaos, phalanx_leak_scope):
+        assert chaos is phalanx_chaos
+        assert chaos.seed == 5
+        assert phalanx_leak_scope.patience == 7.0
+    """,
+    )
+
+    result.assert_outcomes(passed=1)
+    for name in ("fixture chaos", "fixture leak_check", "@pytest.mark.chaos"):
+        result.stdout.fnmatch_lines([f"*PytestDeprecationWarning: *{name} is now *phalanx_*"])
 
 
 def test_a_seed_that_is_no_number_is_a_usage_error(pytester: pytest.Pytester) -> None:
@@ -248,22 +273,23 @@ def test_the_plugin_is_found_by_its_entry_point() -> None:
     assert project["entry-points"]["pytest11"] == {"phalanx.testing": "phalanx.testing"}
 
 
-def test_loading_it_loads_nothing_heavy_and_without_pytest_it_says_what_is_missing() -> None:
-    code = (
-        "import sys, phalanx.testing\n"
-        "print(sorted({'torch', 'zmq', 'numpy', 'phalanx.chaos'} & set(sys.modules)))\n"
-        "for name in [n for n in sys.modules if n.startswith(('phalanx.testing', 'pytest'))]:\n"
-        "    del sys.modules[name]\n"
-        "sys.modules['pytest'] = None\n"
-        "try:\n"
-        "    import phalanx.testing\n"
-        "except ImportError as error:\n"
-        "    print(error)\n"
+def test_a_session_that_uses_no_fixture_imports_nothing_else_of_phalanx(
+    pytester: pytest.Pytester,
+) -> None:
+    pytester.makepyfile(
+        """
+        import sys
+
+        def test_it(request):
+            assert request.config.getoption("--chaos-seed") is None
+            assert {name for name in sys.modules if name.split(".")[0] == "phalanx"} == {
+                "phalanx",
+                "phalanx.testing",
+                "phalanx.testing.chaos_fixture",
+                "phalanx.testing.plugin",
+            }
+            assert not {"torch", "zmq", "numpy", "structlog", "pykka"} & set(sys.modules)
+        """
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-
-    assert done.stdout.splitlines()[0] == "[]"
-    assert "install pytest" in done.stdout
+    pytester.runpytest_subprocess(*LOADED, timeout=100).assert_outcomes(passed=1)

@@ -13,11 +13,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from survival.ranks import strike
-from survival.served import environment
-from survival.toy import CONFIG, make_model
+from benchmarks.vllm.http_server import environment
+from benchmarks.vllm.processes import strike
+from benchmarks.vllm.toy_model import CONFIG, make_model
 
 if TYPE_CHECKING:
     from collections.abc import Callable

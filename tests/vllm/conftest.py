@@ -16,7 +16,7 @@ from phalanx.integrations.vllm.requirements import installed_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "vllm_survives.py"
+ROOT = Path(__file__).parents[2]
 _LONG = 1500  # seconds; on a loaded machine two engines take minutes to start
 _SHM = Path("/dev/shm")
 
@@ -32,12 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def survive() -> Callable[..., dict[str, Any]]:
-    """Run the example with these options; return what it found, once it has left nothing behind."""
+    """Run the benchmark with these options; return its result and check what it left behind."""
 
     def run(*options: str, **environment: str) -> dict[str, Any]:
         before = {entry.name for entry in _SHM.iterdir()}
         done = subprocess.run(
-            [sys.executable, str(EXAMPLE), *options, "--json"],
+            [sys.executable, "-m", "benchmarks.vllm.survive", *options, "--json"],
+            cwd=ROOT,
             env={**os.environ, **environment},
             capture_output=True,
             text=True,

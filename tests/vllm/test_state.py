@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from phalanx import SpecError
+from phalanx.errors import SpecError
 from phalanx.integrations.vllm import supervised
 from phalanx.integrations.vllm.journal import Journal
 from phalanx.integrations.vllm.requirements import check_config

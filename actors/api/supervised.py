@@ -1,0 +1,126 @@
+"""Executors under a supervisor, by a handle that outlives each of them.
+
+- A call that finds its executor ended waits until the supervisor has restarted it, up to the call's
+  timeout; a blocking call that was refused or queued by one that was ending is made again.
+- A call that has been sent is not made again by the handle, because it may have run: it ends as
+  `WorkerDied` or `ExecutorClosed` if its executor ends.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from phalanx.supervision import (
+    CallTimeout,
+    ChildRefused,
+    ExecutorClosed,
+    SupervisorDown,
+    WorkerDied,
+    check_kind,
+)
+from phalanx.supervision import Supervisor as BaseSupervisor
+
+from .calls import CallMethods
+from .executor import Executor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.actors.spec.results import Status
+
+
+class SupervisedExecutor(CallMethods[Any]):
+    """The executor that runs at *path* of a tree, whichever that is.
+
+    It has the calls of `Executor`; a call with ``non_block=True`` blocks while there is none. They
+    raise `SupervisorDown` once the tree has ended, and `ChildRefused` if nothing restarts the
+    executor.
+    """
+
+    def __init__(self, tree: Supervisor, path: str) -> None:
+        self.path = path
+        self._lasting = _LastingGroup(tree, path)
+        _, steps = self.current().parts()
+        super().__init__(cast("Any", self._lasting), steps)
+
+    def current(self, timeout: float | None = None) -> Executor[Any]:
+        """Return the executor that runs now, after its restart if one is under way.
+
+        Raises:
+            TimeoutError: There is none after *timeout* seconds.
+        """
+        return self._lasting.executor(timeout)
+
+    def status(self, timeout: float | None = None) -> Status:
+        """Return the status of `current`."""
+        return self.current(timeout).status()
+
+    def __repr__(self) -> str:
+        return f"<SupervisedExecutor {self.path!r}>"
+
+
+class _LastingGroup:
+    def __init__(self, tree: Supervisor, path: str) -> None:
+        self._tree = tree
+        self._path = path
+
+    def executor(self, timeout: float | None) -> Executor[Any]:
+        found: Any = self._tree.wait_child(self._path, timeout)
+        check_kind(f"child {self._path}", found, Executor)
+        executor: Executor[Any] = found
+        return executor
+
+    def call(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        left = timeout
+        while True:
+            try:
+                executor = self.executor(left)
+            except TimeoutError:
+                name = args[1] if isinstance(args[1], str) else repr(args[1])
+                raise CallTimeout(name, (), timeout or 0.0, sent=False) from None
+            left = None if deadline is None else max(0.001, deadline - time.monotonic())
+            try:
+                return executor.parts()[0].call(*args, timeout=left, **options)
+            except (ExecutorClosed, WorkerDied) as error:
+                if error.sent:
+                    raise
+            self._wait_end(executor, left)
+
+    def _wait_end(self, executor: Executor[Any], timeout: float | None) -> None:
+        """Wait until the supervisor knows that *executor*, which is ending, has ended."""
+        ended = threading.Event()
+        with suppress(ChildRefused, SupervisorDown):
+            cancel = self._tree.monitor(self._path, lambda _down: ended.set())
+            try:
+                if self._tree.child(self._path) is executor:
+                    ended.wait(timeout)
+            finally:
+                cancel()
+
+    @property
+    def log(self) -> Any:
+        return self.executor(None).parts()[0].log
+
+    def room(self, wake: Callable[[], None]) -> object:
+        return self.executor(None).parts()[0].room(wake)
+
+    @property
+    def view(self) -> Status:
+        return self.executor(None).parts()[0].view
+
+
+class Supervisor(BaseSupervisor):
+    """A running tree of supervisors and children, which may be executors.
+
+    Attributes:
+        spec: The spec of the tree.
+        exits: Its own lifeline, for links and monitors.
+    """
+
+    def executor(self, path: str) -> SupervisedExecutor:
+        """Return a handle of the executor at *path* that stays valid when that is restarted."""
+        return SupervisedExecutor(self, path)

@@ -1,0 +1,289 @@
+"""`Sender`: writes calls to the channels of their ranks.
+
+- Each sending has a number (wire id) higher than every one before it, the same on all ranks.
+- A message is encoded once, for any number of ranks.
+- Batching: when every rank has many calls before it, further small calls are kept and sent in one
+  packet, long before a rank runs out of calls, at the latest when the plane begins to read.
+
+Guarded by the plane's lock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from phalanx.runtime import (
+    BUNDLE_LIMIT,
+    EVERY_RANK,
+    Flag,
+    Kind,
+    Payload,
+    bundle,
+    call_id_of,
+    call_packet,
+    withdraw,
+)
+
+from .call import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from phalanx.runtime import Frame
+
+    from .call import Call
+    from .rank import RankSlot, RankTable
+    from .reader import Reader
+
+_NOTHING = Payload.of(None)
+_PLENTY: Final = 16  # calls that a rank has been sent and not answered before more are kept
+_BATCH: Final = 16  # calls that are kept at most
+
+
+class Snapshots(Protocol):
+    """The checkpoint coordinator, as the call plane uses it.
+
+    Attributes:
+        limit: Seconds a rank may take to store its state; None for no limit.
+    """
+
+    @property
+    def limit(self) -> float | None:
+        """See above."""
+        ...
+
+    def is_locked(self) -> bool:
+        """Whether this thread holds its lock, which is taken under the plane's."""
+        ...
+
+    def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
+        """Return the ranks that are to store their state with *call*, which is being sent."""
+        ...
+
+    def hear(self, rank: int, frame: Frame) -> None:
+        """Take the state that *rank* has stored, or its error."""
+        ...
+
+    def answered(self, rank: int, wire: int) -> None:
+        """*rank* has answered the sending *wire*."""
+        ...
+
+    def abandon(self, wire: int) -> None:
+        """The sending *wire* is not answered by every rank."""
+        ...
+
+    def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
+        """*ranks* are lost; their answers have been read."""
+        ...
+
+
+class Sender:
+    """The sending side of one group.
+
+    Args:
+        on_refused: Called with a call that could not be sent to a rank which is alive.
+        on_busy: See `CallPlane`.
+
+    Attributes:
+        epoch: The epoch that calls are sent under.
+        round: How often calls have been withdrawn (`runtime.wire.progress_page`).
+        is_watched: Whether *on_busy* has been called since the ranks were last idle.
+        batch: Packets for all ranks that have not been sent yet, in order.
+    """
+
+    def __init__(
+        self,
+        table: RankTable,
+        reader: Reader,
+        *,
+        snapshots: Snapshots | None,
+        on_refused: Callable[[RankSlot, int, OSError], None],
+        on_busy: Callable[[float | None], None],
+    ) -> None:
+        self._table = table
+        self._reader = reader
+        self._snapshots = snapshots
+        self._on_refused = on_refused
+        self._on_busy = on_busy
+        self._wire = 0
+        self.epoch = 0
+        self.round = 0
+        self.is_watched = False
+        self.batch: list[bytes] = []
+        self._batch_bytes = 0
+        self._reached = 0  # the last call begun by any rank, ranks that have died included
+
+    def send(self, call: Call, slots: Sequence[RankSlot]) -> None:
+        """Send *call* to *slots* under a new number."""
+        self._wire = wire = call.wire = self._wire + 1
+        table = self._table
+        shape = call.shape
+        flags = Flag.NONE
+        if shape is _COLLECTIVE:
+            flags = Flag.COLLECTIVE
+        elif shape is Shape.POOL:
+            call.rank = slots[0].rank
+        if call.options.tell:
+            flags |= Flag.TELL
+        if call.stream is not None:
+            flags |= Flag.STREAM
+        call.asked = table.ranks if slots is table.all else tuple([slot.rank for slot in slots])
+        table.owe(slots, wire, call)
+        if call.tap is not None:
+            call.tap.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in slots))
+        payloads = call.payloads
+        limit = call.hang_after
+        marked: Collection[int] = ()
+        if self._snapshots is not None:
+            marked = self._snapshots.mark(call, call.asked, len(table))
+            saving = self._snapshots.limit
+            if marked and saving is not None:
+                limit = saving if limit is None else min(limit, saving)
+            if len(marked) == len(slots):
+                flags |= Flag.MARKED
+        if len(payloads) > 1 or 0 < len(marked) < len(slots):
+            for slot in slots:
+                payload = payloads[slot.rank if len(payloads) > 1 else 0]
+                mine = flags | Flag.MARKED if slot.rank in marked else flags
+                self._send_one(call, payload, (slot,), mine)
+        else:
+            self._send_one(call, payloads[0], slots, flags)
+        if limit is not None or not self.is_watched:
+            self.is_watched = True
+            self._on_busy(limit)
+        if call.tap is not None and any(len(slot.sent) > 1 for slot in slots):
+            call.tap.queued()
+
+    def _send_one(
+        self, call: Call, payload: Payload, slots: Sequence[RankSlot], flags: int
+    ) -> None:
+        """Send *payload* to *slots*, now or with a batch."""
+        wire = call.wire
+        want = call.want
+        extra = EVERY_RANK if want is None else want
+        packet = call_packet(payload, flags, self.epoch, wire, self.round, extra)
+        file = payload.file
+        extent = payload.extent
+        if (
+            len(slots[0].sent) > _PLENTY
+            and file is None
+            and call.stream is None
+            and slots is self._table.all
+            and _are_busy(slots, _PLENTY)
+            and self._keep(packet)
+        ):
+            if extent is not None:
+                for slot in slots:
+                    slot.channel.lend(payload)
+            return
+        if self.batch:
+            self.send_batch()
+        refused: list[tuple[RankSlot, OSError]] = []
+        rest = iter(slots)
+        thrown: BaseException | None = None
+        while True:
+            try:
+                for slot in rest:
+                    channel = slot.channel
+                    if extent is not None:
+                        channel.lend(payload)
+                    try:
+                        if not channel.send(packet, file):
+                            self._reader.want_to_write(channel.fileno(), on=True)
+                    except OSError as error:
+                        channel.take_back(payload)
+                        refused.append((slot, error))
+                    else:
+                        if call.stream is not None:
+                            self.say(slot, Kind.MORE, wire, call.stream.window)
+                break
+            except BaseException as error:  # noqa: BLE001  # thrown in: all ranks get it, or none
+                thrown = error
+        for slot, refusal in refused:  # last: it ends the call, and its memory with it
+            self._on_refused(slot, wire, refusal)
+        if thrown is not None:
+            raise thrown
+
+    def say(self, slot: RankSlot, kind: int, wire: int, extra: int = 0) -> None:
+        """Send *slot* a message without a body about the sending *wire*."""
+        self.transmit(slot, _NOTHING.packet(kind, epoch=self.epoch, call_id=wire, extra=extra))
+
+    def transmit(self, slot: RankSlot, packet: bytes) -> None:
+        """Send *slot* a packet behind everything before it."""
+        if self.batch:
+            self.send_batch()
+        self._write(slot, packet, (packet,))
+
+    def flush(self, slot: RankSlot) -> None:
+        """Send the packets that wait for room, as far as there is some."""
+        channel = slot.channel
+        for packet, error in channel.flush():
+            self._on_refused(slot, call_id_of(packet), error)
+        if not channel.backed_up and not slot.ended:
+            self._reader.want_to_write(channel.fileno(), on=False)
+
+    def send_batch(self) -> None:
+        """Send the packets that are kept."""
+        batch, self.batch = self.batch, []
+        self._batch_bytes = 0
+        packet = batch[0] if len(batch) == 1 else bundle(batch)
+        rest = iter(self._table.all)
+        try:
+            for slot in rest:
+                self._write(slot, packet, batch)
+        except BaseException:  # thrown in, as above
+            for slot in rest:
+                self._write(slot, packet, batch)
+            raise
+
+    def send_batch_if_low(self) -> None:
+        """Send the packets that are kept unless every rank still has enough calls."""
+        if not _are_busy(self._table.all, _PLENTY // 2 + len(self.batch)):
+            self.send_batch()
+
+    def withdraw_unbegun(self, lost: Sequence[RankSlot] = ()) -> int:
+        """Void every collective call that no rank has begun; return the last that any has begun.
+
+        Those of *lost* that live, and are about to be stopped, begin no call at all: what they had
+        not begun is sent again.
+        """
+        if self.batch:
+            self.send_batch()
+        boards = [slot.channel.board for slot in self._table]
+        self.round += 1
+        shut = [slot.channel.board for slot in lost]
+        # A rank that died earlier may have begun, and answered, what others still run.
+        self._reached = withdraw(boards, self.round, self._reached, shut)
+        return self._reached
+
+    def _keep(self, packet: bytes) -> bool:
+        """Add *packet* to the batch if it fits; sends the batch when it is complete."""
+        size = len(packet) + 4
+        if size > BUNDLE_LIMIT - self._batch_bytes:
+            return False
+        self.batch.append(packet)
+        self._batch_bytes += size
+        if len(self.batch) >= _BATCH:
+            self.send_batch()
+        return True
+
+    def _write(self, slot: RankSlot, packet: bytes, calls: Sequence[bytes]) -> None:
+        """Send *packet*, in which are those of *calls*."""
+        channel = slot.channel
+        try:
+            if not channel.send(packet):
+                self._reader.want_to_write(channel.fileno(), on=True)
+        except OSError as error:
+            for each in calls:
+                self._on_refused(slot, call_id_of(each), error)
+
+
+_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call
+
+
+def _are_busy(slots: Sequence[RankSlot], calls: int) -> bool:
+    """Whether each of *slots* owes more than so many *calls*."""
+    for slot in slots:  # noqa: SIM110  # all() takes three times as long
+        if len(slot.sent) <= calls:
+            return False
+    return True

@@ -1,0 +1,1 @@
+"""Whether a history is allowed: the invariants and their violations."""

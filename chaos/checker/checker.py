@@ -1,0 +1,52 @@
+"""The checker: applies every invariant to a history, and nothing else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import calls, delivery, groups
+from .violation import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from phalanx.chaos.history.history import History
+
+    from .violation import Findings
+
+_MOST = 20  # violations of one rule; one cause may show in thousands of calls
+
+RULES: Mapping[str, Callable[[History], Findings]] = {
+    rule.__name__: rule
+    for rule in (
+        *(calls.one_outcome, calls.at_most_once, calls.at_least_once),
+        *(delivery.sent_again, delivery.nothing_lost),
+        *(calls.one_order, calls.one_epoch, calls.in_step, calls.in_time, calls.with_cause),
+        *(calls.own_reply, groups.strategy, groups.intensity, groups.death_first),
+        *(groups.deaths_known, groups.fresh_rendezvous, groups.heals, groups.right_answers),
+        groups.nothing_left,
+    )
+}
+"""The rules, by the names of their invariants."""
+
+INVARIANTS = {
+    name: (rule.__doc__ or "").partition("\n")[0].rstrip(".") for name, rule in RULES.items()
+}
+"""Every invariant by name, in words."""
+
+
+def check(history: History) -> tuple[Violation, ...]:
+    """Return the violations in *history*: of each rule the 20 with the fewest events."""
+    violations: list[Violation] = []
+    for name, rule in RULES.items():
+        found = (
+            Violation(
+                invariant=name,
+                message=message,
+                events=tuple(sorted(set(events), key=lambda event: event.at)),
+                seed=history.seed,
+            )
+            for message, events in rule(history)
+        )
+        violations += sorted(found, key=lambda each: len(each.events))[:_MOST]
+    return tuple(violations)

@@ -1,0 +1,212 @@
+"""Invariants of delivery: no message is lost, and calls that a death took are sent again.
+
+Nothing is concluded from how long something took. A rank takes calls and sends replies in the order
+in which they were sent, so what arrives shows what must have arrived before it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from phalanx.chaos.history.events import (
+    CallBegan,
+    CallEnded,
+    CallIssued,
+    CallSent,
+    ChangePlanned,
+    GroupEnded,
+    RankDied,
+    RankExited,
+    RanksNotStarted,
+)
+
+if TYPE_CHECKING:
+    from phalanx.chaos.history.events import Event
+    from phalanx.chaos.history.history import CallHistory, History
+
+    from .violation import Findings
+
+_NOT_SENT = ("error", "fault", "cancelled")  # outcomes of calls that may not have reached a method
+_BEFORE = 5.0  # seconds between a death and the issue of a call that fails with it
+_AFTER = 10.0  # seconds between the end of a call that failed and the event of its death
+_SENT_AGAIN = ("restart", "replace")  # how decisions begin after which calls are sent again
+_HEARD = 1.0  # seconds until the driver knows of an exception that a worker has recorded
+
+
+def nothing_lost(history: History) -> Findings:
+    """No rank passes over a call that was sent to it, and no reply of all ranks is lost."""
+    deliveries = _Deliveries(history)
+    yield from _passed_over(history, deliveries)
+    yield from _unheard(history, deliveries)
+
+
+def _passed_over(history: History, deliveries: _Deliveries) -> Findings:
+    for worker, sendings in deliveries.sent.items():
+        later: CallSent | None = None  # the next that it began, and the next for all ranks
+        later_of_all: CallSent | None = None
+        for sent in reversed(sendings):
+            call = history.calls[sent.call]
+            is_of_all = any(issued.shape == "collective" for issued in call.issued)
+            if (worker, sent.wire) in deliveries.began:
+                later = sent
+                later_of_all = sent if is_of_all else later_of_all
+                continue
+            # A death withdraws the collective calls that no rank has begun, and so does an
+            # exception on one rank of a process group.
+            after = later_of_all if is_of_all else later
+            if after is None or not _must_have_arrived(call):
+                continue
+            if deliveries.is_calm(sent, after):
+                text = f"rank {worker[1]} did not begin call {sent.call}, and began call"
+                began = deliveries.began[worker, after.wire]
+                yield f"{text} {after.call}, which was sent to it later", (sent, after, began)
+
+
+def _unheard(history: History, deliveries: _Deliveries) -> Findings:
+    """Find calls that went on although all their ranks had replied, and to later calls too."""
+    for number, call in history.calls.items():
+        if not _must_have_arrived(call):
+            continue
+        settled = call.settled[0]
+        for sent in call.sent:
+            workers = [(sent.group, *who) for who in sent.ranks]
+            ended = [deliveries.ended.get((worker, sent.wire)) for worker in workers]
+            if any(end is None or end.error for end in ended):
+                continue
+            replies = [deliveries.heard.get((worker, sent.wire)) for worker in workers]
+            if all(at is not None and at < settled.at for at in replies):
+                text = f"all ranks replied to call {number}, and their later replies arrived; it"
+                events = (*call.issued, sent, *(end for end in ended if end), settled)
+                yield f"{text} ended with {settled.outcome} after that", events
+                break
+
+
+def sent_again(history: History) -> Findings:
+    """A call fails with a death only if a rank had begun it and no retry was left."""
+    deliveries = _Deliveries(history)
+    for number, call in history.calls.items():
+        if not call.issued or not call.settled or history.is_excused(call.issued[0]):
+            continue
+        issued, settled = call.issued[0], call.settled[0]
+        stops = deliveries.stops[issued.group]
+        if settled.outcome != "died" or _any(stops, issued.at - _BEFORE, settled.at + _AFTER):
+            continue
+        retries = issued.retries if issued.on_death == "retry" else 0
+        if len(call.sent) <= retries:
+            what = f"it had {retries} retries, and was sent {len(call.sent)} times"
+        elif not retries and not any(map(deliveries.may_have_begun, call.sent)):
+            what = "no rank had begun it"
+        else:
+            continue
+        yield f"call {number} failed with a death: {what}", (issued, *call.sent, settled)
+    yield from _overtaken(history)
+
+
+def _overtaken(history: History) -> Findings:
+    """Find collective calls that were sent again behind one that was made later."""
+    youngest: dict[tuple[str, int], tuple[CallIssued, CallSent]] = {}  # by group and epoch, so far
+    before: dict[int, CallSent] = {}  # each call's latest sending
+    for sent in sorted(history.every(CallSent), key=lambda each: each.wire):
+        issued = history.calls[sent.call].issued
+        if not issued or issued[0].shape != "collective":
+            continue
+        where = sent.group, sent.epoch
+        last = before.get(sent.call, sent)
+        before[sent.call] = sent
+        other = youngest.get(where)
+        # Within an epoch a call may come back while others are under way.
+        if other is not None and last.epoch < sent.epoch and other[0].at > last.at:
+            text = f"call {sent.call} was sent again behind call {other[1].call}, which was made"
+            yield f"{text} after the former had been sent", (last, *other, sent)
+        if other is None or issued[0].at > other[0].at:
+            youngest[where] = issued[0], sent
+
+
+def _must_have_arrived(call: CallHistory) -> bool:
+    """Whether only a fault of delivery could keep *call* from the ranks it was sent to."""
+    if not call.issued or not call.settled or call.issued[0].shape == "gather":
+        return False  # a gather has its errors in its value
+    return call.settled[0].outcome not in _NOT_SENT
+
+
+class _Deliveries:
+    """What was sent to each worker and what it did, in order."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.sent: dict[tuple[str, int, int], list[CallSent]] = defaultdict(list)
+        for sent in sorted(history.every(CallSent), key=lambda each: each.wire):
+            for rank, incarnation in sent.ranks:
+                self.sent[sent.group, rank, incarnation].append(sent)
+        self.began = {(each.worker, each.wire): each for each in reversed(history.every(CallBegan))}
+        self.ended = {(each.worker, each.wire): each for each in reversed(history.every(CallEnded))}
+        self.stops: dict[str, list[float]] = defaultdict(list)
+        self._changes: dict[str, list[float]] = defaultdict(list)
+        self._raised: dict[str, list[float]] = defaultdict(list)
+        for group, events in history.by_group.items():
+            kinds = RankDied | RankExited | ChangePlanned
+            self._changes[group] = [each.at for each in events if isinstance(each, kinds)]
+            self.stops[group] = [each.at for each in events if _stops_calls(each)]
+            self._raised[group] = [
+                each.at for each in events if isinstance(each, CallEnded) and each.joined
+            ]
+
+    def is_calm(self, one: CallSent, other: CallSent) -> bool:
+        """Whether the group did not change between these two."""
+        if _any(self._raised[one.group], one.at - _HEARD, other.at):
+            return False
+        return not _any(self._changes[one.group], one.at, other.at)
+
+    @cached_property
+    def heard(self) -> dict[tuple[tuple[str, int, int], int], float]:
+        """By worker and sending: when a reply of that worker to a later one was known."""
+        heard: dict[tuple[tuple[str, int, int], int], float] = {}
+        for worker, sendings in self.sent.items():
+            first: float | None = None
+            for sent in reversed(sendings):
+                if first is not None:
+                    heard[worker, sent.wire] = first
+                call = self._history.calls[sent.call]
+                is_last = call.sent[-1].wire == sent.wire
+                is_asked = call.issued and call.issued[0].shape != "gather"
+                if is_asked and is_last and call.settled and call.settled[0].outcome == "value":
+                    at = call.settled[0].at
+                    first = at if first is None else min(first, at)
+        return heard
+
+    def may_have_begun(self, sent: CallSent) -> bool:
+        """Whether a rank may have begun *sent*, perhaps without recording it before its death."""
+        return any(self._may_have_begun((sent.group, *who), sent) for who in sent.ranks)
+
+    def _may_have_begun(self, worker: tuple[str, int, int], sent: CallSent) -> bool:
+        if (worker, sent.wire) in self.began:
+            return True
+        sendings = self.sent[worker]
+        before = bisect_left(sendings, sent.wire, key=lambda each: each.wire)
+        if not before:
+            return True
+        latest = sendings[before - 1]
+        if (worker, latest.wire) in self.began:
+            return (worker, latest.wire) in self.ended
+        # A worker records what it begins before it can begin the next, except what was withdrawn.
+        return not self.is_calm(latest, sent)
+
+
+def _stops_calls(event: Event) -> bool:
+    """Whether calls may fail after *event* that were to be sent again."""
+    match event:
+        case RankDied(rank=int(), decision=decision):
+            return not decision.startswith(_SENT_AGAIN)
+        case GroupEnded(cause=cause):
+            return bool(cause)
+        case _:
+            return isinstance(event, RanksNotStarted | ChangePlanned)
+
+
+def _any(times: list[float], since: float, until: float) -> bool:
+    """Whether one of *times*, which are sorted, lies between these two."""
+    index = bisect_left(times, since)
+    return index < len(times) and times[index] <= until

@@ -1,0 +1,277 @@
+"""Invariants of groups: restarts, deaths, leaks.
+
+Times are compared with a tolerance if two processes took them, or if a window's edge decides.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, TypeVar
+
+from phalanx.chaos.history.events import (
+    CallBegan,
+    ChangePlanned,
+    Event,
+    FaultInjected,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    LeakFound,
+    RankDied,
+    RankExited,
+    RankReady,
+    RanksNotStarted,
+    RankStarted,
+    SteadyStateChecked,
+    WorkerStarted,
+    WorkloadFailed,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from phalanx.chaos.history.events import GroupBuilt
+    from phalanx.chaos.history.history import History
+
+    from .violation import Findings
+
+_EDGE = 0.25  # seconds by which the time of a death in a report may differ from the one counted
+_NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds on an idle machine
+_WARM = 10  # calls in which a worker opens what it needs, and within which counts differ
+_MOST_DESCRIPTORS = 64  # arbitrary; libraries open some when they are first used
+D = TypeVar("D", bound=Event)
+_FOR_GOOD = ("give up", "stop the group")
+
+
+def strategy(history: History) -> Findings:
+    """A death restarts the ranks that the strategy names, no more and no fewer."""
+    for group, built in history.groups.items():
+        events = history.by_group[group]
+        yield from _too_many(built, events)
+        if not history.is_excused(built):
+            yield from _too_few(built, events)
+
+
+def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
+    """Find ranks that were restarted without a cause."""
+    size = built.world_size
+    latest: dict[int, RankStarted] = {}
+    ready: set[int] = set()
+    causes: dict[int, list[Event]] = defaultdict(list)
+    deaths: list[RankDied] = []
+    epochs: dict[tuple[int | None, int], int] = {}  # (rank, incarnation): the group's at its death
+    for event in events:
+        match event:
+            case RankDied(rank=int(dead)):
+                deaths.append(event)
+                taken = tied(built, dead, size)
+                # A rank that is starting does not re-form: it is restarted with the dead one. One
+                # that was started in this restart and cannot join takes all others along.
+                if built.survivors == "keep":
+                    of_all = event.decision.startswith("restart ranks ")
+                    taken |= set(range(size)) - (set[int]() if of_all else ready)
+                for rank in taken:
+                    causes[rank].append(event)
+                ready.discard(dead)
+            case GroupDown() if deaths:
+                # A rank that outlived a restart dies under the epoch of its own start.
+                epochs[deaths[-1].rank, deaths[-1].incarnation] = event.epoch
+            case ChangePlanned():
+                size = event.world_size or size
+                for rank in range(size) if event.world_size else event.ranks:
+                    for each in tied(built, rank, size):
+                        causes[each].append(event)
+            case RankReady():
+                ready.add(event.rank)
+            case RankStarted():
+                before = latest.get(event.rank)
+                if before is not None and not causes[event.rank]:
+                    text = f"rank {event.rank} of {built.group} was restarted, for which"
+                    shown = (before, *deaths[-1:], event)
+                    yield f"{text} {built.strategy} had no cause", shown
+                latest[event.rank] = event
+                # Restarts of one_for_one have the epoch of the death before them. Otherwise a
+                # death of the new epoch was decided on later, and recorded earlier.
+                causes[event.rank] = [
+                    each
+                    for each in causes[event.rank]
+                    if isinstance(each, RankDied)
+                    and epochs.get((each.rank, each.incarnation), each.epoch) >= event.epoch
+                    and built.strategy != "one_for_one"
+                ]
+                ready.discard(event.rank)
+            case _:
+                pass
+
+
+def _too_few(built: GroupBuilt, events: Sequence[Event]) -> Findings:
+    """Find groups that served again with a rank that should have been restarted."""
+    size = built.world_size
+    incarnations: dict[int, int] = {}
+    due: dict[int, tuple[RankDied, int]] = {}  # rank: the death, and the incarnation to replace
+    for event in events:
+        match event:
+            case RankStarted():
+                incarnations[event.rank] = event.incarnation
+                if event.rank in due and event.incarnation > due[event.rank][1]:
+                    del due[event.rank]
+            case ChangePlanned(world_size=int(wanted)):
+                size = wanted
+                due = {rank: owed for rank, owed in due.items() if rank < size}
+            case RankDied(rank=int(dead)):
+                if any(word in event.decision for word in _FOR_GOOD):
+                    due.clear()
+                    continue
+                for rank in tied(built, dead, size):
+                    due[rank] = (event, incarnations.get(rank, 0))
+            case GroupUp():
+                for rank, (died, incarnation) in sorted(due.items()):
+                    text = f"{built.group} served again with incarnation {incarnation} of rank"
+                    text = f"{text} {rank}, which {built.strategy} restarts with rank {died.rank}"
+                    yield text, (died, event)
+                due.clear()
+            case _:
+                pass
+
+
+def tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
+    """Return the ranks that are restarted with *rank*."""
+    if built.survivors == "keep" or built.strategy == "one_for_one":
+        return {rank}
+    if built.strategy == "rest_for_one":
+        return set(range(rank, size))
+    return set(range(size))
+
+
+def intensity(history: History) -> Findings:
+    """A group gives up when its intensity is exceeded, and not before."""
+    ready = {each.worker for each in history.every(RankReady)}
+    for group, built in history.groups.items():
+        counted: list[RankDied] = []
+        maybe: list[Event] = []
+        over: tuple[RankDied, ...] = ()
+        served = whole = False
+        limit = f"deaths in {built.period:g} s; the limit is {built.intensity}"
+        for event in history.by_group[group]:
+            match event:
+                case GroupUp():
+                    served = whole = True
+                case RankDied(rank=int(rank)) if served:
+                    # Survivors that die while they are re-formed belong to the death before.
+                    who = group, rank, event.incarnation
+                    if built.survivors == "keep" and not whole and who in ready:
+                        continue
+                    whole = False
+                    counted.append(event)
+                    recent = _within(counted, event.at, built.period - _EDGE)
+                    if not over and len(recent) > built.intensity:
+                        over = recent
+                case RanksNotStarted(ranks=ranks) if served:
+                    # Which of them count depends on the strategy: at most all.
+                    maybe += [event] * len(ranks)
+                case RankStarted() if over and _is_after(event, over[-1]):
+                    yield f"{group} went on after {len(over)} {limit}", (built, *over, event)
+                    break
+                case GroupEnded(cause=cause) if cause and served:
+                    near = _within([*counted, *maybe], event.at, built.period + 2 * _EDGE)
+                    if built.restart == "permanent" and len(near) <= built.intensity:
+                        yield f"{group} gave up after {len(near)} {limit}", (built, *near, event)
+                case _:
+                    pass
+
+
+def _is_after(started: RankStarted, death: RankDied) -> bool:
+    """Whether *started* was decided on after *death*, rather than just before it was known."""
+    restarted = started.rank == death.rank and started.incarnation > death.incarnation
+    return restarted or started.at > death.at + _EDGE
+
+
+def _within(deaths: Sequence[D], now: float, period: float) -> tuple[D, ...]:
+    return tuple(died for died in deaths if now - died.at <= period)
+
+
+def death_first(history: History) -> Findings:
+    """A rank is restarted only after the previous process and all its descendants have exited."""
+    for started in history.every(WorkerStarted):
+        if started.outlived:
+            text = f"rank {started.rank} of {started.group} (incarnation {started.incarnation})"
+            pids = ", ".join(map(str, started.outlived))
+            yield f"{text} started beside pid {pids} of an earlier incarnation", (started,)
+    exited = {each.worker: each for each in history.every(RankExited)}
+    latest: dict[tuple[str, int], RankStarted] = {}
+    for event in history.every(RankStarted):
+        before = latest.get((event.group, event.rank))
+        latest[event.group, event.rank] = event
+        end = None if before is None else exited.get(before.worker)
+        if before is not None and (end is None or end.at > event.at):
+            text = f"rank {event.rank} of {event.group} was started as incarnation"
+            text = f"{text} {event.incarnation} before the exit of {before.incarnation} was known"
+            yield text, (before, event, *([] if end is None else [end]))
+
+
+def deaths_known(history: History) -> Findings:
+    """Every exit of a rank becomes known, soon, and no live rank is taken for dead."""
+    exited = {each.worker: each for each in history.every(RankExited)}
+    for started in history.every(RankStarted):
+        if started.worker not in exited and not history.is_excused(started):
+            text = f"the exit of rank {started.rank} of {started.group}"
+            yield f"{text} (incarnation {started.incarnation}) never became known", (started,)
+    for injected in history.every(FaultInjected):
+        if not injected.lethal or injected.rank is None or injected.incarnation is None:
+            continue
+        end = exited.get((injected.group, injected.rank, injected.incarnation))
+        if end and end.at - injected.at > _NOTICE and not history.is_excused(injected):
+            text = f"the exit of rank {injected.rank} of {injected.group} became known only"
+            yield f"{text} {end.at - injected.at:.1f} s after it", (injected, end)
+    for began in history.every(CallBegan):
+        end = exited.get(began.worker)
+        if end is not None and began.at > end.at:
+            text = f"rank {began.rank} of {began.group} was taken for dead and ran call"
+            yield f"{text} {began.call}", (end, began)
+
+
+def fresh_rendezvous(history: History) -> Findings:
+    """The ranks of an epoch have one rendezvous, which no other epoch of the group has."""
+    epochs: dict[tuple[str, str], WorkerStarted] = {}
+    places: dict[tuple[str, int], WorkerStarted] = {}
+    for started in history.every(WorkerStarted):
+        if not started.rendezvous:
+            continue
+        group, place, epoch = started.group, started.rendezvous, started.epoch
+        first = epochs.setdefault((group, place), started)
+        if first.epoch != epoch:
+            yield f"epochs {first.epoch} and {epoch} of {group} share {place}", (first, started)
+        other = places.setdefault((group, epoch), started)
+        if other.rendezvous != place:
+            yield f"epoch {epoch} of {group} has {place} and {other.rendezvous}", (other, started)
+
+
+def heals(history: History) -> Findings:
+    """A group that has not ended serves again after the last fault."""
+    for checked in history.every(SteadyStateChecked):
+        if not checked.ok and not checked.ended:
+            yield f"{checked.group}: {checked.detail}", (checked,)
+
+
+def right_answers(history: History) -> Findings:
+    """The workload's own checks find nothing wrong."""
+    for failed in history.every(WorkloadFailed):
+        yield failed.error, (failed,)
+
+
+def nothing_left(history: History) -> Findings:
+    """Nothing is left behind, and no worker accumulates descriptors."""
+    for leak in history.every(LeakFound):
+        yield f"{leak.what} {leak.name}", (leak,)
+    warm: dict[tuple[str, int, int], list[CallBegan]] = defaultdict(list)
+    for began in history.every(CallBegan):
+        if began.descriptors and began.turn > _WARM:
+            warm[began.worker].append(began)
+    for (group, rank, _), every in warm.items():
+        # What is open for a while is in some of these only.
+        first = max(every[:_WARM], key=lambda began: began.descriptors)
+        last = min(every[-_WARM:], key=lambda began: began.descriptors)
+        more = last.descriptors - first.descriptors
+        if more > _MOST_DESCRIPTORS:
+            text = f"{more} descriptors more in rank {rank} of {group}"
+            yield f"{text} after {last.turn - first.turn} calls", (first, last)

@@ -1,0 +1,237 @@
+"""The probe in a worker: records what really runs, and executes commands of the nemesis.
+
+Guarantees: the begin of a call is in the journal before its first line runs, and its end before the
+reply leaves, whatever becomes of the worker. A command is executed once, by one process, after it
+has been recorded. A reply says which call, rank, incarnation and sending it belongs to, so that the
+driver's book-keeping is not its own witness.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.actors import AsyncOutput
+from phalanx.chaos.history.events import CallBegan, CallEnded, WorkerStarted
+from phalanx.chaos.history.journal import Journal, now
+from phalanx.chaos.nemesis.commands import ANY_RANK, FaultCommand, claim
+from phalanx.chaos.nemesis.worker_faults import BEFORE, INSTEAD, inject_here
+from phalanx.runtime import is_in_process_group, read_task
+
+from .leaks import WORKERS, keys_in, track_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from phalanx.actors import WorkerContext
+
+
+@dataclass(frozen=True, slots=True)
+class InstrumentedCall:
+    """What travels in place of a call's method.
+
+    Attributes:
+        call: The number of the call in the run.
+        method: A method's name, or a callable.
+        is_stream: Whether its result is consumed item by item.
+        commands: The faults that workers inject in it.
+    """
+
+    call: int
+    method: str | Callable[..., Any]
+    is_stream: bool = False
+    commands: tuple[FaultCommand, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedReply:
+    """What travels in place of a reply, or of item number *item* of a stream."""
+
+    call: int
+    rank: int
+    incarnation: int
+    wire: int
+    value: Any
+    item: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedWorker:
+    """Which worker to observe; unpickles to its `WorkerProbe`.
+
+    Attributes:
+        folder: Of the run.
+        commands: For its start.
+    """
+
+    folder: str
+    group: str
+    rank: int
+    incarnation: int
+    commands: tuple[FaultCommand, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        fields = (self.folder, self.group, self.rank, self.incarnation, self.commands)
+        return WorkerProbe, fields
+
+
+class WorkerProbe:
+    """Observes one incarnation of one rank, from within. A `Witness`."""
+
+    def __init__(self, *worker: Any) -> None:
+        self._worker = ProbedWorker(*worker)
+        self._folder = Path(self._worker.folder)
+        name = f"{self._worker.group}-{self._worker.rank}".replace("/", "_")
+        own = f"worker-{name}-{self._worker.incarnation}-{os.getpid()}"
+        self._journal = Journal(self._folder, own)
+        self._pids = f"{name}{WORKERS}"  # of all incarnations of this rank
+        track_files(self._folder)
+        self._context: WorkerContext | None = None
+        self._turn = 0
+        self._due: list[FaultCommand] = []
+        self.after_reply: Callable[[], None] = self._replied
+
+    def woke(self, context: WorkerContext, *, kept: bool) -> None:
+        """Record that this incarnation starts, or joins another epoch; run its start commands."""
+        self._context = context
+        where = context.rendezvous
+        self._journal.write(
+            WorkerStarted(
+                **self._whose(),
+                pid=os.getpid(),
+                rendezvous="" if where is None else f"{where.address}:{where.port}/{where.prefix}",
+                kept=kept,
+                outlived=() if kept else tuple(self._outlived()),
+            )
+        )
+        if not kept:
+            self._note(os.getpid())
+            for command in self._worker.commands:
+                self._execute(command)
+
+    def _outlived(self) -> Iterator[int]:
+        """Yield the processes of earlier incarnations of this rank that still exist."""
+        for pid, ticks in sorted(keys_in(self._folder, self._pids)):
+            task = read_task(pid)
+            if task is not None and task.ticks == ticks and task.state not in ("Z", "X", "x"):
+                yield pid
+
+    def _note(self, pid: int) -> None:
+        task = read_task(pid)
+        if task is not None:
+            with (self._folder / self._pids).open("a") as file:
+                file.write(f"{pid} {task.ticks}\n")
+
+    # --- calls --------------------------------------------------------------------------
+
+    def invoke(
+        self,
+        run: Callable[[Any, tuple[Any, ...], Mapping[str, Any]], Any],
+        method: Any,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        wire: int,
+    ) -> Any:
+        """Run one call and return its tagged reply."""
+        if not isinstance(method, InstrumentedCall):
+            return run(method, args, kwargs)
+        call = method
+        self._begin(call, wire)
+        mine = [each for each in call.commands if each.rank in (self._worker.rank, ANY_RANK)]
+        self._due = [each for each in mine if each.is_after_reply]
+        now_due = [each for each in mine if not each.is_after_reply]
+        for command in now_due:
+            if command.fault.fault not in INSTEAD | BEFORE:
+                self._execute(command)
+        try:
+            self._execute_all(now_due, BEFORE)
+            result = run(call.method, args, kwargs)
+            self._execute_all(now_due, INSTEAD)
+        except BaseException as error:
+            self._end(call, wire, type(error).__name__)
+            raise
+        if call.is_stream:
+            return self._items(call, wire, result)
+        self._end(call, wire)
+        if isinstance(result, AsyncOutput):
+            return _TaggedOutput(result, lambda value: self._reply(call, wire, value))
+        return self._reply(call, wire, result)
+
+    def _replied(self) -> None:
+        due, self._due = self._due, []
+        for command in due:
+            self._execute(command)
+
+    def _items(self, call: InstrumentedCall, wire: int, made: Any) -> Iterator[Any]:
+        try:
+            for index, item in enumerate(made):
+                yield self._reply(call, wire, item, index)
+        except BaseException as error:
+            if isinstance(error, GeneratorExit) and hasattr(made, "close"):
+                made.close()  # as without this generator between them
+            self._end(call, wire, type(error).__name__)
+            raise
+        self._end(call, wire)
+
+    def _reply(
+        self, call: InstrumentedCall, wire: int, value: Any, item: int | None = None
+    ) -> TaggedReply:
+        return TaggedReply(
+            call.call, self._worker.rank, self._worker.incarnation, wire, value, item
+        )
+
+    def _begin(self, call: InstrumentedCall, wire: int) -> None:
+        self._turn += 1
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only
+        whose = self._whose(call, wire)
+        self._journal.write(CallBegan(**whose, turn=self._turn, descriptors=descriptors))
+
+    def _end(self, call: InstrumentedCall, wire: int, error: str = "") -> None:
+        joined = bool(error) and is_in_process_group()
+        whose = self._whose(call, wire)
+        self._journal.write(CallEnded(**whose, error=error, joined=joined))
+
+    def _whose(self, call: InstrumentedCall | None = None, wire: int = 0) -> dict[str, Any]:
+        what = {} if call is None else {"call": call.call, "wire": wire}
+        # Read for each event: a rank that stays up takes the next epoch from its next call, without
+        # an `on_reform`.
+        epoch = 0 if self._context is None else self._context.epoch
+        return {"at": now(), "epoch": epoch, **self._who(), **what}
+
+    def _who(self) -> dict[str, Any]:
+        worker = self._worker
+        return {"group": worker.group, "rank": worker.rank, "incarnation": worker.incarnation}
+
+    # --- commands -----------------------------------------------------------------------
+
+    def _execute_all(self, commands: list[FaultCommand], faults: frozenset[str]) -> None:
+        for command in commands:
+            if command.fault.fault in faults:
+                self._execute(command)
+
+    def _execute(self, command: FaultCommand) -> None:
+        if not claim(self._folder, command.key):
+            return
+        fault = command.fault
+        if command.driver is not None:
+            pid = command.driver.pid
+            self._journal.write(fault.injected(group=self._worker.group, pid=pid))
+            command.driver.inject(fault.fault, fault.seconds)
+            return
+        self._journal.write(fault.injected(**self._who(), pid=os.getpid()))
+        child = inject_here(fault.fault, fault.seconds)
+        if child is not None:
+            self._note(child)
+
+
+class _TaggedOutput(AsyncOutput):
+    """An output that is still being computed, to be tagged."""
+
+    def __init__(self, made: AsyncOutput, reply: Callable[[Any], TaggedReply]) -> None:
+        self._made = made
+        self._reply = reply
+
+    def get_output(self) -> TaggedReply:
+        return self._reply(self._made.get_output())

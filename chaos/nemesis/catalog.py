@@ -1,0 +1,172 @@
+"""The catalogue of faults: what each does, to which targets, at which injection points.
+
+Guarantees: an unknown fault, and a target or injection point that a fault cannot have, is refused
+by name before anything starts.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.actors import POINTS
+from phalanx.supervision import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "stop": signal.SIGSTOP}
+"""The faults that are signals."""
+
+HELPERS = ("standby", "zygote", "guardian", "store", "logs")
+"""The targets that are helper processes of the driver."""
+
+TARGETS = ("random", "group", *HELPERS, "driver")
+"""The targets by name; the number of a rank is a target as well."""
+
+WORKER_POINTS = ("running", "after_reply")
+"""The injection points that only workers pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One kind of fault.
+
+    Attributes:
+        about: What it does.
+        how: By ``signal`` from outside, within a ``call`` of a worker, in the ``start`` of one.
+        targets: What it can be done to, beside one rank.
+        points: The injection points that it can have.
+        lethal: Whether it ends its victim by itself.
+        seconds: How long it lasts by default; 0.0 if it does not last.
+        recovery: The least time, in seconds, that a group needs to recover.
+        hangs: Whether it lasts until a limit ends it, in addition to *recovery*.
+        needs: ``gpu`` or nothing.
+    """
+
+    name: str
+    about: str
+    how: Literal["signal", "call", "start"]
+    targets: tuple[str, ...] = ()
+    points: tuple[str, ...] = ()
+    lethal: bool = False
+    seconds: float = 0.0
+    recovery: float = 1.0
+    hangs: bool = False
+    needs: str = ""
+
+    def refusal(self, target: str | None, point: str | None) -> SpecError | None:
+        """Return why it cannot be injected into *target* at *point*; None if it can."""
+        if target not in (None, "random", *self.targets) and not is_rank(target):
+            if target not in TARGETS:
+                known = ", ".join(TARGETS)
+                remedy = f"unknown target; give one of {known}, or the number of a rank"
+            else:
+                can = ", ".join(("random", "a rank", *self.targets))
+                remedy = f"{self.name} ({self.about}) can be done to {can}"
+            return SpecError("target", target, remedy)
+        if point and point not in self.points_of(target):
+            known = ", ".join(self.points_of(target) if point in POINTS else POINTS)
+            remedy = f"not a point for {self.name}: give one of {known}" if known else "has none"
+            return SpecError("point", point, remedy)
+        return None
+
+    def points_of(self, target: str | None) -> tuple[str, ...]:
+        """Return the injection points that it can have with *target*."""
+        if target in HELPERS:
+            return tuple(point for point in self.points if point not in WORKER_POINTS)
+        return self.points
+
+
+def _signal(name: str, about: str, **more: Any) -> Fault:
+    return Fault(name, about, "signal", TARGETS[1:], POINTS, **more)
+
+
+def _call(name: str, about: str, points: tuple[str, ...] = WORKER_POINTS, **more: Any) -> Fault:
+    return Fault(name, about, "call", ("group",), points, **more)
+
+
+FAULTS: Mapping[str, Fault] = {
+    fault.name: fault
+    for fault in (
+        _signal("kill", "SIGKILL", lethal=True),
+        _signal("term", "SIGTERM", lethal=True),
+        _signal("stop", "SIGSTOP, and SIGCONT later", seconds=2.0, recovery=3.0),
+        _call("segv", "a read from address 0: SIGSEGV", lethal=True),
+        _call("exit", "os._exit(57) in a call", lethal=True),
+        _call("raise", "an exception in place of the result", ("running",)),
+        Fault("raise_before", "an exception before the method", "call", (), ("running",)),
+        _call("hang", "a loop in Python", seconds=20.0, hangs=True),
+        _call("memory", "allocation up to a limit (RLIMIT_AS)", ("running",)),
+        _call("slow", "half a second more for a call", seconds=0.5),
+        Fault("start_raise", "an exception in the next start of a rank", "start", recovery=2.0),
+        _call("grandchild", "a process in a session of its own, which is not waited for"),
+        Fault(
+            "cuda_error",
+            "a kernel that fails, after which the process cannot use its GPU",
+            "call",
+            points=("running",),
+            recovery=5.0,
+            needs="gpu",
+        ),
+    )
+}
+"""Every fault by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPattern:
+    """Faults to draw: one kind, with any target or one, at any time or at one injection point."""
+
+    fault: str
+    target: str | None = None
+    point: str | None = None
+
+    def __post_init__(self) -> None:
+        if refusal := fault_named("faults", self.fault).refusal(self.target, self.point):
+            raise refusal
+
+    @classmethod
+    def of(cls, text: str) -> FaultPattern:
+        """Return the pattern ``fault``, ``fault:target``, ``fault@point``, ``fault:target@point``.
+
+        Raises:
+            SpecError: *text* is none.
+        """
+        head, at, point = text.partition("@")
+        fault, colon, target = head.partition(":")
+        return cls(fault.strip(), target.strip() if colon else None, point.strip() if at else None)
+
+    def targets_among(self, targets: Sequence[str]) -> tuple[str, ...]:
+        """Return its target, or those of *targets* that it can have.
+
+        Raises:
+            SpecError: there is none.
+        """
+        if self.target is not None:
+            return (self.target,)
+        if not targets:
+            raise SpecError("targets", targets, f"name at least one of {', '.join(TARGETS)}")
+        refusals = {target: FAULTS[self.fault].refusal(target, self.point) for target in targets}
+        can = tuple(target for target in targets if refusals[target] is None)
+        if not can and (refusal := refusals[targets[0]]):
+            raise refusal
+        return can
+
+
+def fault_named(field: str, name: Any) -> Fault:
+    """Return the fault called *name*.
+
+    Raises:
+        SpecError: there is none; it names *field*.
+    """
+    fault = FAULTS.get(name) if isinstance(name, str) else None
+    if fault is None:
+        raise SpecError(field, name, f"unknown fault; give one of {', '.join(FAULTS)}")
+    return fault
+
+
+def is_rank(target: object) -> bool:
+    """Whether *target* is the number of a rank."""
+    return isinstance(target, str) and target.isascii() and target.isdigit()

@@ -1,0 +1,275 @@
+"""The nemesis: injects the faults of a schedule into real processes.
+
+Guarantees: a fault is recorded before it is injected; what was stopped continues, at the end of the
+run at the latest; a fault whose injection point did not come is reported as missed.
+
+Workers inject the faults of `commands`, which reach them with the next call or start. The process
+that started the driver injects the faults of the driver that have no injection point.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from phalanx.runtime import read_task
+from phalanx.supervision import Phase
+
+from .catalog import FAULTS, HELPERS, is_rank
+from .commands import FaultCommand, claim, is_by_worker, receivers
+from .processes import TargetProcess, helpers_of
+from .worker_faults import inject_here
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from phalanx.actors import ExecutorSpec
+    from phalanx.actors import Group as RankGroup
+    from phalanx.chaos.history.events import Ranks
+    from phalanx.chaos.history.journal import Journal
+
+    from .schedule import ScheduledFault
+
+_ALIVE = (Phase.STARTING, Phase.SERVING, Phase.MENDING, Phase.WAITING)
+
+
+class Group(Protocol):
+    """What the nemesis sees of a group: the `GroupProbe` of the run."""
+
+    name: str
+    spec: ExecutorSpec
+    shared: RankGroup
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A fault that waits for a call or a start of *ranks*."""
+
+    fault: ScheduledFault
+    group: Group
+    ranks: tuple[int, ...]
+    sent: set[str] = field(default_factory=set[str])  # the keys of commands under way
+
+
+class Nemesis:
+    """The faults of one driver.
+
+    Args:
+        folder: Of the run.
+        groups: Returns those that were built, oldest first.
+        look: Called before a worker dies: its children have another parent afterwards.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        journal: Journal,
+        groups: Callable[[], list[Group]],
+        look: Callable[[], None],
+    ) -> None:
+        self._folder = folder
+        self._journal = journal
+        self._groups = groups
+        self._look = look
+        self._before = {helper.pid for helper in helpers_of(os.getpid())}
+        self._lock = threading.RLock()
+        self._waiting: list[ScheduledFault] = []  # for an injection point in the driver
+        self._forced: set[int] = set()  # those for which a restart was forced
+        self._calls: list[_Pending] = []
+        self._starts: list[_Pending] = []
+        self._stopped: list[TargetProcess] = []
+        self._over = False
+
+    # --- the schedule -------------------------------------------------------------------
+
+    def inject(self, fault: ScheduledFault) -> None:
+        """Inject *fault* now, or at its injection point."""
+        found = self._victim(fault)
+        if found is None:
+            self._miss(fault, "no group was alive")
+            return
+        group, rank = found
+        size = len(group.shared.view.ranks)
+        if rank >= size:
+            self._miss(fault, f"there is no rank {rank} in a group of {size}")
+            return
+        ranks = tuple(range(size)) if fault.target == "group" else (rank,)
+        with self._lock:
+            if FAULTS[fault.fault].how == "start":
+                self._starts.append(_Pending(fault, group, ranks))
+                self._force_restart(fault, group, rank)
+            elif is_by_worker(fault):
+                self._calls.append(_Pending(fault, group, ranks))
+            elif fault.point:
+                self._waiting.append(fault)
+                self.force_restarts()
+            else:
+                self._signal(fault, group, ranks)
+
+    def force_restarts(self) -> None:
+        """Kill a rank of a group that serves, for each fault that waits for a restart."""
+        for fault in list(self._waiting):
+            found = self._victim(fault) if fault.point == "restarting" else None
+            if found is None or self._over or fault.number in self._forced:
+                continue
+            if found[0].shared.view.phase is Phase.SERVING:
+                self._forced.add(fault.number)
+                self._force_restart(fault, *found)
+
+    def stop(self) -> None:
+        """Resume what is stopped, and inject nothing more, except at ``closing``."""
+        self._over = True
+        with self._lock:
+            # Hangs that no worker has begun would add up long after the end.
+            for pending in [each for each in self._calls if each.sent]:
+                claimed = [claim(self._folder, key) for key in pending.sent]
+                if all(claimed):
+                    self._calls.remove(pending)
+                    self._miss(pending.fault, "the run was over before a worker came to it")
+            stopped, self._stopped = self._stopped, []
+        for process in stopped:
+            process.send(signal.SIGCONT)
+
+    def close(self) -> None:
+        """Stop, and report what was missed."""
+        self.stop()
+        with self._lock:
+            missed = [*self._waiting, *(each.fault for each in (*self._calls, *self._starts))]
+            self._waiting, self._calls, self._starts = [], [], []
+        for fault in missed:
+            self._miss(fault, "its injection point did not come")
+
+    # --- the injection points -----------------------------------------------------------
+
+    def reached(self, point: str, group: Group, ranks: Ranks) -> None:
+        """Inject what waits for *point*, which these (rank, incarnation) pass."""
+        if not self._waiting or (self._over and point != "closing"):
+            return
+        with self._lock:
+            here = [fault for fault in self._waiting if fault.point == point]
+            here = here if point == "closing" else here[:1]  # closing comes once, and takes all
+            self._waiting = [fault for fault in self._waiting if fault not in here]
+        among = tuple(rank for rank, _ in ranks)
+        for fault in here:
+            victims = among
+            if fault.target != "group" and among:
+                named = int(fault.target) if is_rank(fault.target) else -1
+                victims = (named if named in among else among[int(fault.draw * len(among))],)
+            self._signal(fault, group, victims)
+
+    def call_commands(self, group: Group, shape: str, rank: int | None) -> tuple[FaultCommand, ...]:
+        """Return the commands that a call of *group* takes along."""
+        if self._over or not self._calls:
+            return ()
+        with self._lock:
+            for pending in self._calls:
+                fault = pending.fault
+                to = receivers(fault, pending.ranks, shape, rank)
+                if pending.group is group and to and not pending.sent:
+                    driver = TargetProcess.of(os.getpid()) if fault.target == "driver" else None
+                    commands = tuple(FaultCommand(fault, each, driver) for each in to)
+                    pending.sent = {command.key for command in commands}
+                    return commands
+        return ()
+
+    def start_commands(self, group: Group, rank: int) -> tuple[FaultCommand, ...]:
+        """Return the commands that a start of *rank* takes along."""
+        if self._over or not self._starts:
+            return ()
+        with self._lock:
+            for pending in self._starts:
+                if pending.group is group and rank in pending.ranks:
+                    self._starts.remove(pending)
+                    return (FaultCommand(pending.fault, rank),)
+        return ()
+
+    def returned(self, used: tuple[FaultCommand, ...], unused: tuple[FaultCommand, ...]) -> None:
+        """Forget the commands that were executed; have the rest go with another call."""
+        done = {command.fault.number for command in used}
+        with self._lock:
+            self._calls = [each for each in self._calls if each.fault.number not in done]
+            for pending in self._calls:
+                pending.sent -= {command.key for command in unused}
+
+    # --- injection ----------------------------------------------------------------------
+
+    def _victim(self, fault: ScheduledFault) -> tuple[Group, int] | None:
+        """Return a rank of a group that is alive; preferably one that has a process."""
+        alive = [group for group in self._groups() if group.shared.view.phase in _ALIVE]
+        ranks = [(group, info) for group in alive for info in group.shared.view.ranks]
+        if not ranks:
+            return None
+        if is_rank(fault.target):
+            return alive[-1], int(fault.target)
+        first = int(fault.draw * len(ranks))
+        ordered = [*ranks[first:], *ranks[:first]]
+        group, info = next((each for each in ordered if each[1].pid is not None), ordered[0])
+        return group, info.rank
+
+    def _force_restart(self, fault: ScheduledFault, group: Group, rank: int) -> None:
+        process = process_of(group, rank)
+        if process is not None:  # otherwise it is starting already
+            self._record(fault, group, process, lethal=True, note="killed, to force a restart")
+            process.inject("kill")
+
+    def _signal(self, fault: ScheduledFault, group: Group, ranks: tuple[int, ...]) -> None:
+        if fault.target == "driver":
+            self._record(fault, group, TargetProcess.of(os.getpid()))
+            inject_here(fault.fault, fault.seconds)
+            return
+        if fault.target in HELPERS:
+            found, missing = self._helper(fault, group), f"there was no {fault.target} process"
+        else:
+            found = [each for rank in ranks if (each := process_of(group, rank)) is not None]
+            missing = f"rank {', '.join(map(str, ranks))} had no process"
+        if not found:
+            self._miss(fault, missing)
+        for process in found:
+            self._record(fault, group, process)
+            if fault.fault == "stop":
+                with self._lock:
+                    self._stopped.append(process)
+            process.inject(fault.fault, fault.seconds)
+
+    def _helper(self, fault: ScheduledFault, group: Group) -> list[TargetProcess]:
+        every = [each for each in helpers_of(os.getpid()) if each.role == fault.target]
+        if fault.target in ("standby", "store"):
+            every = [each for each in every if each.label.startswith(f"{group.spec.name}/")]
+        # The helpers of a runtime that existed before the run come last.
+        found = [each for each in every if each.pid not in self._before] or every
+        index = int(fault.draw * len(found))
+        return found[index : index + 1]
+
+    def _record(
+        self, fault: ScheduledFault, group: Group, process: TargetProcess, **more: object
+    ) -> None:
+        self._look()
+        rank, incarnation = process.rank
+        who = {"rank": rank, "incarnation": incarnation, "pid": process.pid}
+        self._journal.write(fault.injected(group=group.name, **who, **more))
+
+    def _miss(self, fault: ScheduledFault, why: str) -> None:
+        self._journal.write(fault.missed(why))
+
+
+def process_of(group: Group, rank: int) -> TargetProcess | None:
+    """Return the process of *rank*, if it has one; a child of this process, not yet collected."""
+    for info in group.shared.view.ranks:
+        if info.rank == rank and info.pid is not None:
+            task = read_task(info.pid)
+            if task is not None and task.parent == os.getpid():
+                return TargetProcess(*task.key, rank=(rank, info.incarnation))
+    return None
+
+
+def kill_ranks(groups: list[Group], *, starting: bool = False) -> None:
+    """Kill the ranks of *groups*, or only those that are *starting*."""
+    for group in groups:
+        for info in group.shared.view.ranks:
+            process = process_of(group, info.rank)
+            if process is not None and (not starting or info.state == "starting"):
+                process.inject("kill")

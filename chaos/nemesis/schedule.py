@@ -1,0 +1,192 @@
+"""The schedule: which faults are injected into what, and when.
+
+Guarantees: the same seed and arguments give the same schedule on any machine; a schedule survives
+JSON, and can be cut down to any part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from phalanx.chaos.history.events import FaultInjected, FaultMissed
+from phalanx.chaos.history.journal import now
+from phalanx.supervision import SpecError
+
+from .catalog import FAULTS, FaultPattern, fault_named, is_rank
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_SPREAD = 0.5  # how far, as a part of it, a fault's length is drawn from its usual one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduledFault:
+    """One fault to inject.
+
+    Attributes:
+        number: Its place in the original schedule, which it keeps in every part of that.
+        at: Seconds after the group came up. With a *point*, the next such moment counts from then.
+        target: One of `TARGETS`, or the number of a rank.
+        draw: In [0, 1): selects the rank of a random target.
+        point: The injection point; empty for any time.
+        seconds: How long it lasts, if it does.
+    """
+
+    number: int
+    at: float
+    fault: str
+    target: str = "random"
+    draw: float = 0.0
+    point: str = ""
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        fault = fault_named("fault", self.fault)
+        given: Any = self.target
+        if type(given) is int:  # a rank
+            object.__setattr__(self, "target", str(given))
+        elif type(given) is not str:
+            raise SpecError("target", given, "give a name, or the number of a rank")
+        if refusal := fault.refusal(self.target, self.point):
+            raise refusal
+        for field in ("at", "draw", "seconds"):
+            value = getattr(self, field)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not math.isfinite(value) or value < 0:
+                raise SpecError(field, value, "give a number >= 0")
+        if self.draw >= 1:
+            raise SpecError("draw", self.draw, "give a number in [0, 1)")
+        if type(self.number) is not int or self.number < 1:
+            raise SpecError("number", self.number, "give a whole number >= 1")
+
+    @property
+    def is_from_outside(self) -> bool:
+        """Whether the process that started the driver injects it."""
+        return self.target == "driver" and not self.point and FAULTS[self.fault].how == "signal"
+
+    def rank(self, world_size: int) -> int:
+        """Return the rank it is for; a group of *world_size* may have no such rank."""
+        return int(self.target) if is_rank(self.target) else int(self.draw * world_size)
+
+    def injected(self, **victim: Any) -> FaultInjected:
+        """Return the event of its injection into *victim* now."""
+        fields: dict[str, Any] = {"lethal": FAULTS[self.fault].lethal, **victim}
+        what: dict[str, Any] = {"fault": self.fault, "target": self.target, "point": self.point}
+        return FaultInjected(at=now(), number=self.number, **what, **fields)
+
+    def missed(self, why: str) -> FaultMissed:
+        """Return the event that it could not be injected."""
+        what = {"fault": self.fault, "target": self.target}
+        return FaultMissed(at=now(), number=self.number, **what, why=why)
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The faults of one run, by time."""
+
+    faults: tuple[ScheduledFault, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "faults", tuple(sorted(self.faults, key=lambda each: each.at)))
+        for number, count in Counter(each.number for each in self.faults).most_common(1):
+            if count > 1:
+                raise SpecError("number", number, "give each fault its own, or none any")
+
+    def __iter__(self) -> Iterator[ScheduledFault]:
+        return iter(self.faults)
+
+    def __len__(self) -> int:
+        return len(self.faults)
+
+    @classmethod
+    def draw(
+        cls,
+        seed: int,
+        *,
+        duration: float,
+        rate: float,
+        patterns: Sequence[FaultPattern],
+        targets: Sequence[str] = ("random",),
+        points: Sequence[str] = (),
+    ) -> Schedule:
+        """Return the schedule of *seed*: *rate* faults per second, at random, for *duration*.
+
+        At least one, since a run without faults shows nothing.
+
+        Args:
+            patterns: What is drawn from, with equal probability.
+            targets: For patterns without a target.
+            points: For patterns without a point: each of these, or none, if the fault can have it.
+
+        Raises:
+            SpecError: a pattern can have none of *targets*.
+        """
+        chance = random.Random(seed)  # noqa: S311  # reproducible, not secret
+        possible = {pattern: pattern.targets_among(targets) for pattern in patterns}
+        faults: list[ScheduledFault] = []
+        at = chance.expovariate(rate)
+        if at >= duration:
+            at = chance.uniform(0.0, duration / 2)
+        while at < duration:
+            pattern = chance.choice(patterns)
+            fault = FAULTS[pattern.fault]
+            target = pattern.target or chance.choice(possible[pattern])
+            moments = ["", *(each for each in points if each in fault.points_of(target))]
+            point = chance.choice(moments) if pattern.point is None else pattern.point
+            length = fault.seconds * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
+            faults.append(
+                ScheduledFault(
+                    number=len(faults) + 1,
+                    at=math.floor(at * 1000) / 1000,  # rounded up it might come after the end
+                    fault=pattern.fault,
+                    target=target,
+                    draw=round(chance.random(), 6),
+                    point=point,
+                    seconds=round(length, 3),
+                )
+            )
+            at += chance.expovariate(rate)
+        return cls(tuple(faults))
+
+    def only(self, numbers: Sequence[int]) -> Schedule:
+        """Return the part of it that has these numbers."""
+        return Schedule(tuple(each for each in self.faults if each.number in set(numbers)))
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+        return json.dumps([asdict(each) for each in self.faults], indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schedule:
+        """Return the schedule of *text*, which `to_json` or a person has written.
+
+        A fault without ``seconds`` lasts for its default time.
+
+        Raises:
+            SpecError: *text* is no schedule, or names something unknown.
+        """
+        try:
+            entries: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError("schedule", text[:80], f"not JSON: {error}") from error
+        if entries.__class__ is not list:
+            raise SpecError("schedule", text[:80], "give a list of faults")
+        faults: list[ScheduledFault] = []
+        for index, entry in enumerate(entries):
+            fields: dict[str, Any] = {"number": index + 1}
+            try:
+                fields.update(entry)
+                fault = FAULTS.get(fields.get("fault", ""))
+                fields.setdefault("seconds", 0.0 if fault is None else fault.seconds)
+                faults.append(ScheduledFault(**fields))
+            except (TypeError, ValueError) as error:
+                if isinstance(error, SpecError):
+                    raise
+                raise SpecError(f"schedule[{index}]", entry, f"not a fault: {error}") from error
+        return cls(tuple(faults))

@@ -1,0 +1,260 @@
+"""`ChaosResult`: what a run did, what came of it, and which invariants it broke.
+
+Everything follows from the history: the same folder gives the same result.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from phalanx.chaos.checker.checker import INVARIANTS
+from phalanx.chaos.history.events import (
+    CallBegan,
+    CallEnded,
+    CallIssued,
+    CallSettled,
+    DriverEnded,
+    FaultInjected,
+    FaultMissed,
+    GroupEnded,
+    RankDied,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from phalanx.chaos.checker.violation import Violation
+    from phalanx.chaos.config import Chaos
+    from phalanx.chaos.history.history import History
+
+_SHOWN = 5  # violations that are shown in full
+_OF_THE_RUN = "_ping"  # the method of `Executor.check_health`, with which a run ends
+
+
+@dataclass(frozen=True, slots=True)
+class FaultSummary:
+    """What came of the faults of one kind.
+
+    Attributes:
+        done: How many were injected.
+        missed: How many could not be injected.
+        recoveries: Seconds from each to the next call that its victim ran to the end, ascending.
+        reasons: Why faults were missed, and how many, most frequent first.
+    """
+
+    fault: str
+    done: int
+    missed: int
+    recoveries: tuple[float, ...] = ()
+    reasons: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def recovery(self) -> dict[str, float | None]:
+        """The quantiles ``p50``, ``p99`` and ``max`` of the recoveries; None without any."""
+        parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        last = len(self.recoveries) - 1
+        return {
+            name: self.recoveries[min(last, int(part * (last + 1)))] if last >= 0 else None
+            for name, part in parts.items()
+        }
+
+
+@dataclass(frozen=True)
+class ChaosResult:
+    """The result of one run.
+
+    Attributes:
+        target: The name of the target.
+        plan: What was asked for.
+        violations: Of invariants, in the history.
+        interrupted: Whether it ended early.
+        record: The folder of its record; None if that was not kept.
+    """
+
+    target: str
+    plan: Chaos
+    history: History
+    violations: tuple[Violation, ...]
+    interrupted: bool = False
+    record: Path | None = None
+
+    @property
+    def verdict(self) -> Literal["PASS", "FAIL", "INCONCLUSIVE"]:
+        """FAIL if an invariant was broken, INCONCLUSIVE if the run shows nothing, else PASS."""
+        if self.violations:
+            return "FAIL"
+        return "INCONCLUSIVE" if self.inconclusive else "PASS"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the verdict is PASS."""
+        return self.verdict == "PASS"
+
+    @cached_property
+    def inconclusive(self) -> str:
+        """Why this run shows nothing, if no invariant was broken; empty if it shows something."""
+        if self.plan.planned and not any(each.done for each in self.faults):
+            if self.interrupted:
+                return "it was interrupted before the first fault was injected"
+            return f"none of the {len(self.plan.planned)} faults could be injected"
+        if all(issued.method == _OF_THE_RUN for issued in self.history.every(CallIssued)):
+            return "its traffic made no call"
+        return ""
+
+    def selected(self, count: int) -> tuple[Violation, ...]:
+        """Return up to *count* violations: one of each invariant first, and no text twice."""
+        distinct: dict[tuple[str, str], Violation] = {}
+        first: dict[str, Violation] = {}
+        for each in self.violations:
+            distinct.setdefault((each.invariant, each.message), each)
+            first.setdefault(each.invariant, each)
+        more = (each for each in distinct.values() if first[each.invariant] is not each)
+        return (*first.values(), *more)[:count]
+
+    @cached_property
+    def calls(self) -> dict[str, int]:
+        """How many calls ended with each outcome."""
+        return dict(sorted(Counter(s.outcome for s in self.history.every(CallSettled)).items()))
+
+    @cached_property
+    def deaths(self) -> int:
+        """How many exits were failures."""
+        return len(self.history.every(RankDied))
+
+    @cached_property
+    def broken(self) -> dict[str, int]:
+        """How many violations of each invariant there are."""
+        return dict(Counter(violation.invariant for violation in self.violations))
+
+    @cached_property
+    def faults(self) -> tuple[FaultSummary, ...]:
+        """What came of the faults, by kind."""
+        done: dict[str, dict[int, float | None]] = defaultdict(dict)
+        for injected in self.history.every(FaultInjected):
+            if injected.number not in done[injected.fault]:
+                done[injected.fault][injected.number] = self._recovery(injected)
+        missed: dict[str, Counter[str]] = defaultdict(Counter)
+        for each in self.history.every(FaultMissed):
+            missed[each.fault][each.why] += 1
+        return tuple(
+            FaultSummary(
+                name,
+                len(done[name]),
+                missed[name].total(),
+                tuple(sorted(seconds for seconds in done[name].values() if seconds is not None)),
+                tuple(missed[name].most_common()),
+            )
+            for name in sorted({*done, *missed})
+        )
+
+    def _recovery(self, injected: FaultInjected) -> float | None:
+        """Return the seconds until the victim, or its successor, ran a call to its end again."""
+        ends = self._ends.get((injected.group, injected.rank), [])
+        for at, incarnation, began in ends[bisect_right(ends, (injected.at, 0, 0.0)) :]:
+            # A survivor has recovered with the next call: the present one may have no result.
+            survived = not injected.lethal and began >= injected.at
+            if incarnation > (injected.incarnation or 0) or survived:
+                return at - injected.at
+        return None
+
+    @cached_property
+    def _ends(self) -> dict[tuple[str, int | None], list[tuple[float, int, float]]]:
+        """When each rank ran a call to its end, in which incarnation, and when that had begun."""
+        begun = {(e.worker, e.wire, e.call): e.at for e in self.history.every(CallBegan)}
+        ends: dict[tuple[str, int | None], list[tuple[float, int, float]]] = defaultdict(list)
+        for ended in self.history.every(CallEnded):
+            if not ended.error:
+                began = begun.get((ended.worker, ended.wire, ended.call), 0.0)
+                ends[ended.group, ended.rank].append((ended.at, ended.incarnation, began))
+        return ends
+
+    # --- text and JSON ------------------------------------------------------------------
+
+    def render(self) -> str:
+        """Return the closing table, and the violations if there are any."""
+        plan, calls = self.plan, self.calls
+        lines = [
+            f"{self.target}: {plan.duration:g} s, {len(plan.planned)} faults, seed {plan.seed}"
+        ]
+        lines += ["", f"{'fault':<12}{'done':>6}{'missed':>8}   recovery p50     p99     max"]
+        for each in self.faults:
+            times = (t for t in each.recovery.values() if t is not None)
+            shown = "".join(f"{seconds:>6.2f} s" for seconds in times) or "-"
+            lines.append(f"{each.fault:<12}{each.done:>6}{each.missed:>8}   {shown:>27}")
+        for each in self.faults:
+            lines += [f"missed     {count} {each.fault}: {why}" for why, count in each.reasons]
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in calls.items()) or "none"
+        lines += ["", f"calls      {sum(calls.values())}: {outcomes}"]
+        lines += [f"runs       {len(self.history.every(CallBegan))} by workers"]
+        lines += [f"deaths     {self.deaths}", *self._given_up(), ""]
+        for name, says in INVARIANTS.items():
+            state = f"BROKEN {self.broken[name]}x" if name in self.broken else "held"
+            lines.append(f"{state:<11}{name:<17}{says}")
+        shown_violations = self.selected(_SHOWN)
+        for violation in shown_violations:
+            lines += ["", violation.render()]
+        if len(self.violations) > len(shown_violations):
+            lines += ["", f"and {len(self.violations) - len(shown_violations)} more"]
+        if self.record is not None:
+            lines += ["", f"record     {self.record}"]
+        return "\n".join([*lines, "", self.summary()])
+
+    def summary(self) -> str:
+        """Return the verdict and its reason, in one line."""
+        cut = " (interrupted)" if self.interrupted else ""
+        if self.interrupted and not any(e.closed for e in self.history.every(DriverEnded)):
+            cut = " (interrupted twice: leaks were not searched for)"
+        why = self.inconclusive or "every invariant held"
+        if self.violations:
+            why = f"{', '.join(sorted(self.broken))}; reproduce with --seed {self.plan.seed}"
+        return f"{self.verdict}: {why}{cut}"
+
+    def _given_up(self) -> list[str]:
+        """Return how many groups gave up, and how many their drivers built after that."""
+        pids = {name: group.pid for name, group in self.history.groups.items()}
+        ends = [(e.at, pids[e.group]) for e in self.history.every(GroupEnded) if e.cause]
+        later = sum(
+            any(built.pid == pid and built.at >= at for at, pid in ends)
+            for built in self.history.groups.values()
+        )
+        return [f"groups     {len(ends)} gave up, {later} built after that"] if ends else []
+
+    def to_json(self) -> str:
+        """Return the figures as one JSON object."""
+        return json.dumps(
+            {
+                "target": self.target,
+                "seed": self.plan.seed,
+                "verdict": self.verdict,
+                "ok": self.ok,
+                "interrupted": self.interrupted,
+                "inconclusive": self.inconclusive,
+                "duration": self.plan.duration,
+                "calls": self.calls,
+                "deaths": self.deaths,
+                "faults": [
+                    {
+                        "fault": each.fault,
+                        "done": each.done,
+                        "missed": each.missed,
+                        "reasons": dict(each.reasons),
+                        **{f"recovery_{name}": time for name, time in each.recovery.items()},
+                    }
+                    for each in self.faults
+                ],
+                "violations": [
+                    {
+                        "invariant": each.invariant,
+                        "message": each.message,
+                        "events": [event.line() for event in each.events],
+                    }
+                    for each in self.violations
+                ],
+            },
+            indent=1,
+        )

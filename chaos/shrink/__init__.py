@@ -1,0 +1,1 @@
+"""The search for a minimal reproducer: ddmin over schedules, with replays."""

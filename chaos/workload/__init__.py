@@ -1,0 +1,1 @@
+"""The client of a run: the target, and the generator of calls."""

@@ -1,0 +1,68 @@
+"""Choice of a running driver: by pid, by name, or the only one; drivers of this user alone."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import find_drivers, safe_text
+from phalanx.supervision import SpecError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from phalanx.runtime import DriverStream
+
+_NONE = (
+    "no program of this user has a phalanx executor or supervisor just now; one that was started "
+    "with Runtime(stream=False), as another user, or in another container cannot be seen from here"
+)
+_WIDTH = 100  # characters of a command line
+
+
+def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe how a driver is chosen."""
+    whom = "pid or name of the driver; may be left out if only one is running"
+    parser.add_argument("driver", nargs="?", default="", help=whom)
+    parser.add_argument("--list", action="store_true", help="list the running drivers, and end")
+
+
+def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
+    """Return the driver that the user has chosen; None once all are listed, if asked for.
+
+    Raises:
+        SpecError: there is none, or more than one; the message lists them.
+    """
+    drivers = find_drivers()
+    if not arguments.list:
+        return choose(drivers, arguments.driver)
+    for driver in drivers:
+        name = safe_text(driver.name) or "-"
+        print(driver.pid, name, f"up {uptime(driver)}", _command(driver.pid), sep="\t")
+    return None
+
+
+def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
+    """Return the one of *drivers* whose pid or name is *wanted*, or the only one."""
+    found = [one for one in drivers if not wanted or wanted in (str(one.pid), one.name)]
+    if len(found) == 1:
+        return found[0]
+    named = ", ".join(f"{one.pid} ({one.name})" if one.name else str(one.pid) for one in drivers)
+    there = f"running: {named}" if drivers else _NONE
+    raise SpecError("driver", wanted, there if not found else f"name one by its pid; {there}")
+
+
+def uptime(driver: DriverStream) -> dt.timedelta:
+    """Return for how many whole seconds *driver* has run."""
+    return dt.timedelta(seconds=int(max(0.0, time.time() - driver.started_at)))
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
+    return safe_text(words.strip("\0").replace("\0", " "))[:_WIDTH]

@@ -1,0 +1,186 @@
+"""View of ``phalanx top`` for a terminal; control characters in names are escaped."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from rich import box
+from rich.console import Console, Group
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from phalanx.runtime import safe_text
+
+from .select_driver import uptime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from phalanx.runtime import DriverStream
+
+    from .top_model import Picture
+
+    Row = tuple[Text, dict[str, Any]]
+
+_GOOD: Final = ("serving", "up", "running", "started")
+_BAD: Final = ("ended", "down", "stopped", "given_up")
+_STALE: Final = 3.0  # seconds without a word; it tells once a second
+_COLUMNS: Final = (
+    *("STATE", "STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "NOW IN", "RSS", "DEVICE", "PID"),
+    "RESTARTS",
+)
+_LEFT_OUT: Final = ("EPOCH", "DEVICE", "OWED", "STARTS", "RSS", "CALLS/S", "SERVED")  # first first
+_NUMBERS: Final = ("STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "RSS", "PID", "RESTARTS")
+_RULER: Final = Console(width=10_000)
+
+
+def draw(
+    driver: DriverStream, picture: Picture | None, events: Sequence[dict[str, Any]], width: int
+) -> Group:
+    """Return the whole view, *width* characters wide."""
+    parts: list[Any] = [_title(driver, picture)]
+    if picture is not None:
+        parts.append(_table(picture, width))
+    if events:
+        parts += [Text(), *map(_event, events)]
+    return Group(*parts)
+
+
+def _title(driver: DriverStream, picture: Picture | None) -> Text:
+    name = f" ({safe_text(driver.name)})" if driver.name else ""
+    title = Text(f"driver {driver.pid}{name}, up {uptime(driver)}", style="bold")
+    if picture is None:
+        return title.append("  waiting for its first word", style="yellow")
+    ranks = sum(len(group["ranks"]) for group in picture.groups)
+    restarts = sum(group["restarts"] for group in picture.groups)
+    counts = ((len(picture.groups), "group"), (ranks, "rank"), (restarts, "restart"))
+    counted = ", ".join(f"{count} {what}{'s' * (count != 1)}" for count, what in counts)
+    title.append(f"  {counted}", style="none")
+    silent = time.monotonic() - picture.at
+    if silent > _STALE:
+        title.append(f"  silent for {silent:.0f} s: it is stopped, or very busy", style="red")
+    return title
+
+
+def _table(picture: Picture, width: int) -> Table:
+    """Return the table, without the columns for which *width* has no room."""
+    rows = list(_rows(picture)) or [(Text("no groups", style="dim"), {})]
+    table = _with_columns(_COLUMNS, rows)
+    for count in range(1, len(_LEFT_OUT) + 1):
+        if Measurement.get(_RULER, _RULER.options, table).maximum <= width:
+            break
+        table = _with_columns([n for n in _COLUMNS if n not in _LEFT_OUT[:count]], rows)
+    return table
+
+
+def _with_columns(names: Sequence[str], rows: Sequence[Row]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in names:
+        table.add_column(name, justify="right" if name in _NUMBERS else "left", no_wrap=True)
+    for row, cells in rows:
+        table.add_row(row, *(cells.get(name, "") for name in names))
+    return table
+
+
+def _rows(picture: Picture) -> Iterator[Row]:
+    groups = {group["group"]: group for group in picture.groups}
+    for tree in picture.trees:
+        yield from _tree(tree, groups)
+    for group in groups.values():  # those that are left are part of no tree
+        yield from _group(group, Text(safe_text(group["group"]), style="bold"), "")
+
+
+def _tree(tree: dict[str, Any], groups: dict[str, dict[str, Any]]) -> Iterator[Row]:
+    root = tree["root"]
+    yield _child(root, Text(safe_text(root["path"]), style="bold"))
+    for child in tree["children"]:
+        indent = "  " * (child["path"].count("/") - root["path"].count("/"))
+        name = Text(indent + safe_text(child["path"].rpartition("/")[2]))
+        group = groups.pop(child["path"], None)
+        if group is None:
+            yield _child(child, name)
+        else:
+            yield from _group(group, name, indent)
+    if tree["hidden"]:
+        yield Text(f"  and {tree['hidden']} more", style="dim"), {}
+
+
+def _child(child: dict[str, Any], name: Text) -> Row:
+    about = child["strategy"] or child["restart"]
+    name.append(f"  {about}", style="dim")
+    cells: dict[str, Any] = {
+        "STATE": _state(child["state"]),
+        "STARTS": str(child["incarnation"]),
+        "NOW IN": Text(safe_text(child["last_exit"])[:30], style="dim"),
+        "RESTARTS": _restarts(child["restarts"], child["max_restarts"]),
+    }
+    return name, cells
+
+
+def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
+    name.append(f"  {group['worker']} x {group['world_size']}, {group['strategy']}", style="dim")
+    inside = f"{group['in_flight']} in flight"
+    if group["waiting"]:
+        inside += f", {group['waiting']} wait"
+    if group["standby"]:
+        inside += f", {group['standby']} spare"
+    cells: dict[str, Any] = {
+        "STATE": _state(group["phase"]),
+        "EPOCH": str(group["epoch"]),
+        "NOW IN": Text(inside, style="dim"),
+        "RESTARTS": _restarts(group["restarts_in_window"], group["max_restarts"]),
+    }
+    yield name, cells
+    for rank in group["ranks"]:
+        yield _rank(rank, f"{indent}  rank {rank['rank']}")
+
+
+def _rank(rank: dict[str, Any], name: str) -> Row:
+    rate = rank["calls_per_s"]
+    doing = safe_text(rank["method"])[:30]
+    if doing and rank["running_for"] >= 1.0:
+        doing += f" for {rank['running_for']:.0f} s"
+    cells: dict[str, Any] = {
+        "STATE": _state(rank["state"]),
+        "STARTS": str(rank["incarnation"]),
+        "SERVED": str(rank["served"]),
+        "CALLS/S": "" if rate is None else f"{rate:.1f}",
+        "OWED": str(rank["owed"]),
+        "NOW IN": Text(doing),
+        "RSS": _bytes(rank["rss_bytes"]),
+        "DEVICE": Text(safe_text(rank["device"])),
+        "PID": "" if rank["pid"] is None else str(rank["pid"]),
+    }
+    return Text(name), cells
+
+
+def _state(state: str) -> Text:
+    style = "green" if state in _GOOD else "red" if state in _BAD else "yellow"
+    return Text(state, style=style)
+
+
+def _restarts(spent: int | None, most: int) -> str:
+    return "" if spent is None else f"{spent}/{most}"
+
+
+def _bytes(count: int | None) -> str:
+    if count is None:
+        return ""
+    return f"{count / (1 << 30):.1f}G" if count >= 1 << 30 else f"{count / (1 << 20):.0f}M"
+
+
+def _event(record: dict[str, Any]) -> Text:
+    about = record.get("report") or record
+    who = "" if about.get("rank") is None else f"/{about['rank']}"
+    group = about.get("group", "")
+    why: Any = about.get("reason") or about.get("cause") or ""
+    if about is not record:  # a report's
+        why = f"{why['kind']} ({why['detail']}), then: {about['decision']}"
+    level = str(record.get("level", "info"))
+    style = {"critical": "bold red", "error": "red", "warning": "yellow"}.get(level, "dim")
+    clock = str(record.get("timestamp", ""))[11:19]
+    text = f"{clock} {record.get('event')} {group}{who} {why}"
+    return Text(safe_text(" ".join(text.split())), style=style, no_wrap=True, overflow="ellipsis")

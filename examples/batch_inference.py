@@ -1,0 +1,109 @@
+"""Embed the documentation of Python's standard library on replicas of one model.
+
+Every rank holds the whole model and takes the next batch from a common queue. Ranks are killed with
+SIGKILL at work: the batch of a dead rank goes to another one, the dead rank alone is restarted
+(one_for_one), and the others never stop.
+
+    python examples/batch_inference.py --ranks 4 --kills 3
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, wait
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minilm.dataset import Batch, Dataset
+from minilm.model import Stage
+from minilm.weights import Weights
+from phalanx import Executor, Intensity, Launch, Strategy, WorkerActor, WorkerContext, method
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from concurrent.futures import Future
+
+    import torch
+
+
+class Replica(WorkerActor):
+    """The whole model."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        """Load it."""
+        self._device = ctx.device
+        self._model = Stage(Weights(self._folder, ctx.device))
+
+    @method(idempotent=True)  # a death sends the call to another rank
+    def embed(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return one unit vector for each row of *ids*."""
+        return self._model(ids.to(self._device))
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Embed the dataset; return 0 if every embedding equals that of one process."""
+    options = parse(words)
+    dataset = Dataset(options.passages)
+    chance = random.Random(options.seed)
+    kill_at = set(chance.sample(range(1, len(dataset.batches)), options.kills))
+    killed: set[int | None] = set()
+    waiting: dict[Future[torch.Tensor], Batch] = {}
+
+    def take() -> None:
+        done, _ = wait(waiting, return_when=FIRST_COMPLETED)
+        for answer in done:
+            dataset.vectors[waiting.pop(answer).rows] = answer.result()
+
+    with Executor(
+        Replica,
+        options.ranks,
+        args=(str(dataset.folder),),
+        strategy=Strategy.ONE_FOR_ONE,
+        intensity=Intensity(options.kills + 3, 60.0),
+        devices=options.device,
+        launch=Launch(preload=("torch",)),
+    ) as group:
+        began = time.monotonic()
+        for batch in dataset.batches:
+            call = group.submit("embed", args=(batch.ids,), retries=options.kills + 1)
+            waiting[call] = batch
+            up = [one for one in group.ranks if one.state == "up" and one.pid not in killed]
+            if batch.number in kill_at and up:
+                rank = chance.choice(up)
+                assert rank.pid is not None  # up
+                os.kill(rank.pid, signal.SIGKILL)
+                killed.add(rank.pid)
+                print(f"killed rank {rank.rank} (pid {rank.pid})")
+            if len(waiting) == 2 * options.ranks:  # one to work on and one to take next, for each
+                take()
+        while waiting:
+            take()
+        seconds = time.monotonic() - began
+        restarts = group.status().restarts
+
+    print(f"{len(dataset.batches)} calls answered in {seconds:.2f} s; restarts: {restarts}")
+    return dataset.verdict()
+
+
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
+    """Return the options of *words* (None: the command line)."""
+    parser = argparse.ArgumentParser(description="Embed on replicas behind a common queue.")
+    add = parser.add_argument
+    add("--ranks", type=int, default=4, help="worker processes")
+    add("--kills", type=int, default=3, help="ranks to kill while they work")
+    add("--seed", type=int, default=0, help="of the moments and ranks of the kills")
+    add("--passages", type=int, default=2000, help="passages to embed, 32 to a call")
+    add("--device", default="cpu", help="cpu, or cuda for one GPU per rank")
+    return parser.parse_args(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,61 @@
+"""The events that `Executor.subscribe` and `Supervisor.subscribe` hand on."""
+
+from phalanx.actors import (
+    CheckpointFailed,
+    CheckpointRejected,
+    CheckpointRestored,
+    CheckpointTaken,
+    Emitted,
+    StandbyLost,
+)
+from phalanx.runtime import (
+    DeviceAwaited,
+    DeviceQuarantined,
+    DeviceRestored,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    WorkerCrashed,
+    WorkerExited,
+    WorkerReady,
+    WorkerStarted,
+)
+from phalanx.supervision import (
+    ChildExited,
+    ChildLost,
+    ChildStarted,
+    ChildStartFailed,
+    SupervisorBegan,
+    SupervisorExited,
+    SupervisorGaveUp,
+    SupervisorReady,
+    SupervisorStartFailed,
+)
+
+__all__ = [
+    "CheckpointFailed",
+    "CheckpointRejected",
+    "CheckpointRestored",
+    "CheckpointTaken",
+    "ChildExited",
+    "ChildLost",
+    "ChildStartFailed",
+    "ChildStarted",
+    "DeviceAwaited",
+    "DeviceQuarantined",
+    "DeviceRestored",
+    "Emitted",
+    "GroupDown",
+    "GroupEnded",
+    "GroupUp",
+    "StandbyLost",
+    "SupervisorBegan",
+    "SupervisorExited",
+    "SupervisorGaveUp",
+    "SupervisorReady",
+    "SupervisorStartFailed",
+    "WorkerCrashed",
+    "WorkerExited",
+    "WorkerReady",
+    "WorkerStarted",
+]

@@ -1,0 +1,82 @@
+"""Checks of arguments: a `SpecError` names the argument, its value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
+
+from .errors import SpecError
+
+if TYPE_CHECKING:
+    from types import UnionType
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def check_kind(field: str, value: object, kind: type | UnionType) -> None:
+    """Raise unless *value* is a *kind*."""
+    if not isinstance(value, kind):
+        name = kind.__name__ if isinstance(kind, type) else str(kind)
+        raise SpecError(field, value, f"give {'an' if name[0] in 'AEIOU' else 'a'} {name}")
+
+
+def check_word(field: str, value: object, kind: type[_Word]) -> _Word:
+    """Return the member of *kind* that *value* is, or names."""
+    try:
+        return kind(str(value))
+    except ValueError:
+        raise SpecError(field, value, f"give one of {', '.join(kind)}") from None
+
+
+def check_choice(field: str, value: object, choices: tuple[str, ...]) -> None:
+    """Raise unless *value* is one of *choices*."""
+    if value not in choices:
+        raise SpecError(field, value, f"give one of {', '.join(choices)}")
+
+
+def check_callable(field: str, value: object) -> None:
+    """Raise unless *value* can be called."""
+    if not callable(value):
+        raise SpecError(field, value, "give something that can be called")
+
+
+def check_flag(field: str, value: object) -> None:
+    """Raise unless *value* is a bool."""
+    if not isinstance(value, bool):
+        raise SpecError(field, value, "give True or False")
+
+
+def check_count(field: str, value: object, least: int = 1) -> int:
+    """Return *value* if it is an integer of at least *least*."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SpecError(field, value, f"give an integer >= {least}")
+    return value
+
+
+def check_number(field: str, value: object, least: float = 0.0, most: float = math.inf) -> float:
+    """Return *value* if it is a finite number from *least* to *most*."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SpecError(field, value, "give a finite number")
+    if not least <= value <= most:
+        upper = "" if most == math.inf else f" and <= {most:g}"
+        raise SpecError(field, value, f"give a number >= {least:g}{upper}")
+    return float(value)
+
+
+def check_seconds(
+    field: str, value: object, *, positive: bool = False, finite: bool = True
+) -> float:
+    """Return *value* if it is a number of seconds, 0 or more; above 0 if *positive*."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise SpecError(field, value, "give a number of seconds")
+    if finite and value == math.inf:
+        raise SpecError(field, value, "give a number of seconds")
+    if value < 0 or (positive and value == 0):
+        raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")
+    return float(value)
+
+
+def check_limit(field: str, value: object) -> float | None:
+    """Return *value* if it is a number of seconds above 0, or None for no limit."""
+    return None if value is None else check_seconds(field, value, positive=True)

@@ -1,0 +1,286 @@
+"""``launch="inline"``: an executor whose one rank runs in the caller's own thread, for debuggers.
+
+Guarantees: arguments and results are encoded and decoded as between processes, so what works inline
+works in a worker; errors look the same. There is no process: no deaths, limits or retries, and an
+exception of the start is raised as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from phalanx.actors.calls.call import Shape, check_timeout, options_of
+from phalanx.actors.calls.streams import InlineStream
+from phalanx.actors.group.messages import Emitted
+from phalanx.actors.host.host import Seed, WorkerHost
+from phalanx.actors.spec.context import WorkerContext
+from phalanx.actors.spec.factory import culprit
+from phalanx.actors.spec.results import Outcome, OutcomeKind, RankInfo, Status
+from phalanx.runtime import (
+    AsyncOutput,
+    DevicePool,
+    WorkerLabels,
+    create_lock_file,
+    decode,
+    encode,
+)
+from phalanx.supervision import SHUTDOWN, ExecutorClosed, NotPicklable, Phase, check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterator, Mapping
+
+    from phalanx.actors.calls.call import OnTimeout
+    from phalanx.actors.calls.streams import StreamInbox
+    from phalanx.actors.spec.checkpoint_policy import Checkpoint
+    from phalanx.actors.spec.options import ExecutorSpec
+    from phalanx.actors.spec.worker import Methods
+    from phalanx.supervision import ExitReason
+
+
+class InlineGroup:
+    """The group of an executor, in the caller's thread; its methods are those of `RankGroup`."""
+
+    def __init__(self, spec: ExecutorSpec, methods: Methods) -> None:
+        self._name = spec.name
+        self.log = structlog.get_logger(group=spec.name)
+        self._methods = methods
+        self._numbers = itertools.count()
+        self._listeners: dict[int, Callable[[Any], None]] = {}
+        self._closed = False
+        share = spec.devices.per_rank
+        self._pool = DevicePool.of(spec.devices.names, 1, devices_per_rank=share)
+        self._lease = self._pool.acquire(0, share=share, holder=f"{spec.name}/0")
+        self._lock_file = create_lock_file()
+        place: dict[str, Any] = {
+            "rank": 0,
+            "local_rank": 0,
+            "world_size": 1,
+            "layout": spec.layout,
+            "coordinates": {},
+            "devices": self._lease.places,  # what this process sees is not for a lease to change
+            "rendezvous": None,
+        }
+        context = WorkerContext(
+            group=spec.name,
+            epoch=1,
+            incarnation=1,
+            # The driver's own logger: this worker is the driver.
+            log=structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1),
+            _lock_file=self._lock_file,
+            _listener=self._emitted,
+            **place,
+        )
+        labels = WorkerLabels(
+            child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
+        )
+        keywords = spec.keywords[0]
+        seed = Seed(factory=spec.factory, keywords=keywords, labels=labels, **place)
+        self._layout = spec.layout
+        self._turn = threading.RLock()  # a method may call its own executor
+        self._host = WorkerHost(seed, context)
+        try:
+            self._host.start()
+        except BaseException:
+            self._let_go()
+            raise
+
+    def call(
+        self,
+        shape: Shape,
+        method: str | Callable[..., Any],
+        each: list[tuple[tuple[Any, ...], Mapping[str, Any]]],
+        *,
+        timeout: float | None = None,
+        retries: int | None = None,
+        on_timeout: OnTimeout = "leave",
+        want: int | None = None,
+        rank: int | None = None,
+        non_block: bool = False,
+        tell: bool = False,
+        stream: StreamInbox | None = None,
+        aggregate: Callable[[list[Any], int], Any] | None = None,
+        lead: int = 0,
+        at_once: bool = True,
+    ) -> Any:
+        """Run a call here and now, and return its value, its future or its stream."""
+        del at_once  # nothing waits for its turn
+        if timeout is not None:
+            check_timeout(timeout)
+        name, _ = self._methods.declared_of(method, each)
+        options_of(now=0.0, timeout=timeout, retries=retries or 0, on_timeout=on_timeout, tell=tell)
+        self.check_open()
+        if stream is not None:
+            items = self._stream(name, method, *each[0])
+            return InlineStream(items if rank is not None else ((0, item) for item in items))
+        future: Future[Any] = Future()
+        try:
+            value = self._run(name, method, *each[0])
+        except Exception as error:  # noqa: BLE001  # settled below, as from a process
+            if shape is Shape.GATHER:
+                future.set_result([Outcome(0, OutcomeKind.ERROR, error=error)])
+            else:
+                future.set_exception(error)
+        else:
+            if shape is Shape.GATHER:
+                value = [Outcome(0, OutcomeKind.OK, value)]
+            elif shape is Shape.COLLECTIVE and aggregate is not None:
+                value = aggregate([value], lead)
+            elif shape is Shape.COLLECTIVE and want is None:
+                value = [value]
+            future.set_result(value)
+        return future if non_block else future.result()
+
+    def room(self, wake: Callable[[], None]) -> None:
+        """Return None: a call never waits for a place."""
+
+    has_room = True
+    is_failed = False
+
+    @property
+    def exit_reason(self) -> ExitReason | None:
+        """Why it has ended."""
+        return SHUTDOWN if self._closed else None
+
+    def wait_closed(self, timeout: float | None) -> ExitReason | None:  # noqa: ARG002  # RankGroup's
+        """Return at once: only its caller could close it meanwhile."""
+        return self.exit_reason
+
+    @property
+    def view(self) -> Status:
+        """What it looks like."""
+        state = "down" if self._closed else "up"
+        info = RankInfo(0, os.getpid(), 1, 1, state, str(self._lease))
+        phase = Phase.ENDED if self._closed else Phase.SERVING
+        return Status(
+            name=self._name,
+            layout=self._layout,
+            phase=phase,
+            epoch=1,
+            ranks=(info,),
+            devices=self._pool.status(),
+        )
+
+    def ranks(self) -> tuple[RankInfo, ...]:
+        """Return its one rank."""
+        return self.view.ranks
+
+    def status(self) -> Status:
+        """Return how the executor is doing."""
+        return self.view
+
+    def check_health(self, timeout: float) -> None:
+        """Return at once: its main loop is the caller."""
+        check_seconds("timeout", timeout)
+        self.check_open()
+
+    def when_failed(self, callback: Callable[[ExitReason], None]) -> None:
+        """Forget *callback*: it never comes to that."""
+
+    def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
+        """Hand what the worker emits to *callback*, in the caller's thread."""
+        number = next(self._numbers)
+        self._listeners[number] = callback
+
+        def leave() -> None:
+            self._listeners.pop(number, None)
+
+        return leave
+
+    def check_open(self) -> None:
+        """Raise `ExecutorClosed` where it takes no calls."""
+        if self._closed:
+            raise ExecutorClosed(f"executor {self._name} was closed; build a new one")
+
+    def save(self, timeout: float | None) -> Checkpoint:
+        """Never asked: a spec with a checkpoint policy is not inline."""
+        raise NotImplementedError
+
+    def reserve(self, world_size: int) -> None:
+        """Do nothing: a rank in this process has no descriptors."""
+
+    def change(self, *_: object, **__: object) -> None:
+        """Change nothing: there is one rank, and no process to restart."""
+        self.check_open()
+
+    def drain(self, timeout: float | None) -> None:  # noqa: ARG002  # as above
+        """Return at once: nothing is ever in flight."""
+        self.check_open()
+
+    def close(self) -> None:
+        """End it."""
+        if not self._closed:
+            self._closed = True
+            self._host.stop(SHUTDOWN)
+            self._let_go()
+
+    request_close = kill = close
+
+    def _emitted(self, rank: int, value: Any) -> None:
+        event = Emitted(self._name, rank, 1, 1, value, time.monotonic())
+        for listener in list(self._listeners.values()):
+            listener(event)
+
+    def _run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        arrived = _arrive(name, method, args, kwargs)
+        with _noted(name), self._turn:
+            value = self._host.invoke(*arrived)
+            if isinstance(value, AsyncOutput):
+                value = value.get_output()
+        return _travel(value, f"the reply of {name}")
+
+    def _stream(
+        self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Iterator[Any]:
+        arrived = _arrive(name, method, args, kwargs)
+        with _noted(name):
+            items = iter(self._host.invoke(*arrived))
+            while True:
+                with self._turn:
+                    item = next(items, _END)
+                if item is _END:
+                    return
+                yield _travel(item, f"an item of {name}")
+
+    def _let_go(self) -> None:
+        self._pool.give_back(self._lease, os.getpid())
+        self._pool.close()
+        os.close(self._lock_file)
+
+
+_END = object()
+
+
+@contextmanager
+def _noted(name: str) -> Generator[None]:
+    """Note the method *name* in an exception of the block, as a worker does."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # an exception type may refuse further attributes
+            error.add_note(f"raised by rank 0 in {name} (inline)")
+        raise
+
+
+def _arrive(
+    name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
+    """Return the method and the arguments of a call as a worker would have them."""
+    try:
+        arrived: tuple[Any, tuple[Any, ...], Mapping[str, Any]]
+        arrived = _travel((method, args, kwargs), f"the arguments of {name}")
+    except NotPicklable as error:
+        raise culprit(name, args, kwargs, error) from error.__cause__
+    return arrived
+
+
+def _travel(value: Any, what: str) -> Any:
+    encoded = encode(value, what)
+    return decode(encoded.body, [memoryview(bytearray(view)) for view in encoded.buffers])

@@ -1,0 +1,183 @@
+"""pytest plug-in: fixtures, a marker and an option.
+
+Guarantees:
+- A session that uses none of them imports nothing else of phalanx, and keeps its environment.
+- A mistake in a marker or an option is a usage error that names the test and the field.
+- The seed of a test's chaos runs is in its report, whatever the test fails of.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from .chaos_fixture import MARKER, OLD_MARKER, SEED_OPTION, ChaosRuns, check_marker, marked_fields
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+    from pathlib import Path
+
+    from phalanx.runtime import Runtime
+
+    from .leaks import LeakScope
+
+_SESSION = uuid.uuid4().hex
+"""The mark of every process that is started from here, directly or not."""
+
+_RUNS: pytest.StashKey[ChaosRuns] = pytest.StashKey()
+_WRONG: pytest.StashKey[str] = pytest.StashKey()
+_LATER = (
+    "(if a fixture of this test has started it: ask for phalanx_leak_check before that fixture, as "
+    'by @pytest.mark.usefixtures("phalanx_leak_check"))'
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option."""
+    parser.getgroup("phalanx").addoption(
+        SEED_OPTION,
+        type=int,
+        metavar="N",
+        help="seed of the faults of the fixture `phalanx_chaos`, in place of what tests give",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Declare the marker."""
+    config.addinivalue_line(
+        "markers",
+        f"{MARKER}(*, seed, faults, duration, rate, ...): the fields of phalanx.chaos.Chaos for "
+        "the runs of the fixture `phalanx_chaos`",
+    )
+    config.addinivalue_line("markers", f"{OLD_MARKER}: deprecated name of {MARKER}")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    """Return the seed, if the command line gives one."""
+    seed: int | None = config.getoption(SEED_OPTION)
+    return [] if seed is None else [f"phalanx: {SEED_OPTION}={seed}"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse markers that make no sense."""
+    for item in items:
+        try:
+            check_marker(item)
+        except pytest.UsageError as error:
+            # An error in the collection of one process of pytest-xdist is taken for its crash.
+            if not hasattr(config, "workerinput"):
+                raise
+            item.stash[_WRONG] = str(error)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Fail a test whose marker could not be refused when it was collected."""
+    if _WRONG in item.stash:
+        pytest.fail(item.stash[_WRONG], pytrace=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add seed and records to the report of a failure."""
+    report = yield
+    runs = item.stash.get(_RUNS, None)
+    if report.failed and runs is not None:
+        report.sections.append(("chaos", runs.describe()))
+    return report
+
+
+@pytest.fixture
+def phalanx_chaos(request: pytest.FixtureRequest, tmp_path: Path) -> ChaosRuns:
+    """Runs a target under faults and checks that it lost nothing: ``phalanx_chaos(build)``."""
+    given: int | None = request.config.getoption(SEED_OPTION)
+    runs = ChaosRuns(marked_fields(request.node), given, tmp_path)
+    request.node.stash[_RUNS] = runs
+    return runs
+
+
+@pytest.fixture(scope="session")
+def phalanx_leak_scope(leak_scope: LeakScope) -> LeakScope:
+    """Where `phalanx_leak_check` looks; override it by a fixture of this name."""
+    return leak_scope
+
+
+@pytest.fixture(scope="session")
+def phalanx_mark() -> Iterator[None]:
+    """Mark every tree that is made from now on, here or in a process that is started from here."""
+    from phalanx.runtime import TAG_VARIABLE  # noqa: PLC0415  # imported for those who use it
+
+    with pytest.MonkeyPatch.context() as patch:
+        outer = os.environ.get(TAG_VARIABLE, "").rstrip(";")
+        patch.setenv(TAG_VARIABLE, f"{outer};{_SESSION}/pytest;".lstrip(";"))
+        yield
+
+
+@pytest.fixture(scope="session")
+def phalanx_runtime() -> Iterator[Runtime]:
+    """One runtime for all tests: ``Executor(..., runtime=phalanx_runtime)``.
+
+    Its zygote has imported torch, so that an executor takes tenths of a second to start.
+    """
+    from phalanx.actors import Executor, WorkerActor  # noqa: PLC0415  # imported when used
+    from phalanx.runtime import Runtime  # noqa: PLC0415
+
+    class Idle(WorkerActor):
+        """Local, so that it travels by value: its process does not import pytest."""
+
+    with Runtime(stream=False) as runtime:
+        Executor(Idle, 1, runtime=runtime).close()  # what stays is here before any test
+        yield runtime
+
+
+@pytest.fixture
+def phalanx_leak_check(phalanx_mark: None, phalanx_leak_scope: LeakScope) -> Iterator[None]:
+    """Fail a test that leaves processes, threads, shared memory, files or descriptors.
+
+    What fixtures that were asked for before this one have is not counted; what they start during
+    the test is, such as ranks of an executor that are restarted. A process that was left is killed.
+    """
+    del phalanx_mark
+    from .leaks import LeakDetector  # noqa: PLC0415  # imported for those who use it
+
+    scope = phalanx_leak_scope
+    detector = LeakDetector(_SESSION, folders=scope.folders, patience=scope.patience)
+    yield
+    leaks = detector.wait_gone()
+    if leaks:
+        detector.kill()
+        listed = "\n  ".join(map(str, leaks))
+        pytest.fail(f"left behind:\n  {listed}\n{_LATER}", pytrace=False)
+
+
+def _deprecate(request: pytest.FixtureRequest, new: str) -> None:
+    text = f"the fixture {request.fixturename} is now {new}"
+    request.node.warn(pytest.PytestDeprecationWarning(text))
+
+
+@pytest.fixture
+def chaos(request: pytest.FixtureRequest, phalanx_chaos: ChaosRuns) -> ChaosRuns:
+    """Deprecated name of `phalanx_chaos`."""
+    _deprecate(request, "phalanx_chaos")
+    return phalanx_chaos
+
+
+@pytest.fixture
+def leak_check(request: pytest.FixtureRequest, phalanx_leak_check: None) -> None:
+    """Deprecated name of `phalanx_leak_check`."""
+    del phalanx_leak_check
+    _deprecate(request, "phalanx_leak_check")
+
+
+@pytest.fixture(scope="session")
+def leak_scope() -> LeakScope:
+    """Deprecated name of `phalanx_leak_scope`, for those who override it."""
+    from .leaks import LeakScope  # noqa: PLC0415  # imported for those who use it
+
+    return LeakScope()

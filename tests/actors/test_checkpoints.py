@@ -1,0 +1,178 @@
+"""What is store of the ranks' states, call by call, without any process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from phalanx.actors.calls.call import Call, Shape, options_of
+from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
+from phalanx.actors.group.messages import CheckpointDue, SnapshotsChanged
+from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
+from phalanx.runtime import FarFrame, Flag, Frame, Kind, Stamp, encode, store_snapshot
+
+BOTH = (0, 1)
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def call(wire: int) -> Call:
+    made = Call(wire, "add", Shape.COLLECTIVE, [], options_of(now=0.0, timeout=None))
+    made.wire = wire
+    return made
+
+
+def saved(wire: int, value: object = None) -> Frame:
+    payload = store_snapshot(encode(value, "it"), Stamp(wire, 0, 2, 1, 0.0), None)
+    assert payload.file is not None
+    frame = FarFrame(Kind.SAVED, Flag.FILE, 1, wire, 1, 0, payload.tail)
+    frame.fds, frame.lender = [payload.file], None
+    return frame
+
+
+@pytest.fixture
+def told() -> list[Any]:
+    return []
+
+
+@pytest.fixture
+def coordinator(told: list[Any]) -> Iterator[CheckpointCoordinator]:
+    yield from opened(CheckpointPolicy(every_calls=1), told)
+
+
+def opened(
+    policy: CheckpointPolicy, told: list[Any], *, together: bool = True
+) -> Iterator[CheckpointCoordinator]:
+    coordinator = CheckpointCoordinator(policy, None, together=together)
+    coordinator.open(cast("Any", None), told.append, can_reshard=False, size=2)
+    yield coordinator
+    coordinator.close(forget=True)
+
+
+def take(coordinator: CheckpointCoordinator, wire: int) -> None:
+    assert coordinator.mark(call(wire), BOTH, 2)
+    for rank in BOTH:
+        coordinator.hear(rank, saved(wire))
+        coordinator.answered(rank, wire)
+
+
+def latest(coordinator: CheckpointCoordinator) -> int:
+    found = coordinator.store.latest()
+    return 0 if found is None else found.number
+
+
+def test_a_cut_is_kept_when_the_last_rank_has_answered(coordinator: CheckpointCoordinator) -> None:
+    coordinator.mark(call(1), BOTH, 2)
+    for rank in BOTH:
+        coordinator.hear(rank, saved(1))
+    coordinator.answered(0, 1)
+    assert latest(coordinator) == 0
+
+    coordinator.answered(1, 1)
+
+    assert latest(coordinator) == 1
+    assert not coordinator.is_unsaved()
+
+
+def test_a_cut_without_every_part_is_none(coordinator: CheckpointCoordinator) -> None:
+    take(coordinator, 1)
+    coordinator.mark(call(2), BOTH, 2)
+    coordinator.hear(0, saved(2))
+    for rank in BOTH:
+        coordinator.answered(rank, 2)
+
+    assert latest(coordinator) == 1
+    assert coordinator.is_unsaved()
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_loss_voids_what_is_not_answered_by_all(
+    coordinator: CheckpointCoordinator, everybody: bool
+) -> None:
+    take(coordinator, 1)
+    coordinator.mark(call(2), BOTH, 2)
+    for rank in BOTH:
+        coordinator.hear(rank, saved(2))
+    coordinator.answered(0, 2)
+
+    coordinator.lose([0, 1] if everybody else [1], everybody=everybody)
+    coordinator.answered(1, 2)
+
+    assert latest(coordinator) == 1
+    assert coordinator.is_unsaved() is not everybody
+    assert coordinator.mark(call(3), BOTH, 2) == BOTH
+
+
+def test_a_call_that_reached_some_ranks_only_leaves_nothing_open(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    coordinator.mark(call(1), BOTH, 2)
+    coordinator.hear(0, saved(1))
+
+    coordinator.abandon(1)
+
+    assert not coordinator._open
+    coordinator.answered(0, 1)
+    assert latest(coordinator) == 0
+
+
+def test_descriptors_are_bounded_also_while_nobody_prunes(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    before = descriptors()
+    for wire in range(1, 400):
+        take(coordinator, wire)
+
+    assert descriptors() - before < 150
+    coordinator.prune()
+    assert descriptors() - before == 4
+    assert latest(coordinator) == 399
+
+
+def test_a_call_to_some_ranks_has_a_cut_of_all_asked_for(
+    coordinator: CheckpointCoordinator, told: list[Any]
+) -> None:
+    assert not coordinator.mark(call(1), (1,), 2)
+
+    assert told == [CheckpointDue()]
+    assert coordinator.is_unsaved()
+
+
+def test_numbers_go_on_where_an_executor_left_off(
+    coordinator: CheckpointCoordinator, told: list[Any]
+) -> None:
+    take(coordinator, 7)
+    coordinator.close(forget=False)
+
+    coordinator.open(cast("Any", None), told.append, can_reshard=False, size=2)
+    take(coordinator, 1)
+
+    assert latest(coordinator) == 8
+    assert isinstance(told[-1], SnapshotsChanged)
+
+
+def test_a_rejected_cut_is_given_only_where_there_is_no_other(
+    coordinator: CheckpointCoordinator,
+) -> None:
+    for wire in (1, 2):
+        take(coordinator, wire)
+
+    def chosen() -> int:
+        restore_points = coordinator.store.choose(BOTH, 2, lambda number, why: None)
+        for restore_point in restore_points.values():
+            assert restore_point.age <= time.time()
+            restore_point.close()
+        return restore_points[0].number
+
+    assert chosen() == 2
+    assert coordinator.store.reject(0, 2)
+    assert not coordinator.store.reject(1, 2)
+    assert chosen() == 1
+    assert coordinator.store.reject(0, 1)
+    assert chosen() == 1

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from phalanx.runtime.threads.event_loop import EventLoop
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from phalanx.runtime.threads.event_loop import Timer, Watch
+
+LONG = 20.0
+
+
+def on_hub(loop: EventLoop) -> None:
+    """Return when the loop has been through everything posted before."""
+    done = threading.Event()
+    loop.post(done.set)
+    assert done.wait(LONG)
+
+
+def test_a_readable_descriptor_calls_back_on_the_hubs_thread(loop: EventLoop) -> None:
+    read, write = os.pipe()
+    seen: list[tuple[bytes, bool]] = []
+    done = threading.Event()
+
+    def callback(events: int) -> None:
+        seen.append((os.read(read, 10), loop.is_current()))
+        done.set()
+
+    watch = loop.watch(read, select.EPOLLIN, callback)
+    os.write(write, b"a")
+
+    assert done.wait(LONG)
+    assert seen == [(b"a", True)]
+    assert not loop.is_current()
+    watch.cancel()
+    os.close(read)
+    os.close(write)
+
+
+def test_a_watch_is_paused_resumed_and_cancelled_from_any_thread(loop: EventLoop) -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    seen: list[int] = []
+    news = threading.Event()
+
+    def callback(events: int) -> None:
+        seen.append(len(os.read(read, 10)))
+        news.set()
+
+    watch = loop.watch(read, 0, callback)
+    os.write(write, b"a")
+    on_hub(loop)
+    assert seen == []
+    watch.modify(select.EPOLLIN)
+    assert news.wait(LONG)
+    watch.cancel()
+    watch.cancel()
+    watch.modify(select.EPOLLIN)
+    os.write(write, b"b")
+    on_hub(loop)
+    assert seen == [1]
+    os.close(read)
+    os.close(write)
+
+
+def test_a_watch_that_an_earlier_callback_cancelled_is_not_called(loop: EventLoop) -> None:
+    pipes = [os.pipe() for _ in range(2)]
+    watches: list[Watch] = []
+    called: list[int] = []
+
+    def callback(_: int) -> None:
+        called.append(1)
+        for watch in watches:
+            watch.cancel()
+
+    def begin() -> None:
+        # On the loop's thread, so that both are ready before either is seen.
+        for read, write in pipes:
+            watches.append(loop.watch(read, select.EPOLLIN, callback))
+            os.write(write, b"x")
+
+    loop.post(begin)
+    on_hub(loop)
+    on_hub(loop)
+
+    assert called == [1]
+    for pair in pipes:
+        for fd in pair:
+            os.close(fd)
+
+
+def test_an_epoll_descriptor_can_be_watched(loop: EventLoop) -> None:
+    read, write = os.pipe()
+    inner = select.epoll()
+    inner.register(read, select.EPOLLIN)
+    done = threading.Event()
+    watch = loop.watch(inner.fileno(), select.EPOLLIN | select.EPOLLONESHOT, lambda _: done.set())
+    os.write(write, b"x")
+
+    assert done.wait(LONG)
+    watch.cancel()
+    inner.close()
+    os.close(read)
+    os.close(write)
+
+
+def test_timers_come_in_the_order_of_their_times_and_not_before(loop: EventLoop) -> None:
+    now = time.monotonic()
+    seen: list[tuple[float, bool]] = []
+    done = threading.Event()
+
+    def note(delay: float) -> None:
+        seen.append((delay, time.monotonic() >= now + delay))
+        if len(seen) == 3:
+            done.set()
+
+    for delay in (0.06, 0.02, 0.04):
+        loop.call_at(now + delay, partial(note, delay))
+
+    assert done.wait(LONG)
+    assert seen == [(0.02, True), (0.04, True), (0.06, True)]
+
+
+def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(loop: EventLoop) -> None:
+    called: list[int] = []
+    timers: list[Timer] = []
+
+    def set_and_cancel() -> None:
+        """On the loop's thread, which calls nobody meanwhile."""
+        now = time.monotonic()
+        timers.extend(loop.call_at(now, lambda: called.append(1)) for _ in range(1000))
+        for timer in timers:
+            timer.cancel()
+
+    loop.post(set_and_cancel)
+    on_hub(loop)
+    done = threading.Event()
+    loop.call_at(time.monotonic() + 0.02, done.set)
+
+    assert done.wait(LONG)
+    assert called == []
+    assert len(loop._timers) < 200
+    assert not timers[0].is_pending
+
+
+def test_a_callback_that_raises_ends_nothing(
+    loop: EventLoop, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise SystemExit(3)
+
+    loop.post(fail)
+    loop.call_at(time.monotonic(), fail)
+    on_hub(loop)
+    on_hub(loop)
+
+    assert capsys.readouterr().err.count("SystemExit: 3") == 2
+
+
+def test_posts_keep_their_order_and_those_before_a_close_still_run(loop: EventLoop) -> None:
+    seen: list[int] = []
+    for number in range(100):
+        loop.post(partial(seen.append, number))
+    loop.close()
+
+    assert seen == list(range(100))
+    with pytest.raises(RuntimeFault, match="closed"):
+        loop.post(lambda: None)
+
+
+def test_a_hub_can_be_closed_from_its_own_callback(loop: EventLoop) -> None:
+    loop.post(loop.close)
+    loop._thread.join(LONG)
+
+    assert not loop._thread.is_alive()
+
+
+def test_a_hub_at_rest_is_not_woken(loop: EventLoop) -> None:
+    on_hub(loop)
+    thread = loop._thread.native_id
+
+    def wakeups() -> str:
+        status = Path(f"/proc/self/task/{thread}/status").read_text()
+        return next(line for line in status.splitlines() if line.startswith("voluntary"))
+
+    loop.call_at(time.monotonic() + 3600, lambda: None)
+    on_hub(loop)
+    select.select([], [], [], 0.2)  # until it sleeps again after the last post
+    before = wakeups()
+    select.select([], [], [], 0.5)
+
+    assert wakeups() == before
+
+
+def test_a_forked_child_of_the_driver_cannot_use_the_hub(loop: EventLoop) -> None:
+    mine = loop._epoll.fileno(), loop._wakeup
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        for fd in mine:
+            try:
+                os.fstat(fd)
+                code = 1  # the child still holds the parent's descriptor
+            except OSError:
+                pass
+        try:
+            loop.post(lambda: None)
+            code = 2
+        except RuntimeFault:
+            pass
+        loop.close()
+        os._exit(code)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    on_hub(loop)
+
+
+def test_the_hub_may_be_called_in_the_middle_of_a_call(loop: EventLoop) -> None:
+    done = threading.Event()
+
+    class Sly(float):
+        """A time that is compared with others under the loop's lock, where finalizers may run."""
+
+        def __lt__(self, other: float) -> bool:
+            loop.post(done.set)
+            loop.note_cancelled_timer()
+            return float(self) < float(other)
+
+    later = loop.call_at(time.monotonic() + 1000, lambda: None)
+    timer = loop.call_at(Sly(time.monotonic() + 999), lambda: None)
+
+    assert done.wait(LONG)
+    timer.cancel()
+    later.cancel()
+
+
+def test_a_callback_without_a_text_ends_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Silent:
+        def __call__(self) -> None:
+            raise SystemExit(3)
+
+        def __repr__(self) -> str:
+            raise SystemExit(4)
+
+    def fail(_event: object) -> None:
+        raise KeyError
+
+    told = EventLoop(emit=fail)
+    told.post(Silent())
+    on_hub(told)
+    told.close()
+
+    assert "SystemExit: 3" in capsys.readouterr().err
+
+
+def test_a_hub_whose_descriptors_were_closed_refuses_all_and_says_why(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lost = EventLoop()
+
+    def close() -> None:
+        os.close(lost._epoll.fileno())
+
+    lost.post(close)
+    lost._thread.join(LONG)
+
+    assert "Bad file descriptor" in capsys.readouterr().err
+    for use in (lambda: lost.post(close), lambda: lost.call_at(0.0, close)):
+        with pytest.raises(RuntimeFault, match="closed"):
+            use()
+    lost.close()
