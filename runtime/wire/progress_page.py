@@ -7,7 +7,7 @@ all. There is no lock: each word has one writer.
 Cancellation works in rounds. A collective call carries the round it was sent in. When round k
 begins, the calls of earlier rounds stay valid up to the highest one that any rank has begun
 (``limits[k]``), and those behind it are void. A worker that is about to be stopped is *closed* in
-such a round: it begins nothing more.
+such a round: it runs nothing behind the call that the driver has seen it begin.
 
 The worker stores *begun*, then loads *round*; the driver stores *round*, then loads *begun*, and
 only then the limit, which is open until then. Either the driver sees the call, whose limit then
@@ -79,15 +79,19 @@ class Board:
         return words[_ROUND]
 
     def is_void(self, call_id: int, sent_in: int, current: int, *, collective: bool) -> bool:
-        """Whether *call_id*, sent in an earlier round, is cancelled; waits for an open limit."""
-        if self._words[_CLOSED]:
+        """Whether *call_id*, sent in an earlier round, is cancelled; waits for an open limit.
+
+        Without a deadline: the driver sets it at once, and this process dies with the driver.
+        """
+        while (closed := self._words[_CLOSED]) == _OPEN:
+            time.sleep(_POLL)
+        if closed and call_id >= closed:
             return True
         if not collective:
             return False
         if current - sent_in >= _KEPT:
             return True
         at = _LIMITS + (sent_in + 1) % _KEPT
-        # No deadline: the driver sets it at once, and this process dies with the driver.
         while (limit := self._words[at]) == _OPEN:
             time.sleep(_POLL)
         return call_id > limit
@@ -125,8 +129,9 @@ class Board:
 
     @property
     def begun(self) -> int:
-        """The call begun last; 0 for none."""
-        return self._words[_BEGUN]
+        """The call begun last; 0 for none. Of a closed worker: before it was closed."""
+        begun, closed = self._words[_BEGUN], self._words[_CLOSED]
+        return min(begun, closed - 1) if closed else begun
 
     @property
     def finished(self) -> int:
@@ -165,7 +170,12 @@ class Board:
 
     def shut(self) -> None:
         """Close this worker: the next round cancels every call that it has not begun."""
-        self._words[_CLOSED] = 1
+        self._words[_CLOSED] = self._words[_CLOSED] or _OPEN
+
+    def settle(self) -> None:
+        """Set what a closed worker has begun; what it begins from here on is void."""
+        if self._words[_CLOSED] == _OPEN:
+            self._words[_CLOSED] = self._words[_BEGUN] + 1
 
     @property
     def is_shut(self) -> bool:
@@ -197,6 +207,8 @@ def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[
             board.enter(round_)
         _fence()
     finally:  # no worker may wait for ever
+        for board in shut:
+            board.settle()
         reached = max((reached, *(board.begun for board in boards)))
         for board in boards:
             board.limit(round_, reached)

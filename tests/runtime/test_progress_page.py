@@ -49,8 +49,9 @@ def test_a_call_that_begins_while_calls_are_withdrawn_is_valid_for_all(
     assert not begins(boards[1], 9)
 
 
+@pytest.mark.parametrize("closed", [False, True])
 def test_a_worker_that_sees_the_round_first_waits_for_what_the_driver_settles(
-    boards: list[Board], monkeypatch: pytest.MonkeyPatch
+    boards: list[Board], monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     runs: list[bool] = []
     worker = threading.Thread(target=lambda: runs.append(begins(boards[1], 8)))
@@ -67,12 +68,13 @@ def test_a_worker_that_sees_the_round_first_waits_for_what_the_driver_settles(
     monkeypatch.setattr(progress_page, "_fence", fence)
     assert begins(boards[0], 7)
 
-    reached = withdraw(boards, 1, 0)
+    reached = withdraw(boards, 1, 0, boards[1:] if closed else ())
     worker.join(LIMIT)
 
     assert reached == 8
     assert runs == [True]
     assert begins(boards[0], 8)
+    assert not begins(boards[1], 9)
 
 
 def test_what_a_closed_worker_has_not_begun_it_never_begins(boards: list[Board]) -> None:
@@ -82,3 +84,13 @@ def test_what_a_closed_worker_has_not_begun_it_never_begins(boards: list[Board])
 
     assert not begins(boards[1], 7)
     assert boards[1].is_shut
+    assert boards[1].begun == 0
+
+
+def test_a_call_that_was_cancelled_stays_so_when_its_worker_is_closed(boards: list[Board]) -> None:
+    withdraw(boards, 1, 0)
+    boards[1].begin(8)
+
+    withdraw(boards, 2, 0, [boards[1]])
+
+    assert boards[1].is_void(8, 0, 2, collective=True)
