@@ -71,7 +71,8 @@ class CallPlane:
             be queued before `submit` blocks.
         snapshots: The checkpoint coordinator; None if ranks store no state.
         spins: Whether callers and ranks may poll for a moment before blocking (`spin_time`).
-        on_end: Called with (rank, incarnation) when a rank's channel ends; without the lock.
+        on_end: Called with (rank, incarnation) when a rank's channel ends, if an exception is
+            thrown in meanwhile more than once; under the lock.
         on_foreign: Called with the rank whose channel brought a packet that is no message, once
             for each incarnation; under the lock.
         on_busy: Called when ranks owe answers again, and for each call with a limit, which it gets.
@@ -373,7 +374,7 @@ class CallPlane:
     def progress_by_rank(self) -> dict[int, Progress]:
         """Return what each rank is doing, as far as it is known without reading."""
         with self.lock.asked():
-            return {slot.rank: slot.progress() for slot in self._table}
+            return {slot.rank: slot.progress(self.clock()) for slot in self._table}
 
     # --- callers: streams -----------------------------------------------------------------
 
@@ -646,7 +647,7 @@ class CallPlane:
                 return Progress()
             self._is_open = False  # before its answers make room for further calls
             self._drain(slot)
-            return slot.progress()
+            return slot.progress(self.clock())
 
     def out_of_step(self, wire: int) -> Desync | None:
         """Return why the ranks are out of step since the call *wire*, if they still are.
@@ -796,7 +797,11 @@ class CallPlane:
 
     def _refused(self, slot: RankSlot, wire: int, error: OSError) -> None:
         """End the call in a packet that could not be sent to *slot*, whose rank is alive."""
-        call = self._pay(slot, wire) if wire in slot.sent else None
+        if wire not in slot.sent:
+            return
+        call = slot.sent.pop(wire)
+        self._table.owed -= 1
+        self._tidy(slot, wire)
         if call is not None:
             msg = f"{call.name} could not be sent to rank {slot.rank}: {error}"
             if self._snapshots is not None:
@@ -808,7 +813,6 @@ class CallPlane:
     @uninterrupted
     def _on_ready(self, events: Events) -> None:
         """Read the channels that are ready; on the thread that reads, without the lock."""
-        ended: list[RankSlot] = []
         with self.lock.unasked:
             try:
                 if self._taking is not None or self._settling is not None:
@@ -821,20 +825,18 @@ class CallPlane:
                     if event & _WRITABLE:
                         self._sender.flush(slot)
                     if event & ~_WRITABLE and not self._read(slot):
+                        # First: an exception thrown in would otherwise lose the end of the channel.
+                        self._on_end(slot.rank, slot.incarnation)
                         slot.ended = True
                         self._stop_reading(slot)
-                        ended.append(slot)
                 self._pump_after_read()
             except BaseException:  # thrown in: the event loop's thread does the rest
                 self.loop.call_at(self.clock(), self._recover_all)
                 raise
-        for slot in ended:
-            self._on_end(slot.rank, slot.incarnation)
 
     def _recover_all(self) -> None:
         """Do what an interrupted `_on_ready` has not done; on the event loop's thread."""
         with self.lock.asked():
-            self._recover()
             for slot in self._table:
                 self._drain(slot)
             self._table.owed = sum(len(slot.sent) for slot in self._table)
@@ -851,8 +853,11 @@ class CallPlane:
         while self._settling is not None:
             self._conclude(self._settling[0])
 
-    def _read(self, slot: RankSlot) -> bool:
-        """Handle the messages that are there; return False at the end of the channel."""
+    def _read(self, slot: RankSlot, *, to_end: bool = False) -> bool:
+        """Handle the messages that are there; return False at the end of the channel.
+
+        Without *to_end* it stops once the rank owes no answer.
+        """
         receive = slot.channel.peek
         sent = slot.sent
         while True:
@@ -863,26 +868,21 @@ class CallPlane:
                 self._drop_foreign(slot)
             else:
                 return frame is _NOTHING
-            if not sent:
-                return True  # it owes no answer: another system call would find nothing
+            if not sent and not to_end:
+                return True  # another system call would find nothing
 
     def _drain(self, slot: RankSlot) -> None:
-        """Handle every message that *slot* has written."""
-        while not slot.ended:
-            frame = slot.channel.peek()
-            if isinstance(frame, Frame):
-                self._arrive(slot, frame)
-            elif frame is _FOREIGN:
-                self._drop_foreign(slot)
-            else:
-                break
+        """Handle every message that *slot* has written, after what was interrupted."""
+        self._recover()
+        if not slot.ended:
+            self._read(slot, to_end=True)
         self._pump_after_read()
 
     def _stop_reading(self, slot: RankSlot) -> None:
         fd = slot.channel.fileno()
         if self._table.by_fd.get(fd) is slot:
-            del self._table.by_fd[fd]
             self._reader.remove(fd)
+            del self._table.by_fd[fd]
 
     def _drop_foreign(self, slot: RankSlot, packets: int = 1) -> None:
         """Count *packets* of *slot* that are no messages; report the first."""
@@ -931,10 +931,8 @@ class CallPlane:
     def _take(self, slot: RankSlot, call: Call | None, frame: Frame) -> None:
         """Act on the answer *frame* to *call*, which has been taken off *slot*'s list."""
         wire, kind = frame.call_id, frame.kind
-        if slot.noted:
-            slot.noted.pop(wire, None)
-        if self._idle:
-            self._notify_idle()
+        if slot.noted or self._idle:
+            self._tidy(slot, wire)
         if call is None or call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:
@@ -958,14 +956,10 @@ class CallPlane:
         frame.drop()
         self._dropped += 1
 
-    def _pay(self, slot: RankSlot, wire: int) -> Call | None:
-        """Take *wire* off *slot*'s list; return its call, or None if that has been settled."""
-        self._table.owed -= 1
-        if slot.noted:
-            slot.noted.pop(wire, None)
-        if self._idle:
-            self._notify_idle()
-        return slot.sent.pop(wire)
+    def _tidy(self, slot: RankSlot, wire: int) -> None:
+        """Do what follows when *wire* has been taken off *slot*'s list."""
+        slot.noted.pop(wire, None)
+        self._notify_idle()
 
     # --- settling ---------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ Guarded by the plane's lock.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -113,8 +112,8 @@ class RankSlot:
         """Whether it has left the method of the call *wire*; its answer may be under way."""
         return wire not in self.sent or wire <= self.channel.board.finished
 
-    def progress(self) -> Progress:
-        """Return what it is doing, or was doing when it died."""
+    def progress(self, now: float) -> Progress:
+        """Return what it is doing *now*, or was doing when it died."""
         board = self.channel.board
         begun, running = board.begun, board.begun > board.finished
         call = self.sent.get(begun) if running else None
@@ -127,7 +126,7 @@ class RankSlot:
             method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
             call=number,
             abandoned=name is not None and call is None,
-            running=time.monotonic() - board.begun_at if running and board.begun_at else None,
+            running=now - board.begun_at if running and board.begun_at else None,
             served=board.served,
             queued=sum(1 for wire in self.sent if wire > begun),
         )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import select
 import signal
 import threading
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.actors.simulator import HANGS, Log, Machine, Simulation
 
 from phalanx.actors.api.calls import CallMethods
@@ -166,3 +169,79 @@ def test_two_ranks_start_serve_die_hang_restart_and_close_in_one_thread_the_same
     assert [name for _, name, _ in first if name in ("GroupUp", "ChildExited")] == [
         "GroupUp", "GroupUp", "ChildExited", "GroupUp", "GroupUp", "ChildExited",
     ]  # fmt: skip
+
+
+class Thrown(BaseException):
+    """What is thrown into the thread that reads."""
+
+
+def throw(*_: object) -> None:
+    raise Thrown
+
+
+def group_of_two() -> tuple[Simulation, Child]:
+    """Return two ranks that serve, without a supervisor."""
+    simulation = Simulation()
+    child = Child(Machine(simulation, Served))
+    context: Any = SimpleNamespace(
+        path="root/model",
+        exited=lambda _: None,
+        progressed=lambda: None,
+        emit_by=lambda _: None,
+        snapshot=lambda: None,
+    )
+    child(context)
+    simulation.run_until(child.groups[0].ready.is_set)
+    return simulation, child
+
+
+def end(simulation: Simulation, child: Child) -> None:
+    child.kill()
+    simulation.run_until(child.groups[0].gone.is_set)
+
+
+def test_an_answer_whose_reading_was_interrupted_is_not_lost_to_another_thread_that_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    simulation, child = group_of_two()
+    group = child.groups[0]
+    plane: Any = group.plane
+    calls = CallMethods[Any](group, {})
+    watches, simulation.watches = simulation.watches, {}  # no thread reads
+    futures = [calls.collective_rpc("double", None, (value,), non_block=True) for value in (1, 2)]
+    channels = [simulation.sources[fd] for fd in plane._table.by_fd]
+    simulation.run_until(lambda: all(len(each.to_driver) == 2 for each in channels))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plane, "_take", throw)
+        with pytest.raises(Thrown):
+            plane._on_ready([(channels[0].fileno(), select.EPOLLIN)])
+    plane.running()  # as the group's actor looks, before the event loop's thread does
+    simulation.watches = watches
+    simulation.run_until(lambda: all(future.done() for future in futures))
+
+    assert [future.result(0) for future in futures] == [[2, 2], [4, 4]]
+    end(simulation, child)
+
+
+@pytest.mark.parametrize("step", ["_on_end", "_stop_reading", "_pump_after_read"])
+def test_the_end_of_a_channel_whose_reading_was_interrupted_is_reported(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    simulation, child = group_of_two()
+    plane: Any = child.groups[0].plane
+    watches, simulation.watches = simulation.watches, {}  # no thread reads
+    calls = CallMethods[Any](child.groups[0], {})
+    future = calls.call("hang", None, (0,), rank=0, non_block=True)
+    fd = next(iter(plane._table.by_fd))
+    simulation.sources[fd].cut()  # its process lives
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plane, step, throw)
+        with pytest.raises(Thrown):
+            plane._on_ready([(fd, select.EPOLLIN)])
+    simulation.watches = watches
+    simulation.run_until(future.done)
+
+    assert "closed" in str(future.exception(0))  # and not that it hangs
+    end(simulation, child)
