@@ -72,7 +72,8 @@ accounts: setup
 # Every test of executors, with all of their messages over ZeroMQ; `make test` runs some of them so.
 test-zmq: setup
 	PHALANX_TEST_TRANSPORT=zmq $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m 'not soak' \
-	  tests/actors tests/chaos
+	  $(addprefix tests/integration/,calls lifecycle failures recovery checkpoints devices remote) \
+	  tests/privileged tests/chaos
 
 lint: setup
 	$(BIN)/ruff check
@@ -95,7 +96,8 @@ wheel: setup
 	$(VENV)-wheel/bin/python -m pip install --quiet --no-deps --force-reinstall dist/*.whl
 	$(VENV)-wheel/bin/python -c 'import phalanx, sys; sys.exit("$(VENV)-wheel" not in phalanx.__file__)'
 	$(VENV)-wheel/bin/python -m pytest -q -n $(WORKERS) -o pythonpath=examples \
-	  tests/test_packaging.py tests/test_public_surface.py tests/cli/test_command_line.py
+	  tests/unit/test_packaging.py tests/unit/test_public_surface.py \
+	  tests/integration/cli/test_command_line.py
 	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/quickstart.py
 
 clean:

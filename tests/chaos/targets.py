@@ -7,8 +7,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from tests.actors.workers import Echo, Reducer
-from tests.transport import TRANSPORT
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo, Reducer
 
 from phalanx.actors import (
     Executor,

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.teller import Teller
-from tests.chaos.test_page import told
+from tests.support.histories import Teller
+from tests.unit.chaos.test_page import told
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
 from phalanx.chaos.checker.checker import check

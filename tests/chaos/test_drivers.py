@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import shared_memory
+from tests.support import shared_memory
 
 from phalanx.runtime import find_drivers
 from phalanx.runtime.linux import process_tree as tree
 from phalanx.runtime.linux import procfs
 
-DRIVER = Path(__file__).with_name("driver.py")
+DRIVER = Path(__file__).parents[1] / "support/dying_driver.py"
 LONG = 60.0
 
 
 class Driver:
-    """One run of `driver.py`, all of whose processes carry a mark of ours."""
+    """One run of `dying_driver.py`, all of whose processes carry a mark of ours."""
 
     def __init__(self, *arguments: str) -> None:
         self.mark = uuid.uuid4().hex

@@ -571,7 +571,7 @@ def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:
 
 
 def test_a_worker_class_is_a_target_by_itself() -> None:
-    assert Target.of("tests.actors.workers:Echo").name == "tests.actors.workers:Echo"
+    assert Target.of("tests.support.workers:Echo").name == "tests.support.workers:Echo"
 
 
 Make = Callable[..., Executor[Any]]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.actors.workers import Echo
-from tests.chaos.plants import PLANTS, Planted
-from tests.transport import TRANSPORT
+from tests.support.planted_faults import PLANTS, Planted
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
 from phalanx.chaos import (

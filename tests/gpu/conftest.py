@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.options import with_defaults
+from tests.support.options import with_defaults
 
 from phalanx.runtime import DevicePool, find_gpus
 from phalanx.runtime.devices.gpu import visible

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.chaos.deeds import kill
 from tests.gpu.conftest import mask
 from tests.gpu.workers import InGroup, OnGpu, Ready
+from tests.support.rank_faults import kill
 
 from phalanx.actors import Devices, Executor, Launch, RestartPolicy
 from phalanx.runtime import DevicePool

@@ -1,0 +1,142 @@
+"""Each measurement runs, small, and gives what it promises; figures are not judged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks.__main__ import main
+from benchmarks.harness.roster import TRANSPORTS, choose
+from benchmarks.harness.venvs import Environments
+
+ROOT = Path(__file__).parents[3]
+pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(300)]
+
+
+def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *words],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=cwd,
+        env=os.environ
+        | {
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+            )
+        },
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_rpc_gives_a_table_figures_and_a_picture_and_names_who_is_not_there(
+    tmp_path: Path,
+) -> None:
+    # An interpreter without Ray stands for a peer that breaks.
+    done = bench(
+        *("rpc", "--ranks", "1", "--sizes", "0,64K", "--rounds", "2", "--seconds", "0.01"),
+        *("--rest", "0.1", "--no-growth", "--only", "memcpy,pyzmq,pipe,pykka,ray,xoscar"),
+        *("--peer-env", f"ray={sys.executable}", "--json", "out.json", "--plot", "out.png"),
+        cwd=tmp_path,
+    )
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    measured = {(row["size"], row["contestant"]) for row in found["calls"]}
+    ours = {"phalanx", "pyzmq", "pipe", "pykka"}
+    assert measured == {(0, name) for name in ours} | {(65536, n) for n in {*ours, "memcpy"}}
+    assert all(row["median"]["rounds"] == 2 for row in found["calls"])
+    assert {row["contestant"] for row in found["pipelined_per_second"]} == ours
+    assert {row["contestant"] for row in found["rest"]} == {*ours, "memcpy"}
+    assert [row["contestant"] for row in found["broken"]] == ["ray"]
+    assert "No module named" in found["broken"][0]["why"]
+    assert "install xoscar" in found["absent"]["xoscar"]
+    states = {target["what"]: target["state"] for target in found["targets"]}
+    assert states["empty call, 1 rank: at most 0.6 of pyzmq"] in ("met", "missed")
+    assert states["empty call, 8 ranks: at most 0.5 of pyzmq"] == "not measured"
+    assert "| 64 KiB | memcpy " in done.stdout
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_transport_takes_part_only_where_it_is_asked_for() -> None:
+    def names(only: list[str] | None, more: tuple[str, ...] = ()) -> set[str]:
+        present, absent = choose(only, ["none"], Environments(), more)
+        assert not absent
+        return {each.entry.name for each in present}
+
+    usual = {"phalanx", "memcpy", "pyzmq", "pipe", "pykka"}
+    assert names(None) == usual
+    assert names(None, TRANSPORTS) == usual | {"phalanx-tcp", "phalanx-ipc"}
+    assert names(["pipe", "phalanx-tcp"]) == {"phalanx", "pipe", "phalanx-tcp"}
+
+
+@pytest.mark.soak
+def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
+    done = bench("recovery", "--kills", "1", "--ranks", "2", "--json", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["bare_pidfd"]) == 1
+    assert len(found["targets"]) == 6
+    assert {target["state"] for target in found["targets"]} <= {"met", "missed"}
+    assert all(seconds > 0 for row in found["times"] for seconds in row["seconds"])
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (("startup", "--ranks", "1", "--warm", "1"), "phalanx_cold_seconds"),
+        (("supervision", "--most", "10"), "bytes_per_child"),
+    ],
+)
+def test_the_others_give_their_figures(words: tuple[str, ...], key: str, tmp_path: Path) -> None:
+    done = bench(*words, "--json", "-", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)[key] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rpc", "--only", "nobody"), "there is no such one"),
+        (("rpc", "--peers", "pipe"), "there is no such one"),
+        (("kill", "--scenarios", "boredom"), "there are in-flight, idle"),
+        (("rpc", "--peer-env", "ray=/nowhere"), "neither bin/python nor an interpreter"),
+        (("rpc", "--peer-env", "dask=/usr"), "write NAME=PATH"),
+        (("rpc", "--json", "nowhere/out.json"), "its folder does not exist"),
+        (("rpc", "--sizes", "1Q"), "is no size"),
+        (("rpc", "--ranks", "0"), "at least 1"),
+        (("rpc", "--seconds", "1e300"), "from 0 to 1e+09"),
+        (("recovery", "--kills", "none"), "at least 1"),
+        (("peers", "--install", "dask"), "no such peer"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_is_measured(
+    words: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        code: object = main(list(words))
+    except SystemExit as refused:  # by the parser
+        code = refused.code
+
+    printed = capsys.readouterr()
+    assert code == 2
+    assert told in printed.err
+    assert printed.out == ""
+
+
+def test_peers_shows_where_each_peer_is_looked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["peers", "--peer-env", f"vllm={sys.executable}"])
+
+    assert code == 0
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "|" in line]
+    lines = {row[1].strip(): row for row in rows}
+    assert lines["vllm"][2].strip() == sys.executable
+    assert "ray==" in lines["ray"][3]

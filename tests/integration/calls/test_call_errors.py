@@ -1,0 +1,503 @@
+"""What goes wrong in a call is its error alone; what cannot be right is refused beforehand."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.workers import Echo, NeedsTwo, StartFails
+
+from phalanx.actors import Executor, Launch, Layout, WorkerActor
+from phalanx.supervision import (
+    BadArguments,
+    Intensity,
+    NotPicklable,
+    RemoteError,
+    Restart,
+    SpecError,
+    StartFailed,
+    Strategy,
+    UnknownMethod,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_a_workers_exception_keeps_its_type_and_says_where_it_comes_from(make: Make) -> None:
+    ex = make()
+
+    with pytest.raises(ValueError, match="boom") as caught:
+        ex.collective_rpc("fail", args=(1,))
+
+    notes = "\n".join(caught.value.__notes__)
+    assert "rank 1" in notes
+    assert "in fail (call" in notes
+    assert "workers.py" in notes
+    assert ex.collective_rpc("rank") == [0, 1]
+
+
+def test_an_exception_whose_init_takes_other_arguments_keeps_its_type(make: Make) -> None:
+    with pytest.raises(NeedsTwo, match="one") as caught:
+        make(world_size=1).call("fail_with_two", rank=0)
+
+    assert caught.value.two == "two"
+    (note,) = caught.value.__notes__
+    assert "raised by rank 0 in fail_with_two" in note
+    assert "KeyError: 'inner'" in note
+
+
+def test_an_exception_on_a_rank_whose_reply_is_not_wanted_fails_the_call(make: Make) -> None:
+    with pytest.raises(ValueError, match="boom"):
+        make().collective_rpc("fail", args=(1,), unique_reply_rank=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [("fail_unpicklable", "Unpicklable"), ("fail_unbuildable", "NeedsTwo")]
+)
+def test_an_exception_that_cannot_travel_has_a_faithful_stand_in(
+    make: Make, method: str, name: str
+) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(RemoteError) as caught:
+        ex.collective_rpc(method)
+
+    assert caught.value.type_name.endswith(name)
+    assert "Traceback" in caught.value.traceback
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_a_reply_that_cannot_be_pickled_is_that_calls_error(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(NotPicklable, match="the reply"):
+        ex.collective_rpc("reply_unpicklable")
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_unknown_method_is_refused_before_anything_is_sent(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(UnknownMethod, match=r"Echo has no method 'nope'; it has .*echo"):
+        ex.collective_rpc("nope")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("on_start")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("__init__")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [((), {}), ((1, 2, 3, 4), {}), (("g",), {"wrong": 1}), (("g",), {"gate": 1})],
+)
+def test_wrong_arguments_are_refused_and_the_worker_goes_on(
+    make: Make, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(BadArguments, match="gated"):
+        ex.collective_rpc("gated", args=args, kwargs=kwargs)
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_argument_that_cannot_be_pickled_is_named(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(NotPicklable, match=r"args\[0\]=.* of echo"):
+        ex.collective_rpc("echo", args=(threading.Lock(),))
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout": -1}, "timeout"),
+        ({"timeout": float("nan")}, "timeout"),
+        ({"unique_reply_rank": 2}, "unique_reply_rank"),
+        ({"unique_reply_rank": -1}, "unique_reply_rank"),
+        ({"retries": -1}, "retries"),
+        ({"on_timeout": "pray"}, "on_timeout"),
+    ],
+)
+def test_terms_that_make_no_sense_name_the_field(
+    make: Make, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(world_size=2).collective_rpc("rank", **options)
+
+    assert caught.value.field == field
+
+
+class NotAWorker:
+    pass
+
+
+class AsyncHook(WorkerActor):
+    async def checkpoint(self) -> int:
+        return 1
+
+
+class HasContext(WorkerActor):
+    ctx: Any = None
+
+
+class Eager(WorkerActor):
+    def __init__(self) -> None:
+        self.rank = self.ctx.rank
+
+
+@pytest.mark.parametrize(
+    ("worker", "options", "field"),
+    [
+        (NotAWorker, {}, "worker"),
+        ("Echo", {}, "worker"),
+        (WorkerActor, {}, "worker"),
+        (Echo, {"world_size": 0}, "world_size"),
+        (Echo, {"world_size": -1}, "world_size"),
+        (Echo, {"world_size": 2.0}, "world_size"),
+        (Echo, {"world_size": True}, "world_size"),
+        (Echo, {"world_size": 5, "layout": {"tensor": 2, "pipeline": 2}}, "world_size"),
+        (Echo, {"world_size": 2, "layout": {"tensor": 0}}, "tensor"),
+        (Echo, {"launch": {"rank_kwargs": [{}]}}, "launch.rank_kwargs"),
+        (Echo, {"launch": {"rank_env": [{}]}}, "launch.rank_env"),
+        (Echo, {"launch": {"env": {"A": 1}}}, "launch.env['A']"),
+        (Echo, {"launch": {"env": {"A=": "1"}}}, "launch.env"),
+        (Echo, {"limits": {"start": 0}}, "limits.start"),
+        (Echo, {"limits": {"queue_depth": 0}}, "limits.queue_depth"),
+        (Echo, {"limits": {"begin": 1}}, "limits.begin"),
+        (Echo, {"limits": 3}, "limits"),
+        (Echo, {"launch": "magic"}, "launch.method"),
+        (Echo, {"launch": "inline"}, "world_size"),
+        (Echo, {"strategy": "one_for_all?"}, "policy.strategy"),
+        (Echo, {"policy": {"restart": "always"}}, "policy.restart"),
+        (Echo, {"intensity": (3,)}, "policy.intensity"),
+        (Echo, {"intensity": 3}, "policy.intensity"),
+        (AsyncHook, {}, "worker"),
+        (HasContext, {}, "worker"),
+        (Echo, {"launch": {"preload": "torch"}}, "launch.preload"),
+        (Echo, {"name": ""}, "name"),
+        (Echo, {"devices": ["a"]}, "devices"),
+    ],
+)
+def test_a_spec_that_makes_no_sense_names_field_and_value(
+    make: Make, worker: Any, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(worker, **options)
+
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"strategy": "one_for_al"}, "one_for_one, one_for_all, rest_for_one"),
+        ({"intensity": 3}, "give an Intensity"),
+        ({"limits": {"stop": 3}}, "give a StopPolicy"),
+    ],
+)
+def test_an_error_lists_the_choices(make: Make, options: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        make(Echo, **options)
+
+
+def test_words_and_pairs_stand_for_members(make: Make) -> None:
+    ex = make(
+        Echo,
+        1,
+        strategy="one_for_one",
+        policy={"restart": "transient"},
+        intensity=(2, 60),
+    )
+
+    assert ex._group.spec.policy.strategy is Strategy.ONE_FOR_ONE
+    assert ex._group.spec.policy.restart is Restart.TRANSIENT
+    assert ex._group.spec.policy.intensity == Intensity(2, 60)
+
+
+def test_arguments_in_the_place_of_the_timeout_are_pointed_at(make: Make) -> None:
+    ex = make(Echo, 1)
+
+    with pytest.raises(SpecError, match=r"args=\(\.\.\.\)"):
+        ex.collective_rpc("gated", ("/gate",))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("launch", ["zygote", "inline"])
+def test_an_argument_that_cannot_travel_is_named(make: Make, launch: str) -> None:
+    ex = make(Echo, 1, launch=launch)
+
+    with pytest.raises(NotPicklable, match=r"^args\[1\]=.*lock"):
+        ex.collective_rpc("gated", args=("/gate", threading.Lock()))
+    with pytest.raises(NotPicklable, match=r"^kwargs\['value'\]=.*lock"):
+        ex.collective_rpc("echo", kwargs={"value": threading.Lock()})
+    with pytest.raises(NotPicklable, match=r"args\[0\] of echo is a future: pass its result\(\)"):
+        ex.collective_rpc("echo", args=(concurrent.futures.Future[int](),))
+
+
+def test_the_context_is_missed_in_the_constructor_by_name(make: Make) -> None:
+    with pytest.raises(StartFailed, match=r"ctx is set after __init__ .* on_start") as caught:
+        make(Eager, 1)
+
+    assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_world_size_that_is_not_the_product_prints_the_arithmetic() -> None:
+    with pytest.raises(ValueError, match=r"tensor 2 x pipeline 2 x prefill_context 1 = 4"):
+        Executor(Echo, 5, layout=Layout(tensor=2, pipeline=2))
+
+
+def test_a_class_or_argument_that_cannot_be_pickled_is_named(make: Make) -> None:
+    with pytest.raises(NotPicklable, match=r"kwargs\['lock'\]"):
+        make(kwargs={"lock": threading.Lock()})
+    with pytest.raises(NotPicklable, match=r"rank_kwargs\[1\]"):
+        make(launch=Launch(rank_kwargs=[{}, {"lock": threading.Lock()}]))
+
+
+class Frozen(Exception):
+    """Refuses further attributes, notes included."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(name)
+
+
+class Odd(Echo):
+    def cancelled(self) -> None:
+        raise asyncio.CancelledError
+
+    def interrupted(self) -> None:
+        raise KeyboardInterrupt
+
+    def frozen(self) -> None:
+        raise Frozen("as it is")
+
+    async def later(self) -> None:
+        """Cannot be called: nothing would run it."""
+
+    def many(self, count: int) -> list[bytearray]:
+        return [bytearray(20_000) for _ in range(count)]
+
+
+@pytest.mark.parametrize("method", ["cancelled", "interrupted"])
+def test_what_is_no_exception_is_that_calls_error_and_a_stand_in(make: Make, method: str) -> None:
+    ex = make(Odd, 1)
+
+    with pytest.raises(RemoteError):
+        ex.collective_rpc(method)
+    assert ex.ranks[0].incarnation == 1
+    assert ex.collective_rpc("rank") == [0]
+
+
+def test_an_exception_that_refuses_notes_arrives_as_it_is(make: Make) -> None:
+    with pytest.raises(Frozen, match="as it is"):
+        make(Odd, 1).collective_rpc("frozen")
+
+
+def test_an_async_method_is_refused_in_the_driver(make: Make) -> None:
+    with pytest.raises(UnknownMethod, match="async"):
+        make(Odd, 1).collective_rpc("later")
+
+
+def test_thousands_of_large_buffers_travel_in_one_message(make: Make) -> None:
+    ex = make(Odd, 1)
+
+    assert len(ex.call("many", args=(3000,), rank=0)) == 3000
+    assert (
+        ex.call(lambda _, x: len(x), args=([bytearray(20_000) for _ in range(3000)],), rank=0)
+        == 3000
+    )
+
+
+LIMITED = """
+import os, resource, tempfile, time
+from phalanx import Executor, WorkerActor
+from phalanx.errors import SpecError
+
+class Counting(WorkerActor):
+    def limit(self):
+        import resource
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+def children(task):
+    try:
+        return open(f"/proc/self/task/{task}/children").read().split()
+    except FileNotFoundError:
+        return ["of a thread that has ended"]
+
+def left():
+    tasks = os.listdir("/proc/self/task")
+    return (
+        len(os.listdir("/proc/self/fd")), len(tasks), sum(map(children, tasks), []),
+        os.listdir(tempfile.gettempdir()), os.listdir("/dev/shm"),
+    )
+
+def served(limit, ranks):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(limit, 64), limit))
+    before = left()
+    try:
+        with Executor(Counting, ranks, launch={'preload': ()}) as ex:
+            found = ex.collective_rpc("limit")
+            ex.restart()
+            assert found == ex.collective_rpc("limit")
+    except SpecError as error:
+        assert error.field == "world_size", error
+        found = str(error)
+    end = time.monotonic() + 10  # a thread that has ended is listed for a moment
+    while left() != before:
+        assert time.monotonic() < end, (limit, before, left())
+    return found
+
+for each in ((1000, 4), (999, 60), (200, 2), (80, 2), (63, 1), (48, 1), (32, 1), (24, 1)):
+    print(served(*each))
+"""
+
+
+def test_an_executor_has_the_descriptors_it_needs_or_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", LIMITED], env=environ, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    told = done.stdout.splitlines()
+    # Each rank has the soft limit that its driver had, and no more.
+    assert [told[at] for at in (0, 2, 4)] == ["[64, 64, 64, 64]", "[64, 64]", "[63]"]
+    refused = [told[at] for at in (1, 3, 5, 6, 7)]
+    assert [text.partition(" descriptors")[0] for text in refused] == [
+        "world_size=60: 1474",
+        "world_size=2: 82",
+        *["world_size=1: 58"] * 3,
+    ]
+    fits = [text.partition("enough for ")[2].partition(" ")[0] for text in refused]
+    assert fits == ["40", "1", "0", "0", "0"]
+    assert all("ulimit -Hn" in text for text in refused)
+
+
+def test_answers_nobody_asked_for_yet_hold_no_descriptors(make: Make) -> None:
+    ex = make(Odd, 2)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    futures = [ex.submit("echo", args=(bytearray(40_000),)) for _ in range(60)]
+    concurrent.futures.wait(futures, timeout=30)
+
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 30
+    assert all(len(future.result(30)) == 40_000 for future in futures)
+
+
+@pytest.mark.parametrize("timeout", [float("inf"), 1e7, 1e10])
+def test_a_timeout_may_be_as_long_as_one_likes(make: Make, timeout: float) -> None:
+    ex = make(world_size=1)
+
+    assert ex.collective_rpc("rank", timeout) == [0]
+    assert ex.collective_rpc("rank", timeout, non_block=True).result(timeout) == [0]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"timeout": "5"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"args": "abc"}, "args"),
+        ({"args": 5}, "args"),
+        ({"kwargs": [1]}, "kwargs"),
+        ({"aggregate": 5}, "aggregate"),
+    ],
+)
+def test_arguments_of_the_wrong_kind_name_the_field(
+    make: Make, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        make(world_size=1).collective_rpc("rank", **options)
+
+    assert caught.value.field == field
+
+
+def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
+    with pytest.raises(BadArguments, match="unexpected keyword argument 'nope'"):
+        Executor(StartFails, 1, kwargs={"how": "raise", "nope": 1}, launch=Launch(preload=()))
+    with pytest.raises(SpecError, match=r"rank_kwargs\[0\]"):
+        Executor(Echo, 1, launch={"rank_kwargs": [{5: 1}], "preload": ()})
+    with pytest.raises(SpecError, match="report_dir"):
+        Executor(Echo, 1, report_dir="/dev/null/x", launch=Launch(preload=()))
+
+
+def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2)
+    gate = tmp_path / "gate"
+    held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    thread = threading.Thread(target=ex.resize, args=(3,))
+    thread.start()
+    scattered: Any = None
+    while scattered is None or not ex._group.plane.pauses:
+        scattered = scattered or ex.scatter("echo", args=[("a",), ("b",)], non_block=True)
+        time.sleep(0.001)
+    gate.touch()
+    thread.join(30)
+
+    assert held.result(30) == [None, None]
+    try:
+        assert scattered.result(30) == ["a", "b"]  # it was sent before the resize began
+    except SpecError as error:
+        assert error.field == "world_size"
+    assert ex.collective_rpc("rank", 30) == [0, 1, 2]
+
+
+def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(NotPicklable):
+        ex.scatter("echo", args=[(bytearray(1_000_000),), (threading.Lock(),)])
+
+    assert not any(extent.kept for extent in ex._group.plane.arena._used)
+
+
+_LOSES_ITS_EVENT_LOOP = """
+import os, time
+from pathlib import Path
+from phalanx import Executor
+from phalanx.errors import RuntimeFault
+from tests.support.workers import Echo
+
+ex = Executor(Echo, 1)
+calls = [ex.call(lambda _: time.sleep(600), rank=0, non_block=True) for _ in range(2)]
+hub = ex._group.runtime.loop
+hub.post(lambda: os.close(hub._epoll.fileno()))
+for call in calls:
+    try:
+        call.result()
+    except RuntimeFault as error:
+        print(error, flush=True)
+ex.close()
+print("children:", Path("/proc/self/task", str(os.getpid()), "children").read_text())
+os._exit(0)
+"""
+
+
+@pytest.fixture(scope="module")
+def without_event_loop() -> str:
+    command = [sys.executable, "-c", _LOSES_ITS_EVENT_LOOP]
+    # Deadlines of half a minute stand behind a `close` that waits for deaths which nothing tells.
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+
+
+def test_calls_without_a_timeout_end_when_the_event_loop_does_and_say_why(
+    without_event_loop: str,
+) -> None:
+    assert without_event_loop.count("the event loop of this process has ended") == 2
+
+
+def test_close_without_the_event_loop_leaves_no_process_and_waits_for_no_deadline(
+    without_event_loop: str,
+) -> None:
+    assert without_event_loop.splitlines()[-1] == "children: "

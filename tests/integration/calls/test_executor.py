@@ -1,0 +1,292 @@
+"""An executor serves calls: what goes in, what comes out, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import importlib
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.workers import Echo
+
+from phalanx.actors import Executor, Launch, Limits
+from phalanx.supervision import (
+    CallTimeout,
+    WouldDeadlock,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_every_rank_answers_in_rank_order(make: Make) -> None:
+    ex = make(world_size=3)
+
+    assert ex.collective_rpc("rank") == [0, 1, 2]
+
+
+def test_arguments_and_keywords_arrive(make: Make) -> None:
+    ex = make(world_size=1)
+
+    assert ex.collective_rpc("echo", args=({"a": [1, None]},)) == [{"a": [1, None]}]
+    assert ex.collective_rpc("echo", kwargs={"value": "x"}) == ["x"]
+
+
+def imported_after_the_fork(_worker: Any) -> list[str]:
+    """Return the modules of phalanx and of what it needs that the zygote had not imported."""
+    zygote: Any = importlib.import_module("tests.support.preloaded_module")
+    ours = ("phalanx", "cloudpickle", "pykka", "structlog", "zmq", "rich")
+    return [
+        name
+        for name in sorted(sys.modules)
+        if name.partition(".")[0] in ours and name not in zygote.IMPORTED
+    ]
+
+
+@pytest.mark.usefixtures("phalanx_leak_check")
+def test_what_every_worker_needs_is_imported_once_in_the_zygote() -> None:
+    with Executor(Echo, 1, launch=Launch(preload=("tests.support.preloaded_module",))) as executor:
+        assert executor.collective_rpc(imported_after_the_fork) == [[]]
+
+
+def test_one_rank_answers_where_one_is_asked_for(make: Make) -> None:
+    assert make(world_size=3).collective_rpc("rank", unique_reply_rank=2) == 2
+
+
+def test_an_aggregator_gets_every_reply_and_the_leading_rank(make: Make) -> None:
+    ex = make(world_size=3)
+
+    out = ex.collective_rpc("rank", unique_reply_rank=1, aggregate=lambda all_, lead: (all_, lead))
+
+    assert out == ([0, 1, 2], 1)
+
+
+def test_a_callable_gets_the_worker_first(make: Make) -> None:
+    ex = make()
+
+    assert ex.collective_rpc(lambda worker, x: worker.ctx.rank + x, args=(10,)) == [10, 11]
+
+
+def test_large_values_travel_both_ways(make: Make) -> None:
+    ex = make()
+    data = os.urandom(3_000_000)
+
+    assert ex.collective_rpc("echo", args=(data,)) == [data, data]
+
+
+def test_futures_complete_in_order_without_a_waiter(make: Make) -> None:
+    ex = make()
+    done: list[int] = []
+    finished = threading.Event()
+
+    futures = [ex.collective_rpc("echo", args=(i,), non_block=True) for i in range(50)]
+    for i, future in enumerate(futures):
+        future.add_done_callback(lambda _, i=i: done.append(i))
+    futures[-1].add_done_callback(lambda _: finished.set())
+
+    assert finished.wait(30)
+    assert done == list(range(50))
+    assert [f.result() for f in futures] == [[i, i] for i in range(50)]
+    assert concurrent.futures.wait(futures, timeout=5).not_done == set()
+
+
+def test_a_future_is_awaited_from_asyncio(make: Make) -> None:
+    ex = make()
+
+    async def main() -> Any:
+        first = await ex.collective_rpc("echo", args=(1,), non_block=True)
+        many = await asyncio.gather(*(ex.aio.collective_rpc("echo", args=(i,)) for i in range(20)))
+        outcomes = await ex.aio.gather("rank")
+        one = await ex.aio.submit("echo", args=("pool",))
+        return first, many, [o.value for o in outcomes], one
+
+    first, many, outcomes, one = asyncio.run(main())
+
+    assert first == [1, 1]
+    assert many == [[i, i] for i in range(20)]
+    assert outcomes == [0, 1]
+    assert one == "pool"
+
+
+def test_cancelling_an_awaiting_task_voids_the_answer(make: Make, tmp_path: Path) -> None:
+    ex = make()
+    gate = tmp_path / "gate"
+
+    async def main() -> None:
+        task = asyncio.ensure_future(ex.aio.collective_rpc("gated", args=(str(gate),)))
+        await asyncio.sleep(0)
+        while not ex.status().in_flight:
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    gate.touch()
+
+    assert ex.collective_rpc("rank", timeout=30) == [0, 1]
+    assert ex.status().dropped_replies == 2
+
+
+def test_calls_from_many_threads_are_seen_in_one_order_by_all_ranks(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+
+    def caller(thread: int) -> None:
+        for i in range(40):
+            ex.collective_rpc(
+                lambda w, text, base: w.note(f"{base}/{w.ctx.rank}", text),
+                args=(f"{thread}.{i}", str(tmp_path)),
+            )
+
+    threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    orders = [
+        [line.split()[0] for line in (tmp_path / str(rank)).read_text().splitlines()]
+        for rank in range(2)
+    ]
+    assert len(orders[0]) == 160
+    assert orders[0] == orders[1]
+
+
+def test_a_timeout_names_the_method_and_the_ranks_and_its_late_answer_is_dropped(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+    gate = tmp_path / "gate"
+
+    with pytest.raises(CallTimeout, match=r"<lambda>.*rank\(s\) 1") as caught:
+        ex.collective_rpc(
+            lambda w, g: w.gated(g) if w.ctx.rank == 1 else "quick", timeout=0.2, args=(str(gate),)
+        )
+    gate.touch()
+
+    assert caught.value.ranks == (1,)
+    assert ex.collective_rpc("rank", timeout=30) == [0, 1]
+    assert ex.status().dropped_replies >= 1
+
+
+def test_a_future_expires_without_a_waiter(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    expired = threading.Event()
+
+    future = ex.collective_rpc("gated", 0.2, (str(gate),), non_block=True)
+    future.add_done_callback(lambda _: expired.set())
+
+    assert expired.wait(30)
+    assert isinstance(future.exception(), CallTimeout)
+    gate.touch()
+
+
+def test_waiting_for_a_future_with_a_timeout_leaves_the_call_alone(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), "answer"), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        future.result(0.1)
+    gate.touch()
+
+    assert future.result(30) == ["answer"]
+
+
+def test_a_slow_rank_makes_callers_wait_up_to_their_deadline_and_sends_nothing(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=2))
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    started = [
+        ex.collective_rpc("gated_note", args=(str(gate), str(notes), f"n{i}"), non_block=True)
+        for i in range(2)
+    ]
+
+    with pytest.raises(CallTimeout) as caught:
+        ex.collective_rpc("gated_note", 0.2, (str(gate), str(notes), "never"))
+    gate.touch()
+
+    assert caught.value.sent is False
+    assert [f.result(30) for f in started] == [["n0"], ["n1"]]
+    assert ex.collective_rpc("echo", 30, ("after",)) == ["after"]
+    assert "never" not in notes.read_text()
+
+
+def test_a_full_queue_blocks_the_maker_of_futures_until_there_is_room(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=2))
+    gate = tmp_path / "gate"
+    made: list[Any] = []
+
+    def producer() -> None:
+        made.extend(
+            ex.collective_rpc("gated", args=(str(gate), i), non_block=True) for i in range(30)
+        )
+
+    thread = threading.Thread(target=producer)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while ex.status().waiting < 2 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert ex.status().waiting + ex.status().in_flight == 4
+    gate.touch()
+    thread.join(30)
+
+    assert [f.result(30) for f in made] == [[i] for i in range(30)]
+
+
+def test_a_blocking_call_from_a_done_callback_raises(make: Make) -> None:
+    ex = make(world_size=1)
+    seen: list[BaseException] = []
+    done = threading.Event()
+
+    def callback(_: object) -> None:
+        try:
+            ex.collective_rpc("rank")
+        except WouldDeadlock as error:
+            seen.append(error)
+        done.set()
+
+    ex.collective_rpc("rank", non_block=True).add_done_callback(callback)
+
+    assert done.wait(30)
+    assert len(seen) == 1
+
+
+def test_a_slow_callback_blocks_no_other_call(make: Make) -> None:
+    ex = make(world_size=1)
+    release = threading.Event()
+    ex.collective_rpc("rank", non_block=True).add_done_callback(lambda _: release.wait(30))
+
+    assert ex.collective_rpc("rank", timeout=20) == [0]
+    assert ex.collective_rpc("rank", 20, non_block=True).result(20) == [0]
+    release.set()
+
+
+def test_a_cancelled_future_that_was_not_sent_never_runs(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=1))
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    second = ex.collective_rpc("note", args=(str(notes), "ran"), non_block=True)
+
+    assert second.cancel()
+    gate.touch()
+
+    assert first.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]
+    assert not notes.exists()
+    with pytest.raises(concurrent.futures.CancelledError):
+        second.result()

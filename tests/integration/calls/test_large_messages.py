@@ -1,0 +1,287 @@
+"""Large messages, both ways, through real workers."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo
+
+from phalanx.actors import Executor, Launch, WorkerActor
+from phalanx.runtime import ARENA_IDLE
+from phalanx.runtime.memory.arena import SLOTS
+from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[..., Executor[Any]]
+
+MIB = 1 << 20
+WAIT = 30.0
+
+
+class Keeper(WorkerActor):
+    """Reads, writes, keeps and makes large things."""
+
+    def __init__(self) -> None:
+        self.kept: list[Any] = []
+
+    def total(self, array: Any) -> int:
+        return int(array.sum(dtype=np.int64))
+
+    def keep(self, array: Any) -> None:
+        self.kept.append(array)
+
+    def totals_kept(self) -> list[int]:
+        return [self.total(array) for array in self.kept]
+
+    def drop(self) -> None:
+        self.kept.clear()
+
+    def add(self, array: Any, what: int) -> int:
+        array += what
+        return self.total(array)
+
+    def made(self, size: int, value: int) -> Any:
+        return np.full(size, value + self.ctx.rank, dtype=np.uint8)
+
+    def size(self, *things: Any, **named: Any) -> list[tuple[str, int, int]]:
+        everything = [*things, *named.values()]
+        return [(type(each).__name__, len(each), hash(bytes(each))) for each in everything]
+
+    def echo(self, value: Any) -> Any:
+        return value
+
+    def stop_yourself(self, array: Any) -> int:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return self.total(array)
+
+    def limit_files(self, size: int) -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def full(value: int, size: int = MIB) -> Any:
+    return np.full(size, value, dtype=np.uint8)
+
+
+def shared_bytes() -> int:
+    """Memory behind every arena that the driver knows, as the kernel counts it."""
+    sizes: dict[int, int] = {}
+    for fd in Path("/proc/self/fd").iterdir():
+        try:
+            if "phalanx-arena" in str(fd.readlink()):
+                found = fd.stat()
+                sizes[found.st_ino] = found.st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return sum(sizes.values())
+
+
+def test_every_rank_sees_each_message_as_it_was_sent(make: Make) -> None:
+    executor = make(Keeper, 3)
+
+    for value in range(40):
+        totals = executor.collective_rpc("total", WAIT, args=(full(value),))
+        assert totals == [value * MIB] * 3
+
+
+def test_writing_in_place_changes_nobody_elses_data_nor_the_next_message(make: Make) -> None:
+    executor = make(Keeper, 3)
+
+    for value in range(10):
+        sent = full(value)
+        each = executor.scatter("add", args=[(sent, 1), (sent, 2), (sent, 3)], timeout=WAIT)
+        assert each == [(value + add) * MIB for add in (1, 2, 3)]
+        assert executor.collective_rpc("add", WAIT, args=(sent, 5)) == [(value + 5) * MIB] * 3
+        assert executor.collective_rpc("total", WAIT, args=(sent,)) == [value * MIB] * 3
+        assert int(sent[0]) == value
+
+
+def test_what_a_rank_keeps_stays_as_it_was_and_blocks_nobody(make: Make) -> None:
+    executor = make(Keeper, 2)
+
+    for value in range(20):
+        executor.call("keep", WAIT, args=(full(value),), rank=value % 2)
+        assert executor.collective_rpc("total", WAIT, args=(full(99),)) == [99 * MIB] * 2
+
+    kept = executor.collective_rpc("totals_kept", WAIT)
+    assert kept == [[value * MIB for value in range(rank, 20, 2)] for rank in (0, 1)]
+
+
+def test_more_than_the_arena_has_places_for_can_be_kept(make: Make) -> None:
+    executor = make(Keeper, 1)
+    size = 256 * 1024
+
+    for value in range(300):
+        executor.call("keep", WAIT, args=(full(value % 200, size),), rank=0)
+
+    expected = [value % 200 * size for value in range(300)]
+    assert executor.call("totals_kept", WAIT, rank=0) == expected
+
+
+def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make: Make) -> None:
+    executor = make(Keeper, 1)
+    size = 132 * 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        futures = [
+            executor.call("made", WAIT, args=(size, value % 200), non_block=True, rank=0)
+            for value in range(SLOTS + 256)  # as many as the arena holds, and the limit beyond
+        ]
+        kept = [future.result() for future in futures]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    assert all((array == value % 200).all() for value, array in enumerate(kept))
+
+
+def test_large_replies_of_every_rank_arrive_at_once_and_can_be_kept(make: Make) -> None:
+    executor = make(Keeper, 4)
+    kept: list[tuple[int, Any]] = []
+
+    for value in range(10):
+        replies = executor.collective_rpc("made", WAIT, args=(MIB, value))
+        kept += [(value + rank, reply) for rank, reply in enumerate(replies)]
+        replies[0] += 1
+        kept[-4] = (value + 1, replies[0])
+
+    assert all((reply == value).all() for value, reply in kept)
+
+
+def test_a_pipeline_of_large_calls_is_answered_in_order(make: Make) -> None:
+    executor = make(Keeper, 2)
+
+    futures = [
+        executor.collective_rpc("echo", WAIT, args=(full(value),), non_block=True)
+        for value in range(30)
+    ]
+
+    for value, future in enumerate(futures):
+        assert all((reply == value).all() for reply in future.result(WAIT))
+
+
+def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
+    executor = make(Keeper, 2)
+    data = os.urandom(MIB)
+    nested = {"list": [data, bytearray(data)], "tuple": (1, data, "text" * MIB), "empty": b""}
+
+    sizes = executor.call(
+        "size", WAIT, args=(data, bytearray(data)), kwargs={"more": data[1:]}, rank=0
+    )
+
+    assert [kind for kind, _, _ in sizes] == ["bytes", "bytearray", "bytes"]
+    assert [length for _, length, _ in sizes] == [MIB, MIB, MIB - 1]
+    assert executor.collective_rpc("echo", WAIT, args=(nested,)) == [nested] * 2
+
+
+def test_what_a_rank_that_died_had_read_can_be_used_again(make: Make) -> None:
+    executor = make(Keeper, 2, strategy=Strategy.ONE_FOR_ONE)
+
+    executor.call("keep", WAIT, args=(full(1, 8 * MIB),), rank=1)
+    with pytest.raises(WorkerDied):
+        executor.call("stop_yourself", WAIT, args=(full(2, 8 * MIB),), rank=1)
+    for value in range(5):
+        totals = executor.collective_rpc("total", WAIT, args=(full(value, 8 * MIB),))
+        assert totals == [value * 8 * MIB] * 2
+
+    assert shared_bytes() <= 3 * (8 * MIB + 4096)
+
+
+def test_a_reply_outlives_its_worker_and_its_executor(make: Make) -> None:
+    executor = make(Keeper, 2)
+
+    replies = executor.collective_rpc("made", WAIT, args=(MIB, 3))
+    unread = executor.collective_rpc("made", WAIT, args=(MIB, 5), non_block=True)
+    executor.drain(WAIT)
+    executor.close()
+
+    assert [int(reply[-1]) for reply in replies] == [3, 4]
+    assert [int(reply[-1]) for reply in unread.result(WAIT)] == [5, 6]
+
+
+def test_idle_memory_goes_back_to_the_kernel(make: Make) -> None:
+    executor = make(Keeper, 2)
+    executor.collective_rpc("echo", WAIT, args=(full(1, 32 * MIB),))
+    before = shared_bytes()
+    gone = _wait_until(lambda: shared_bytes() < 4 * MIB, 3 * ARENA_IDLE + 10)
+
+    assert before >= 64 * MIB
+    assert gone
+    assert executor.collective_rpc("total", WAIT, args=(full(4),)) == [4 * MIB] * 2
+
+
+def test_a_message_larger_than_memory_is_refused_before_it_is_written(make: Make) -> None:
+    import resource
+
+    executor = make(Keeper, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MIB, hard))
+    try:
+        with pytest.raises(MessageTooLarge) as caught:
+            executor.call("total", WAIT, args=(np.zeros(1 << 31, dtype=np.uint8),), rank=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+    assert caught.value.size >= 1 << 31
+    assert caught.value.limit == MIB
+    assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
+
+
+def test_a_reply_that_is_too_large_is_that_calls_error_and_no_more(make: Make) -> None:
+    executor = make(Keeper, 1)
+    executor.call("limit_files", WAIT, args=(MIB,), rank=0)
+
+    with pytest.raises(MessageTooLarge) as caught:
+        executor.call("made", WAIT, args=(1 << 30, 0), rank=0)
+
+    assert caught.value.limit == MIB
+    assert executor.call("total", WAIT, args=(full(1),), rank=0) == MIB
+
+
+def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
+    torch = pytest.importorskip("torch")
+    with Executor(Echo, 2, runtime=torch_runtime, launch=Launch(transport=TRANSPORT)) as executor:
+        sent = {"a": torch.arange(MIB), "b": [torch.ones(3, 400_000), torch.ones(2)]}
+        for reply in executor.collective_rpc("echo", WAIT, args=(sent,)):
+            assert torch.equal(reply["a"], sent["a"])
+            assert torch.equal(reply["b"][0], sent["b"][0])
+            reply["a"].add_(1)
+            assert int(reply["a"][-1]) == MIB
+
+
+def _wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)  # memory given back is announced by nobody
+    return True
+
+
+def shared(_worker: object, twice: list[Any], views: list[Any]) -> tuple[bool, bool]:
+    return twice[0] is twice[1], bool(np.shares_memory(*views))
+
+
+def test_one_object_that_stands_twice_arrives_as_one_and_views_with_memory_of_their_own(
+    make: Make,
+) -> None:
+    whole = np.zeros(MIB, dtype=np.uint8)
+    group = make(Keeper, 1)
+
+    found = group.call(
+        shared, WAIT, ([whole, whole], [whole[: MIB // 2], whole[: MIB // 2]]), rank=0
+    )
+
+    assert found == (True, False)

@@ -1,0 +1,205 @@
+"""Calls in a row: many are sent before the first is answered."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.workers import Echo, wait_for
+
+from phalanx.actors import Executor
+from phalanx.supervision import Strategy, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0
+
+
+class Counter(Echo):
+    """Notes what it is called with, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def see(self, number: int) -> int:
+        self.seen.append(number)
+        return number
+
+    def seen_so_far(self) -> list[int]:
+        return self.seen
+
+    def wait_at(self, gate: str) -> None:
+        """Wait there, and say in a file that it does."""
+        Path(f"{gate}.{self.ctx.rank}").touch()
+        wait_for(gate)
+
+
+def test_a_long_row_is_run_once_and_in_order_on_every_rank(make: Make) -> None:
+    ex = make(Counter, 3)
+
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(500)]
+
+    assert [future.result(WAIT) for future in futures] == [[n] * 3 for n in range(500)]
+    assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(500))] * 3
+
+
+def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, tmp_path: Path) -> None:
+    """For seconds, if that is what the call takes: nothing of ours has to look meanwhile."""
+    gate = tmp_path / "gate"
+    ex = make(Counter, 1)
+    future = ex.call("wait_at", args=(str(gate),), non_block=True, rank=0)
+    waiter = threading.Thread(target=future.result, args=(WAIT,))
+    waiter.start()
+    wait_for(f"{gate}.0")
+    hub = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-loop")
+
+    def naps() -> int:
+        told = Path(f"/proc/self/task/{hub}/status").read_text()
+        return int(told.split("\nvoluntary_ctxt_switches:\t")[1].split()[0])
+
+    before = naps()
+    time.sleep(1.0)  # nothing happens: there is no event for that
+    woken = naps() - before
+
+    gate.touch()
+    waiter.join()
+    assert woken < 50
+
+
+def test_calls_of_one_rank_keep_their_place_in_a_row(make: Make) -> None:
+    ex = make(Counter, 2)
+
+    futures: list[Any] = []
+    for n in range(120):
+        if n % 7:
+            futures.append(ex.collective_rpc("see", args=(n,), non_block=True))
+        else:
+            futures.append(ex.call("see", args=(n,), non_block=True, rank=0))
+    for future in futures:
+        future.result(WAIT)
+
+    assert ex.call("seen_so_far", WAIT, rank=0) == list(range(120))
+    assert ex.call("seen_so_far", WAIT, rank=1) == [n for n in range(120) if n % 7]
+
+
+def test_large_and_small_messages_share_a_row(make: Make) -> None:
+    ex = make(Echo, 2)
+
+    sent = [bytes([n % 251]) * (n * 997 % 90_000) for n in range(100)]
+    futures = [ex.collective_rpc("echo", args=(each,), non_block=True) for each in sent]
+
+    assert [future.result(WAIT) for future in futures] == [[each] * 2 for each in sent]
+
+
+def test_a_row_is_executed_though_nobody_waits_for_it(make: Make) -> None:
+    ex = make(Counter, 2)
+
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(30)]
+    deadline = time.monotonic() + WAIT
+    while not all(future.done() for future in futures):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)  # to wait for one of them would be to read
+
+    assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(30))] * 2
+
+
+def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Counter, 2, strategy=Strategy.ONE_FOR_ONE)
+    gate = tmp_path / "gate"
+    first = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(50)]
+    while not all(Path(f"{gate}.{rank}").exists() for rank in range(2)):
+        time.sleep(0.001)
+
+    pid = ex.ranks[1].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + WAIT
+    while ex.ranks[1].incarnation == 1 or ex.ranks[1].state != "up":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    gate.touch()  # only now may rank 0, which lives, begin another
+
+    with pytest.raises(WorkerDied):
+        first.result(WAIT)
+    assert [future.result(WAIT) for future in futures] == [[n, n] for n in range(50)]
+    assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(50))] * 2
+
+
+def test_futures_are_whole_ones_for_who_asks(make: Make) -> None:
+    ex = make(Counter, 1)
+
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(40)]
+    done, left = concurrent.futures.wait(futures, WAIT)
+    later = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(40)]
+    came = list(concurrent.futures.as_completed(later, WAIT))
+
+    assert (len(done), len(left)) == (40, 0)
+    assert sorted(future.result(0)[0] for future in came) == list(range(40))
+    assert "done" in repr(came[0])
+
+
+def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1)
+    gate = tmp_path / "gate"
+
+    bad = ex.collective_rpc(lambda _: 1 // 0, non_block=True)
+    held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+    when = concurrent.futures.FIRST_EXCEPTION
+    done, left = concurrent.futures.wait([bad, held], WAIT, return_when=when)
+    gate.touch()
+
+    assert (done, left) == ({bad}, {held})
+    assert isinstance(bad.exception(WAIT), ZeroDivisionError)
+    held.result(WAIT)
+
+
+def test_a_cancelled_call_is_no_first_exception(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1)
+    gate = tmp_path / "gate"
+    when = concurrent.futures.FIRST_EXCEPTION
+    held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+    off = ex.collective_rpc("see", args=(1,), non_block=True)
+    waited: list[Any] = []
+    waiter = threading.Thread(
+        target=lambda: waited.append(concurrent.futures.wait([held, off], WAIT, return_when=when))
+    )
+
+    waiter.start()
+    while not (held.is_whole and off.is_whole):  # the waiter has got to them
+        time.sleep(0.001)
+    assert off.abandon()
+    gate.touch()
+    waiter.join(WAIT)
+
+    assert waited == [({held, off}, set())]
+    with pytest.raises(concurrent.futures.CancelledError):
+        off.exception(WAIT)
+    assert off.cancelled()
+
+
+def test_a_done_callback_in_a_row_is_run_while_the_row_goes_on(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1)
+    gate = tmp_path / "gate"
+    told = threading.Event()
+
+    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(5)]
+    futures[-1].add_done_callback(lambda _: told.set())
+    held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
+
+    assert told.wait(WAIT)
+    assert not held.done()
+    gate.touch()
+    held.result(WAIT)

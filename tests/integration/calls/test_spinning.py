@@ -1,0 +1,292 @@
+"""Looking for messages before sleeping: when it happens, that it ends, and that it changes nothing.
+
+Where a test spins it does so for the longest time that is allowed, so that what it does to the
+waiting one finds it looking.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.rank_faults import LONG, kill, wait_until
+from tests.support.workers import Echo, wait_for
+
+from phalanx.actors import Executor
+from phalanx.actors.calls import plane
+from phalanx.actors.calls.reader import SPIN, spin_time
+from phalanx.runtime import usable_processors
+from phalanx.supervision import CallTimeout, ExecutorClosed, Strategy, WorkerDied
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Make = Callable[..., Executor[Any]]
+
+WAIT = 30.0  # seconds; no test takes them unless something is broken
+
+
+@pytest.fixture
+def spun(make: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Builds groups that spin for as long as a test takes to find them at it."""
+
+    def build(world_size: int = 2, spin: float = 1.0, **options: Any) -> Executor[Any]:
+        monkeypatch.setattr(plane, "spin_time", lambda _ranks: spin)
+        return make(Waiter, world_size, launch={"transport": "local"}, **options)
+
+    return build
+
+
+class Waiter(Echo):
+    """Is kept from answering until a file is there; another file tells that it has begun."""
+
+    def wait_at(self, gate: str) -> str:
+        Path(f"{gate}.{self.rank()}").touch()
+        wait_for(gate)
+        return "passed"
+
+
+def once_begun(gate: Path, do: Callable[[], object], ranks: int = 2) -> threading.Thread:
+    """Start a thread that does it as soon as that many ranks wait at the *gate*."""
+
+    def strike() -> None:
+        wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(ranks)))
+        do()
+
+    thread = threading.Thread(target=strike)
+    thread.start()
+    return thread
+
+
+def is_asleep(task: str) -> bool:
+    """Whether the kernel has the thread of that folder under ``/proc`` wait for something."""
+    return Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+# --- when it happens ------------------------------------------------------------------------
+
+
+def test_spinning_needs_a_processor_for_each_rank_and_the_driver() -> None:
+    there = math.floor(usable_processors())
+
+    assert spin_time(there - 1) == SPIN
+    assert spin_time(there) == 0.0
+
+
+def test_processors_are_no_more_than_the_affinity_allows() -> None:
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(before)})
+
+        assert usable_processors() <= 1
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "most"),
+    [
+        ("0::/pod/box", {"pod/box/cpu.max": "50000 100000"}, 0.5),
+        ("0::/pod/box", {"pod/box/cpu.max": "max 100000", "pod/cpu.max": "25000 100000"}, 0.25),
+        ("0::/", {"cpu.max": "70000 100000"}, 0.7),
+        ("0::/gone", {"cpu.max": "70000 100000"}, 0.7),
+        (
+            "4:memory:/box\n3:cpu,cpuacct:/box",
+            {
+                "cpu,cpuacct/box/cpu.cfs_quota_us": "20000",
+                "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
+            },
+            0.2,
+        ),
+    ],
+)
+def test_processors_are_no_more_than_any_quota_around_allows(
+    own: str, files: dict[str, str], most: float, tmp_path: Path
+) -> None:
+    groups = tmp_path / "groups"
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+
+    assert usable_processors(groups, tmp_path / "own") == most
+
+
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [
+        ("0::/box", {"box/cpu.max": "max 100000"}),
+        ("0::/box", {}),
+        ("0::/../outside", {}),
+        (
+            "3:cpu:/",
+            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
+        ),
+    ],
+)
+def test_without_a_quota_the_affinity_counts(
+    own: str, files: dict[str, str], tmp_path: Path
+) -> None:
+    groups = tmp_path / "groups"
+    for name, text in files.items():
+        (groups / name).parent.mkdir(parents=True, exist_ok=True)
+        (groups / name).write_text(text + "\n")
+    (tmp_path / "own").write_text(own + "\n")
+
+    assert usable_processors(groups, tmp_path / "own") == len(os.sched_getaffinity(0))
+
+
+# --- that it ends -----------------------------------------------------------------------------
+
+
+def test_who_has_looked_long_enough_sleeps(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1, spin=0.01)
+    ex.collective_rpc("echo", WAIT)
+    pid = ex.ranks[0].pid
+    wait_until(lambda: is_asleep(str(pid)))  # between calls
+
+    gate = tmp_path / "gate"
+    threads: list[int] = []
+    answers: list[Any] = []
+
+    def call() -> None:
+        threads.append(threading.get_native_id())
+        answers.append(ex.collective_rpc("wait_at", WAIT, (str(gate),)))
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    wait_until(lambda: bool(threads))
+    wait_until(lambda: ex.status().in_flight > 0)
+    wait_until(lambda: is_asleep(f"self/task/{threads[0]}"))  # for its answer
+    gate.touch()
+    caller.join(WAIT)
+
+    assert answers == [["passed"]]
+
+
+# --- that it changes nothing ------------------------------------------------------------------
+
+
+def test_calls_of_every_kind_are_answered_as_ever(spun: Make) -> None:
+    ex = spun()
+
+    futures = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(100)]
+    assert ex.collective_rpc("echo", WAIT, ("a",)) == ["a", "a"]
+    assert ex.call("rank", WAIT, rank=1) == 1
+    assert [future.result(WAIT) for future in futures] == [[n, n] for n in range(100)]
+    large = bytes(3_000_000)
+    assert ex.collective_rpc("echo", WAIT, (large,)) == [large, large]
+    with pytest.raises(ValueError, match="boom"):
+        ex.collective_rpc("fail", WAIT)
+    ex.check_health(WAIT)
+
+
+def test_a_deadline_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    gate = tmp_path / "gate"
+
+    with pytest.raises(CallTimeout) as caught:
+        ex.collective_rpc("wait_at", 0.05, (str(gate),))
+    gate.touch()
+
+    assert sorted(caught.value.ranks) == [0, 1]
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun(strategy=Strategy.ONE_FOR_ONE)
+    gate = tmp_path / "gate"
+    killer = once_begun(gate, lambda: kill(ex, 1))
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    killer.join(LONG)
+    gate.touch()
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_closing_from_another_thread_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    gate = tmp_path / "gate"
+    closer = once_begun(gate, ex.kill)
+
+    with pytest.raises((ExecutorClosed, WorkerDied)):
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    closer.join(LONG)
+
+
+def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+    ex = spun()
+    gate = tmp_path / "gate"
+    main = threading.main_thread().ident
+    assert main is not None
+    striker = once_begun(gate, lambda: signal.pthread_kill(main, signal.SIGINT))
+
+    with pytest.raises(KeyboardInterrupt):
+        ex.collective_rpc("wait_at", WAIT, (str(gate),))
+    striker.join(LONG)
+    gate.touch()
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+
+
+def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1)
+    gate = tmp_path / "gate"
+
+    def work() -> None:
+        count = 0
+        while count < 1_000_000:
+            count += 1
+        gate.touch()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+
+    assert ex.collective_rpc("wait_at", WAIT, (str(gate),)) == ["passed"]
+    worker.join(WAIT)
+
+
+def test_many_callers_are_all_served(spun: Make) -> None:
+    ex = spun()
+    answers: list[Any] = []
+
+    def call(number: int) -> None:
+        answers.extend(ex.collective_rpc("echo", WAIT, ((number, n),)) for n in range(50))
+
+    callers = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(WAIT)
+
+    assert sorted(answers) == sorted([(m, n), (m, n)] for m in range(4) for n in range(50))
+
+
+def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make, tmp_path: Path) -> None:
+    ex = spun(1)
+    ex.collective_rpc("echo", WAIT)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGTERM)  # it has just been called, so it looks for the next call
+    wait_until(lambda: ex.status().restarts == 1)
+
+    assert ex.collective_rpc("echo", WAIT, (1,)) == [1]
+    assert ex.status().reports[-1].reason.signal == signal.SIGTERM
+
+
+def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
+    ex = spun(1)
+
+    kill(ex)
+    wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
+    ex.collective_rpc("echo", WAIT)
+
+    assert [seat.channel.board.spin for seat in ex._group.plane._table] == [1.0]

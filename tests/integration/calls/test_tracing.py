@@ -1,0 +1,392 @@
+"""Calls, starts and restarts as OpenTelemetry spans, from the caller to the ranks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+from opentelemetry import context, trace
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanKind, StatusCode
+from tests.support.workers import Echo, Late
+
+from phalanx.actors import Executor, WorkerContext
+from phalanx.actors.calls.call import Shape
+from phalanx.actors.observe.tracing import GroupTrace
+from phalanx.runtime import CrashReport, GroupUp, WorkerCrashed, WorkerLabels
+from phalanx.supervision import ExitKind, ExitReason, Intensity, Strategy
+
+Make = Callable[..., Executor[Any]]
+GATE = f"{tempfile.gettempdir()}/gate-{os.getpid()}"
+LONG = 30.0
+
+
+class LineExporter(SpanExporter):
+    """Appends each span to a file, which outlives the worker."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def export(self, spans: Any) -> SpanExportResult:
+        for span in spans:
+            with open(self._path, "a") as file:
+                file.write(span.to_json(indent=None) + "\n")
+        return SpanExportResult.SUCCESS
+
+
+class Traced(Echo):
+    """Has a provider of its own, as users set one up."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self.path = path
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if trace.get_current_span().get_span_context().is_valid:
+            self.started_in = trace.get_current_span().get_span_context().trace_id
+        else:
+            self.started_in = 0
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(LineExporter(self.path)))
+        trace.set_tracer_provider(provider)
+
+    def trace_of_start(self) -> int:
+        return self.started_in
+
+    def inner(self) -> int:
+        with trace.get_tracer("mine").start_as_current_span("inner") as span:
+            return span.get_span_context().trace_id
+
+    def count_to(self, end: int) -> Iterator[int]:
+        yield from range(end)
+
+    def later(self, value: Any) -> Late:
+        return Late(value)
+
+
+@pytest.fixture
+def spans() -> Iterator[InMemorySpanExporter]:
+    """A provider for this process, as long as the test runs."""
+    before = trace._TRACER_PROVIDER
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace._TRACER_PROVIDER = provider
+    yield exporter
+    trace._TRACER_PROVIDER = before
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "spans"
+
+
+def served(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def calls(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.kind is SpanKind.CLIENT]
+
+
+def awaited(exporter: InMemorySpanExporter, name: str) -> ReadableSpan:
+    """Return the last span called *name*, once it has ended on the thread that ends it."""
+    deadline = time.monotonic() + LONG
+    while True:
+        found = [span for span in exporter.get_finished_spans() if span.name == name]
+        if found:
+            return found[-1]
+        assert time.monotonic() < deadline, [s.name for s in exporter.get_finished_spans()]
+        time.sleep(0.002)
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    assert span.attributes is not None
+    return dict(span.attributes)
+
+
+def hexed(number: int) -> str:
+    return f"0x{number:032x}"
+
+
+def test_a_call_is_a_span_and_each_rank_a_child_of_it(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    ex = make(Traced, 2, args=(str(path),), name="traced")
+
+    with trace.get_tracer("mine").start_as_current_span("request") as request:
+        assert ex.collective_rpc("echo", LONG, (1,)) == [1, 1]
+
+    (call,) = calls(spans)
+    context = call.get_span_context()
+    assert context is not None
+    assert call.parent is not None
+    assert call.parent.span_id == request.get_span_context().span_id
+    assert (call.name, call.status.status_code) == ("Traced/echo", StatusCode.UNSET)
+    assert about(call) == {
+        "rpc.system": "phalanx",
+        "rpc.service": "Traced",
+        "rpc.method": "echo",
+        "phalanx.group": "traced",
+        "phalanx.method": "echo",
+        "phalanx.call": "collective",
+        "phalanx.call_id": 1,
+        "phalanx.epoch": 1,
+        "phalanx.outcome": "ok",
+    }
+    ranks = served(path)
+    assert sorted(each["attributes"]["phalanx.rank"] for each in ranks) == [0, 1]
+    for each in ranks:
+        assert each["context"]["trace_id"] == hexed(context.trace_id)
+        assert each["parent_id"] == f"0x{context.span_id:016x}"
+        assert (each["name"], each["kind"]) == ("Traced/echo", "SpanKind.SERVER")
+        known = each["attributes"]
+        assert (known["phalanx.group"], known["phalanx.epoch"]) == ("traced", 1)
+        assert (known["phalanx.incarnation"], known["phalanx.outcome"]) == (1, "ok")
+
+
+def test_a_workers_own_spans_lie_within_and_so_does_its_start(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    with trace.get_tracer("mine").start_as_current_span("set-up") as above:
+        ex = make(Traced, 1, args=(str(path),))
+    (inner,) = ex.collective_rpc("inner", LONG)
+    (start,) = ex.collective_rpc("trace_of_start", LONG)
+
+    assert inner == calls(spans)[0].get_span_context().trace_id  # type: ignore[union-attr]  # it has one
+    assert [each["name"] for each in served(path)][:2] == ["inner", "Traced/inner"]
+    assert start == above.get_span_context().trace_id
+    started = awaited(spans, "Traced start")
+    assert started.parent is not None
+    assert started.parent.span_id == above.get_span_context().span_id
+    assert [each.name for each in started.events] == ["phalanx.rank_started", "phalanx.rank_ready"]
+    assert started.status.status_code is StatusCode.UNSET
+
+
+@pytest.mark.parametrize(
+    ("make_call", "outcome", "problem"),
+    [
+        (lambda ex: ex.collective_rpc("fail", LONG), "error", "rank"),
+        (lambda ex: ex.collective_rpc("gated", 0.05, (GATE,)), "timeout", "CallTimeout"),
+        (lambda ex: ex.collective_rpc("kill_self", LONG, (0,)), "died", "WorkerDied"),
+        (lambda ex: ex.collective_rpc("echo", LONG, (Lock(),)), "error", "NotPicklable"),
+    ],
+)
+def test_a_call_that_fails_says_how(
+    make: Make,
+    spans: InMemorySpanExporter,
+    path: Path,
+    make_call: Callable[[Any], Any],
+    outcome: str,
+    problem: str,
+) -> None:
+    ex = make(Traced, 1, args=(str(path),))
+
+    with pytest.raises(Exception):  # noqa: B017  # which one, others test
+        make_call(ex)
+
+    Path(GATE).touch()
+    (call,) = calls(spans)
+    assert about(call)["phalanx.outcome"] == outcome
+    assert call.status.status_code is StatusCode.ERROR
+    assert problem in str(call.status.description)
+    ex.close()
+    Path(GATE).unlink()
+
+
+def test_a_gather_tells_which_ranks_have_no_value(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    ex = make(Traced, 2, args=(str(path),), strategy=Strategy.ONE_FOR_ONE)
+
+    ex.gather("kill_self", LONG, (1,))
+
+    (call,) = calls(spans)
+    assert about(call)["phalanx.outcome"] == "partial"
+    assert about(call)["phalanx.failed_ranks"] == (1,)
+    assert about(call)["phalanx.call"] == "gather"
+
+
+def test_futures_streams_tells_and_awaits_end_their_spans_once(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    ex = make(Traced, 1, args=(str(path),))
+
+    assert ex.collective_rpc("later", args=(5,), non_block=True).result(LONG) == [5]
+    assert list(ex.stream("count_to", LONG, (3,), rank=0)) == [0, 1, 2]
+    assert asyncio.run(ex.aio.call("echo", LONG, (7,), rank=0)) == 7
+    with ex.stream("count_to", LONG, (10**6,), rank=0) as early:
+        next(early)
+    ex.tell("note", args=(str(path) + ".note", "told"))
+    assert ex.submit("echo", args=(8,)).result(LONG) == 8
+    ex.collective_rpc("echo", LONG)
+    ex.close()
+
+    kinds = {(about(s)["phalanx.call"], about(s)["phalanx.method"]): s for s in calls(spans)}
+    outcomes = {key: about(span)["phalanx.outcome"] for key, span in kinds.items()}
+    assert len(calls(spans)) == 7
+    assert outcomes == {
+        ("collective", "later"): "ok",
+        ("stream", "count_to"): "cancelled",  # the second; it was the caller's wish
+        ("single", "echo"): "ok",
+        ("collective", "note"): "ok",
+        ("pool", "echo"): "ok",
+        ("collective", "echo"): "ok",
+    }
+    assert kinds["stream", "count_to"].status.status_code is StatusCode.UNSET
+    assert [each["name"] for each in served(path)] == [
+        *("Traced/later", "Traced/count_to", "Traced/echo", "Traced/count_to"),
+        *("Traced/note", "Traced/echo", "Traced/echo"),
+    ]
+
+
+def test_a_death_is_an_event_of_the_call_and_the_restart_links_to_it(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    ex = make(Traced, 2, args=(str(path),), name="healing", intensity=Intensity(9, 60.0))
+
+    assert ex.collective_rpc("kill_self", LONG, (0,), retries=1) == [2, 2]
+
+    (call,) = calls(spans)
+    (event,) = call.events
+    assert event.name == "phalanx.rank_died"
+    assert event.attributes is not None
+    assert dict(event.attributes) == {
+        "phalanx.group": "healing",
+        "phalanx.rank": 0,
+        "phalanx.incarnation": 1,
+        "phalanx.epoch": 1,
+        "phalanx.reason": "killed (SIGKILL)",
+        "phalanx.decision": "restart ranks 0, 1",
+        "phalanx.fate": "sent_again",
+    }
+    assert (about(call)["phalanx.outcome"], about(call)["phalanx.epoch"]) == ("ok", 2)
+    assert about(call)["phalanx.deaths"] == 1
+    restart = awaited(spans, "Traced restart")
+    assert [link.context.span_id for link in restart.links] == [
+        call.get_span_context().span_id  # type: ignore[union-attr]  # it has one
+    ]
+    names = [each.name for each in restart.events]
+    assert sorted(names) == [
+        "phalanx.rank_died",
+        *("phalanx.rank_ready", "phalanx.rank_ready"),
+        *("phalanx.rank_started", "phalanx.rank_started"),
+    ]
+    assert about(restart)["phalanx.epoch"] == 2
+    again = [each for each in served(path) if each["attributes"]["phalanx.incarnation"] == 2]
+    assert {each["parent_id"] for each in again} == {
+        f"0x{call.get_span_context().span_id:016x}"  # type: ignore[union-attr]  # it has one
+    }
+
+
+def test_a_second_death_belongs_to_the_restart_that_is_under_way(
+    spans: InMemorySpanExporter,
+) -> None:
+    def of(rank: int) -> Any:
+        made = told.call("step", Shape.SINGLE, rank)
+        assert made is not None
+        made.died(report, None)
+        made.refused(RuntimeError("died"))
+        return calls(spans)[-1].get_span_context()
+
+    told = GroupTrace("g", "W")
+    labels = WorkerLabels(child="g/0", group="g", rank=0)
+    report = CrashReport.of(labels, ExitReason(ExitKind.KILLED), at="now", at_monotonic=0.0)
+
+    first = of(0)
+    told.hear(WorkerCrashed(report=report, at=0.0))
+    second = of(1)
+    told.hear(WorkerCrashed(report=report, at=0.0))
+    told.hear(GroupUp(group="g", epoch=2, world_size=2, took=1.0, at=1.0))
+
+    restart = awaited(spans, "W restart")
+    assert [link.context for link in restart.links] == [first, second]
+    assert [event.name for event in restart.events] == ["phalanx.rank_died"] * 2
+
+
+def test_a_start_that_fails_ends_its_spans_with_the_reason(
+    make: Make, spans: InMemorySpanExporter
+) -> None:
+    from tests.support.workers import StartFails
+
+    with pytest.raises(Exception):  # noqa: B017  # which one, others test
+        make(StartFails, 1, args=("raise",))
+
+    started = awaited(spans, "StartFails start")
+    assert started.status.status_code is StatusCode.ERROR
+
+
+def test_what_is_not_sampled_is_not_sampled_in_the_worker_either(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    trace._TRACER_PROVIDER = TracerProvider(sampler=ALWAYS_OFF)
+    ex = make(Traced, 1, args=(str(path),))
+
+    ex.collective_rpc("echo", LONG)
+
+    assert calls(spans) == []
+    assert served(path) == []
+
+
+def test_without_a_provider_nothing_travels(make: Make, path: Path) -> None:
+    ex = make(Traced, 1, args=(str(path),))
+
+    ex.collective_rpc("inner", LONG)
+
+    assert [each["name"] for each in served(path)] == ["inner"]
+    assert context.get_current() == {}
+
+
+def test_an_exception_in_a_worker_is_recorded_there(
+    make: Make, spans: InMemorySpanExporter, path: Path
+) -> None:
+    ex = make(Traced, 1, args=(str(path),))
+
+    with pytest.raises(ValueError):
+        ex.collective_rpc("fail", LONG)
+
+    (rank,) = served(path)
+    assert rank["status"]["status_code"] == "ERROR"
+    assert rank["attributes"]["error.type"] == "ValueError"
+    assert [event["name"] for event in rank["events"]] == ["exception"]
+    assert about(calls(spans)[0])["phalanx.failed_rank"] == 0
+
+
+def test_nothing_of_phalanx_imports_opentelemetry() -> None:
+    code = """
+import sys
+from phalanx import Executor
+from tests.support.workers import Echo
+from tests.support.transport import TRANSPORT
+from phalanx.runtime import Runtime
+with Runtime(console=None, stream=False) as runtime:
+    with Executor(Echo, 1, runtime=runtime, launch=dict(preload=(), transport=TRANSPORT)) as ex:
+        def seen(worker):
+            import sys
+            return sorted(name for name in sys.modules if "opentelemetry" in name)
+        print(ex.collective_rpc(seen), [n for n in sys.modules if "opentelemetry" in n])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[3],
+        env=os.environ,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout) == (0, "[[]] []\n"), done.stderr

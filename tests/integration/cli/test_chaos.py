@@ -1,0 +1,251 @@
+"""``phalanx chaos``: what it prints, what it leaves, what its exit code says."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from phalanx.chaos import load_run, render_page
+from phalanx.cli import main
+
+ROOT = Path(__file__).parents[3]
+KILL_SOON = '[{"at": 0.1, "fault": "kill", "target": 0}]'
+KILL_LATE = '[{"at": 500, "fault": "kill"}]'
+KILL_BOTH = '[{"at": 0.1, "fault": "kill"}, {"at": 500, "fault": "kill", "target": "driver"}]'
+
+TARGETS = """
+from phalanx import Executor, WorkerActor
+
+class Echo(WorkerActor):
+    pass
+
+class Liar(WorkerActor):
+    def one(self):
+        print("on my own stdout", flush=True)
+        return 2
+
+def build():
+    return Executor(Echo, 2, launch=dict(preload=()))
+
+def lying():
+    def traffic(executor, chance):
+        assert executor.call("one", rank=0) == 1, "one is not one \\udcff é"
+    return Executor(Liar, 1, launch=dict(preload=())), traffic
+
+def broken():
+    raise KeyError("of the user's own")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(TARGETS)
+    return tmp_path
+
+
+def chaos(folder: Path, *words: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "phalanx.cli", "chaos", *words],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii:strict"},
+    )
+
+
+def test_a_run_ends_with_the_table_and_leaves_its_record(folder: Path) -> None:
+    words = ("--duration", "1.5", "--rate", "2", "--seed", "3", "--report", "page.html")
+    run = chaos(folder, "mine:build", *words)
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 0, err
+    assert "seed 3" in out
+    assert "PASS: every invariant held" in out
+    (record,) = (folder / "chaos-runs").iterdir()
+    assert str(record) in out
+    assert load_run(record).ok
+    assert "phalanx.worker_crashed" in (record / "output.log").read_text()
+    assert (folder / "page.html").read_text() == render_page(load_run(record))
+
+
+def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path) -> None:
+    words = ("--duration", "1", "--callers", "1", "--seed", "4", "--out", "found", "--json")
+    run = chaos(folder, "mine:lying", *words)
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1, err
+    told = json.loads(out)
+    assert told["ok"] is False
+    assert {each["invariant"] for each in told["violations"]} == {"right_answers"}
+    assert "one is not one" in out
+    assert "on my own stdout" in (folder / "found" / "output.log").read_text()
+
+    shrink = chaos(
+        folder, "shrink", "found", "--repeat", "1", "--runs", "5", "--report", "page.html"
+    )
+    out, err = shrink.communicate(timeout=100)
+
+    assert shrink.returncode == 0, err
+    assert "shrunk to 0 in" in out  # it lies without any fault
+    assert "one is not one \\udcff \\xe9" in out
+    assert "one is not one \\udcff é" in (folder / "page.html").read_text(encoding="utf-8")
+    assert f"--schedule {folder}/found-shrunk/schedule.json --duration 1 --seed 4" in out
+    assert (folder / "found-shrunk" / "schedule.json").read_text() == "[]"
+
+
+def test_a_run_that_shows_nothing_is_exit_code_1_and_says_why(folder: Path) -> None:
+    (folder / "store.json").write_text('[{"at": 0.1, "fault": "kill", "target": "store"}]')
+    run = chaos(folder, "mine:build", "--duration", "1", "--schedule", "store.json")
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1, err
+    assert "missed     1 kill: there was no store process" in out
+    assert "INCONCLUSIVE: none of the 1 faults could be injected" in out
+
+
+def test_ctrl_c_ends_it_in_good_order_and_prints_the_table(folder: Path) -> None:
+    run = chaos(folder, "mine:build", "--duration", "600", "--rate", "2", "--out", "cut")
+    assert run.stderr is not None
+    while "serving" not in run.stderr.readline():
+        assert run.poll() is None
+
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=100)
+
+    assert run.returncode == 130, err
+    assert "held       nothing_left" in out
+    assert "(interrupted)" in out
+
+
+SLOW = """
+import time
+from pathlib import Path
+from phalanx import Executor, StopPolicy, WorkerActor
+
+class Slow(WorkerActor):
+    def __init__(self, hook, incarnation):
+        self.hook = hook
+        self.incarnation = incarnation
+
+    def on_start(self, ctx):
+        self.sleep("on_start")
+
+    def on_stop(self, reason):
+        self.sleep("on_stop")
+
+    def sleep(self, hook):
+        if self.hook == hook and self.ctx.incarnation >= self.incarnation:
+            Path("slow").touch()
+            time.sleep(600)
+
+def build(hook, incarnation):
+    stop = StopPolicy(ask=600.0)
+    args = (hook, incarnation)
+    return Executor(Slow, 1, args=args, launch=dict(preload=()),
+        limits=dict(start=600.0, stop=stop))
+
+def start(): return build("on_start", 1)
+def restart(): return build("on_start", 2)
+def stop(): return build("on_stop", 1)
+"""
+
+
+def await_file(path: Path, run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60.0
+    while not path.exists():
+        assert run.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # a file tells nobody
+
+
+@pytest.mark.parametrize("faults", ["kill", "kill,kill:driver"])
+@pytest.mark.parametrize("factory", ["start", "restart"])
+def test_ctrl_c_does_not_wait_for_a_start(folder: Path, factory: str, faults: str) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "kill.json").write_text(KILL_SOON if faults == "kill" else KILL_BOTH)
+    run = chaos(folder, f"slow:{factory}", "--duration", "600", "--schedule", "kill.json")
+    await_file(folder / "slow", run)
+
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 130, err
+    assert "held       nothing_left" in out
+    assert "(interrupted)" in out
+
+
+def test_a_second_ctrl_c_does_not_wait_for_a_stop_and_prints_the_table(folder: Path) -> None:
+    (folder / "slow.py").write_text(SLOW)
+    (folder / "kill.json").write_text(KILL_LATE)
+    run = chaos(folder, "slow:stop", "--duration", "600", "--schedule", "kill.json")
+    assert run.stderr is not None
+    while "serving" not in run.stderr.readline():
+        assert run.poll() is None
+
+    run.send_signal(signal.SIGINT)
+    await_file(folder / "slow", run)
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 130, err
+    assert "fault         done  missed" in out
+    assert "(interrupted twice: leaks were not searched for)" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["mine:build", "--rate", "0"], "rate=0.0"),
+        (["mine:build", "--call-timeout", "1e12"], "call_timeout=1000000000000.0"),
+        (["mine:build", "--recovery-limit", "1e300"], "<= 1e+09"),
+        (["mine:build", "--faults", "explode"], "unknown fault"),
+        (["mine:build", "--at", "midnight"], "points='midnight': unknown"),
+        (["mine:build", "--duration", "0.2"], "shorter than one recovery"),
+        (["mine:absent"], "has no 'absent'"),
+        (["nowhere:build"], "cannot be imported"),
+        (["mine:build", "--schedule", "absent.json"], "absent.json"),
+        (["mine:build", "--schedule", "/proc/self/exe"], "can't decode"),
+        (["shrink", "absent"], "no record of a run"),
+        (
+            ["mine:build", "--report", "no/such/folder/page.html"],
+            "report='no/such/folder/page.html'",
+        ),
+        (["mine:build", "--report", "."], "report='.': Is a directory"),
+    ],
+)
+def test_a_mistake_is_one_line_and_starts_nothing(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    words: list[str],
+    told: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+
+    code = main(["chaos", *words])
+
+    out, err = capfd.readouterr()
+    assert code == 2
+    assert out == ""
+    assert told in err
+    assert len(err.splitlines()) == 1
+    assert not (folder / "chaos-runs").exists()
+
+
+def test_a_factory_that_raises_is_told_with_its_traceback(folder: Path) -> None:
+    run = chaos(folder, "mine:broken")
+    _, err = run.communicate(timeout=100)
+
+    assert run.returncode == 1
+    assert 'KeyError: "of the user\'s own"' in err

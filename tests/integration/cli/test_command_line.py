@@ -1,0 +1,114 @@
+"""The command line: names, mistakes, exit codes; what doctor finds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from phalanx.cli import doctor
+
+ROOT = Path(__file__).parents[3]
+
+
+def phalanx(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "phalanx.cli", *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def test_the_version_is_printed() -> None:
+    told = phalanx("--version")
+    old = phalanx("version")
+
+    assert told.stdout == f"phalanx {version('phalanx')}\n"
+    assert (old.stdout, old.stderr) == (told.stdout, "phalanx version is now: phalanx --version\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "targets:fine"], "invalid choice: 'run'"),
+        (["nonsense"], "invalid choice"),
+        ([], "required"),
+        (["chaos"], "the following arguments are required: module:factory"),
+        (["chaos", "shrink"], "the following arguments are required: RUN"),
+        (["chaos", "mine:build", "--runs", "3"], "unrecognized arguments: --runs 3"),
+        (["reports", "show"], "the following arguments are required: FILE|latest"),
+    ],
+)
+def test_a_users_mistake_is_told_without_a_traceback(words: list[str], told: str) -> None:
+    done = phalanx(*words)
+
+    assert done.returncode == 2
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_doctor_finds_what_phalanx_needs() -> None:
+    done = phalanx("doctor", "--json")
+
+    report = json.loads(done.stdout)
+    states = {finding["name"]: finding["state"] for finding in report["findings"]}
+    assert {"torch", "devices", "start", "pidfd", "memfd", "subreaper", "zmq"} <= set(states)
+    assert "missing" not in states.values(), report
+    assert states["start"] == "ok"
+    assert (done.returncode, report["ok"]) == (0, True)
+    packages = {"phalanx", "torch", "pykka", "pyzmq", "structlog", "cloudpickle", "python"}
+    assert set(report["versions"]) == packages
+
+
+def hang(_payload: bytes, _fds: object) -> None:
+    time.sleep(1000)
+
+
+def test_doctor_ends_although_the_process_that_it_starts_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_ENTRY", f"{__name__}:hang")
+    monkeypatch.setattr(doctor, "_START", 10.0)
+
+    found = doctor._start()
+
+    assert (found.state, found.found) == (
+        "missing",
+        "a started process did not answer within 10 s",
+    )
+
+
+def test_doctor_fails_and_says_what_to_do_where_something_essential_is_missing() -> None:
+    # None in sys.modules is how Python notes that a module is not to be had.
+    limited = (
+        "import resource, sys; from phalanx.cli import main;"
+        "sys.modules.update(torch=None, zmq=None);"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500));"
+        "sys.exit(main(['doctor', '--json']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", limited],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    report = json.loads(done.stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert (done.returncode, report["ok"]) == (1, False)
+    assert found["torch"]["state"] == "missing"
+    assert found["zmq"]["state"] == "missing"
+    assert found["open files"]["state"] == "note"
+    assert "ulimit -n" in found["open files"]["remedy"]
+    assert found["memfd"]["state"] == "ok"

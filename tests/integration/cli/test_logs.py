@@ -1,0 +1,118 @@
+"""`phalanx logs` follows a driver from outside and ends with it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import select
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.cli.logs import add_arguments, is_wanted
+from phalanx.cli.select_driver import choose
+from phalanx.runtime import DriverStream
+from phalanx.supervision import SpecError
+
+LONG = 60
+ROOT = str(Path(__file__).parents[3])
+# A driver that says a line of its own each time it reads one, and ends at the end of its input.
+DRIVER = f"""
+import sys; sys.path.insert(0, {ROOT!r})
+from tests.support import output
+from phalanx.runtime import GroupUp
+with output.plain_collector(console=None, name=sys.argv[1]) as scribe:
+    print(flush=True)
+    for number, _ in enumerate(sys.stdin):
+        scribe.log.info("said", number=number)
+        scribe.log.debug("murmured", number=number)
+"""
+LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.argv[1:]]))"
+
+
+def driver_at(pid: int, name: str = "") -> DriverStream:
+    return DriverStream(pid=pid, name=name, started_at=0.0, address="nowhere")
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return parser.parse_args(words)
+
+
+def test_it_shows_what_the_driver_says_and_ends_with_it() -> None:
+    name = f"logs-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    driver.stdout.readline()
+    logs = subprocess.Popen([sys.executable, "-c", LOGS, name, "--json"], stdout=subprocess.PIPE)
+    assert logs.stdout is not None
+    deadline = time.monotonic() + LONG
+    while not select.select([logs.stdout], [], [], 0.1)[0]:  # a subscription takes a moment
+        assert time.monotonic() < deadline
+        driver.stdin.write(b"go\n")
+        driver.stdin.flush()
+    driver.communicate(timeout=LONG)
+    seen, _ = logs.communicate(timeout=LONG)
+    code = logs.returncode
+
+    records = [json.loads(line) for line in seen.splitlines()]
+    assert code == 0
+    assert {record["event"] for record in records} == {"said", "phalanx.stream_closed"}
+    numbers = [record["number"] for record in records[:-1]]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_without_a_driver_it_says_so_in_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LOGS, "nobody"],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("phalanx logs: driver='nobody': ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_driver_is_chosen_by_pid_by_name_or_by_being_the_only_one() -> None:
+    one, two = driver_at(11, "train"), driver_at(22)
+
+    assert choose([one], "") == one
+    assert choose([one, two], "22") == two
+    assert choose([one, two], "train") == one
+    with pytest.raises(SpecError, match=r"name one by its pid; running: 11 \(train\), 22"):
+        choose([one, two], "")
+    with pytest.raises(SpecError, match="running: 22"):
+        choose([two], "train")
+
+
+@pytest.mark.parametrize(
+    ("words", "record", "wanted"),
+    [
+        ([], {"kind": "stdout", "text": "x"}, True),
+        ([], {"kind": "log", "level": "debug"}, False),
+        (["--level", "debug"], {"kind": "log", "level": "debug"}, True),
+        (["--level", "error"], {"kind": "stderr", "text": "x"}, True),
+        (["--rank", "0"], {"kind": "stdout", "rank": 0}, True),
+        (["--rank", "0"], {"kind": "stdout", "rank": 1}, False),
+        (["--rank", "0"], {"kind": "event", "level": "info"}, False),
+        (["--rank", "2"], {"kind": "event", "level": "error", "report": {"rank": 2}}, True),
+        (["--group", "tp"], {"kind": "log", "group": "dp"}, False),
+        (["--kind", "event"], {"kind": "log", "level": "error"}, False),
+    ],
+)
+def test_only_what_was_asked_for_is_shown(
+    words: list[str], record: dict[str, Any], wanted: bool
+) -> None:
+    assert is_wanted(record, parsed(*words)) == wanted

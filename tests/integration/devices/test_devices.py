@@ -1,0 +1,451 @@
+"""Ranks whose devices fail, stay full or run out. The devices are fake; the deaths are not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import OFTEN, kill
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo
+
+from phalanx.actors import Devices, Executor, Launch, Limits, executor_child
+from phalanx.actors.group.messages import Timeout
+from phalanx.runtime import (
+    DeviceAwaited,
+    DevicePool,
+    DeviceQuarantined,
+    DeviceRestored,
+    WorkerCrashed,
+)
+from phalanx.runtime.linux import procfs
+from phalanx.supervision import (
+    ChildRefused,
+    ExecutorClosed,
+    Intensity,
+    NoDevice,
+    SpecError,
+    StartFailed,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+    WorkerDied,
+)
+from phalanx.testing import FakeGpus
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+GIB = 1 << 30
+MASK = "CUDA_VISIBLE_DEVICES"
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(world_size: int = 1, **options: Any) -> Executor[Any]:
+        options = {"strategy": Strategy.ONE_FOR_ONE, **options}
+        return make(Echo, world_size, **{"intensity": OFTEN, **options})
+
+    return build
+
+
+def seen(ex: Executor[Any], rank: int = 0) -> str:
+    """The devices that a rank sees, asked once it is up again."""
+    found: str = ex.call("env", LONG, args=(MASK,), rank=rank)[MASK]
+    return found
+
+
+class Heard:
+    """The events of an executor, to be waited for."""
+
+    def __init__(self, ex: Executor[Any]) -> None:
+        self.events: list[Any] = []
+        self._changed = threading.Condition()
+        self.forget = ex.subscribe(self._hear)
+
+    def _hear(self, event: Any) -> None:
+        with self._changed:
+            self.events.append(event)
+            self._changed.notify_all()
+
+    def wait(self, kind: type, count: int = 1) -> Any:
+        def found() -> list[Any]:
+            return [event for event in self.events if isinstance(event, kind)]
+
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(found()) >= count, LONG), self.events
+        return found()[count - 1]
+
+
+def test_a_rank_that_died_gets_its_device_again(make: Make) -> None:
+    gpus = FakeGpus(3)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    ex = make(2, devices=pool)
+    before = seen(ex, 1)
+
+    kill(ex, 1)
+
+    assert seen(ex, 1) == before == gpus.uuid(1)
+    assert ex.status().reports[-1].device == gpus.uuid(1)
+    assert ex.ranks[1].device == gpus.uuid(1)
+
+
+def test_a_restart_waits_until_the_memory_is_back(make: Make) -> None:
+    gpus = FakeGpus(2)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
+    gpus.use(gpus.uuid(0), *[40 * GIB] * 5, 0)
+
+    kill(ex)
+
+    assert seen(ex) == gpus.uuid(0)
+    assert gpus.used_bytes(gpus.uuid(0)) == 0  # all steps were waited for
+
+
+class HeldByProcess(FakeGpus):
+    """Its memory is in use for as long as a process lives."""
+
+    pid = 0
+
+    def used_bytes(self, uuid: str) -> int | None:
+        task = procfs.read(self.pid)
+        return 40 * GIB if task is not None and task.state != "Z" else 0
+
+
+def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) -> None:
+    gpus = HeldByProcess(1)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
+    heard = Heard(ex)
+    gpus.pid = ex.call("grandchild", LONG, kwargs={"daemon": True}, rank=0)
+    assert gpus.used_bytes(gpus.uuid(0))
+
+    kill(ex)
+
+    assert seen(ex) == gpus.uuid(0)
+    assert not gpus.used_bytes(gpus.uuid(0))
+    assert not [event for event in heard.events if isinstance(event, DeviceQuarantined)]
+
+
+def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
+    gpus = FakeGpus(2)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}, release_timeout=0.05))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    assert seen(ex) == gpus.uuid(1)
+    told = heard.wait(DeviceQuarantined)
+    assert (told.device, told.cause) == (gpus.uuid(0), "memory")
+    first = ex.status().devices[0]
+    assert (first.state, first.reason) == ("quarantined", told.reason)
+    assert ex.status().devices[1].holders == (f"{ex.name}/0",)
+
+
+def test_a_group_without_a_device_waits_for_one_and_goes_on(make: Make) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    ex = make(devices=Devices(names=pool, timeout=None))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    kill(ex)
+    waited = heard.wait(DeviceAwaited)
+
+    gpus.use(gpus.uuid(0), 0)
+
+    assert seen(ex) == gpus.uuid(0)
+    assert heard.wait(DeviceRestored).why == "recovered"
+    assert "not released in time" in waited.reason
+    assert waited.timeout is None
+
+
+def test_the_users_word_ends_the_wait_too(make: Make) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    ex = make(devices=Devices(names=pool, timeout=None))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    kill(ex)
+    heard.wait(DeviceAwaited)
+
+    pool.restore(0)
+
+    assert seen(ex) == gpus.uuid(0)
+    assert heard.wait(DeviceRestored).why == "user"
+
+
+def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:
+    gpus = FakeGpus(1)
+    ex = make(
+        devices=Devices(names=DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0), timeout=0.0)
+    )
+    failed: list[Any] = []
+    ended = threading.Event()
+
+    def note(reason: Any) -> None:
+        failed.append(reason)
+        ended.set()
+
+    ex.register_failure_callback(note)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    assert ended.wait(LONG)
+    with pytest.raises(ExecutorClosed, match="gave up: no room for") as refused:
+        ex.call("echo", LONG, rank=0)
+    assert isinstance(refused.value.__cause__, NoDevice)
+    assert "not released in time" in refused.value.__cause__.quarantined["0: Fake 0"]
+    assert len(failed) == 1
+    assert ex.status().restarts == 1
+
+
+def test_a_release_that_never_comes_to_its_end_is_waited_for_no_longer_than_a_start(
+    make: Make,
+) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=1e6)
+    ex = make(devices=Devices(names=pool, timeout=0.5), limits=Limits(start=2.0))
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    with pytest.raises(WorkerDied, match="is being released; it has waited for limits.start=2 s"):
+        ex.call("echo", LONG, rank=0)
+    gpus.use(gpus.uuid(0), 0)  # else closing waits as long as the pool does
+
+
+def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: Make) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.5)
+    ex = make(devices=Devices(names=pool, timeout=0.4))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    kill(ex)
+
+    assert "not released in time" in heard.wait(DeviceAwaited).reason
+    with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
+        ex.call("echo", LONG, rank=0)
+    assert isinstance(caught.value.__cause__, NoDevice)
+
+
+def test_a_group_whose_ranks_share_a_device_can_be_resized(make: Make) -> None:
+    pool = DevicePool.of("auto", 4, FakeGpus(1), {}, devices_per_rank=0.25)
+    ex = make(2, devices=Devices(names=pool, per_rank=0.25))
+
+    ex.resize(4, timeout=LONG)
+
+    assert len({seen(ex, rank) for rank in range(4)}) == 1
+
+
+def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
+    ex = make(2, devices=Devices(names=pool, timeout=None))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    kill(ex)
+    heard.wait(DeviceAwaited)
+
+    ex.close()
+
+    assert ex.status().state == "ended"
+    assert not ex.is_failed
+    assert pool.status()[1].state == "free"
+
+
+def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
+    ex = make(2, devices=Devices(names=pool, timeout=None))
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    kill(ex, 0)
+    heard.wait(DeviceAwaited)
+
+    kill(ex, 1)
+
+    assert seen(ex, 1) == gpus.uuid(1)
+    pool.restore(0)
+    assert seen(ex, 0) == gpus.uuid(0)
+
+
+def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make) -> None:
+    gpus = FakeGpus(3)
+    pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
+    other = pool.acquire(2, holder="another group")
+    ex = make(2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL)
+    heard = Heard(ex)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+    kill(ex, 1)
+    waited = heard.wait(DeviceAwaited)
+
+    pool.give_back(other)
+
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert {seen(ex, rank) for rank in range(2)} == {gpus.uuid(1), gpus.uuid(2)}
+    assert waited.ranks == (0, 1)
+    assert "is leased to another group" in waited.reason
+
+
+def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(make: Make) -> None:
+    gpus = FakeGpus(2)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
+    assert seen(ex) == gpus.uuid(0)
+    heard = Heard(ex)
+
+    gpus.lose(gpus.uuid(0))
+    ex._group.tell(Timeout("devices", "look"))
+    told = heard.wait(DeviceQuarantined)
+    heard.wait(WorkerCrashed)  # until then the rank may still answer, on the device that is lost
+
+    assert seen(ex) == gpus.uuid(1)
+    report = ex.status().reports[-1]
+    assert str(report.reason).startswith("crash")
+    assert f"device {gpus.uuid(0)}: NVML has lost it" in str(report.reason)
+    assert told.holders == (f"{ex.name}/0",)
+
+
+def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    groups = [make(devices=Devices(names=pool, per_rank=0.5)) for _ in range(2)]
+    assert {seen(ex) for ex in groups} == {gpus.uuid(0)}
+    heard = [Heard(ex) for ex in groups]
+
+    gpus.lose(gpus.uuid(0))
+    pool.look()
+    for each in heard:
+        each.wait(WorkerCrashed)
+
+    assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
+
+
+def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(make: Make) -> None:
+    gpus = FakeGpus(2)
+    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
+    heard = Heard(ex)
+
+    gpus.report_xid(gpus.uuid(0), 94)
+    ex._group.tell(Timeout("devices", "look"))
+    heard.wait(DeviceQuarantined)
+
+    assert (seen(ex), ex.status().restarts) == (gpus.uuid(0), 0)
+    kill(ex)
+    assert seen(ex) == gpus.uuid(1)
+
+
+def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing(
+    make: Make, runtime: Any
+) -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(2), {})
+    first = make(2, devices=pool, name="first")
+
+    with pytest.raises(StartFailed, match="0: Fake 0 is leased to first/0") as caught:
+        Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime, devices=pool, name="second")
+    assert isinstance(caught.value.__cause__, NoDevice)
+    with pytest.raises(SpecError, match="world_size=3"):
+        make(3, devices=pool)
+
+    assert first.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_group_may_follow_another_on_its_devices(make: Make) -> None:
+    gpus = FakeGpus(1)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    make(devices=pool).close()
+    gpus.use(gpus.uuid(0), *[GIB] * 3, 0)
+
+    assert seen(make(devices=pool)) == gpus.uuid(0)
+
+
+def test_four_ranks_share_a_device_and_two_share_none(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 1, gpus, {})
+    quarters = make(4, devices=Devices(names=pool, per_rank=0.25))
+    whole = make(1, devices=pool)
+
+    assert {seen(quarters, rank) for rank in range(4)} == {gpus.uuid(0)}
+    assert seen(whole) == gpus.uuid(1)
+    assert [one.leased for one in pool.status()] == [1.0, 1.0]
+
+
+def test_a_rank_knows_its_devices_as_torch_calls_them(make: Make) -> None:
+    pool = DevicePool.of("auto", 4, FakeGpus(4), {})
+    two = make(2, devices=Devices(names=pool, per_rank=2))
+
+    def names(worker: Any) -> tuple[str, tuple[str, ...]]:
+        return worker.ctx.device, worker.ctx.devices
+
+    assert two.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0", "cuda:1"))] * 2
+    two.close()
+    every = make(2, devices=Devices(names=pool, visibility="all"))
+    assert every.collective_rpc(names, LONG) == [("cuda:0", ("cuda:0",)), ("cuda:1", ("cuda:1",))]
+
+
+def test_a_spare_sees_no_device_until_it_takes_a_rank(make: Make) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    ex = make(1, devices=pool, standby=1)
+    shared = ex._group
+    with shared.changed:
+        assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
+    assert [one.leased for one in pool.status()] == [1.0, 0.0]
+
+    kill(ex)
+
+    assert seen(ex) == gpus.uuid(0)
+
+
+def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make) -> None:
+    name = "PYTORCH_NVML_BASED_CUDA_CHECK"
+
+    assert make(devices="cpu").call("env", LONG, args=(name,), rank=0) == {
+        name: os.environ.get(name)
+    }
+
+
+def test_the_executors_of_a_tree_share_a_pool_and_a_restart_keeps_the_device(runtime: Any) -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    options: dict[str, Any] = {"devices": pool, "runtime": runtime}
+    options |= {"intensity": (0, 60.0), "launch": Launch(preload=(), transport=TRANSPORT)}
+    children = [executor_child(f"replica-{n}", Echo, 1, **options) for n in range(2)]
+    spec = SupervisorSpec(
+        "root", Strategy.ONE_FOR_ONE, intensity=Intensity(10, 60.0), children=children
+    )
+    with Supervisor(spec) as tree:
+        replicas: list[Any] = [tree.child(f"replica-{n}") for n in range(2)]
+        devices = [seen(replica) for replica in replicas]
+        gone = threading.Event()
+        replicas[1].register_failure_callback(lambda _: gone.set())
+
+        kill(replicas[1])  # its group gives up at once, and the tree makes another
+
+        assert gone.wait(LONG)
+        assert sorted(devices) == [gpus.uuid(0), gpus.uuid(1)]
+        assert seen(_next(tree, "replica-1", replicas[1])) == gpus.uuid(1)
+
+
+def _next(tree: Supervisor, child: str, former: Any) -> Any:
+    """The executor that has taken the place of *former*."""
+    deadline = time.monotonic() + LONG
+    while time.monotonic() < deadline:
+        with contextlib.suppress(ChildRefused):
+            found = tree.child(child)
+            if found is not former:
+                return found
+        time.sleep(0.005)  # a tree tells of what it decides, not of what it has started
+    return pytest.fail(f"{child} was not restarted")
+
+
+def test_executors_of_one_runtime_that_ask_for_the_same_share_it(runtime: Any) -> None:
+    first, second = (runtime.devices(None, 1) for _ in range(2))
+
+    assert first is second
+    first.close()
+    second.close()

@@ -1,0 +1,416 @@
+"""Whenever a rank dies, each call has the outcome that is promised for that moment."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pykka
+import pytest
+from tests.support.rank_faults import OFTEN, kill, telling, wait_until
+from tests.support.relayed_links import wait_running
+from tests.support.workers import Echo, StartFails, Stubborn, wait_for
+
+from phalanx.actors import Executor, Limits, StopPolicy, WorkerContext
+from phalanx.actors.group.messages import Look
+from phalanx.supervision import (
+    CallTimeout,
+    ExecutorClosed,
+    ExitReason,
+    Intensity,
+    Strategy,
+    WorkerDied,
+)
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
+
+    return build
+
+
+class DiesAfter:
+    """An answer that arrives as a text, and whose worker dies when it lets go of it."""
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, ("answered",)
+
+    def __del__(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Mortal(Echo):
+    """Dies in the moment it is told to."""
+
+    def answer_and_die(self, rank: int) -> Any:
+        """Die as soon as the answer has been written, and not before."""
+        mine = self.ctx.rank == rank and self.ctx.incarnation == 1
+        return DiesAfter() if mine else "answered"
+
+    def die_first(self, rank: int) -> str:
+        if self.ctx.rank == rank and self.ctx.incarnation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return "answered"
+
+    def items_and_die(self, rank: int) -> Any:
+        yield "first"
+        self.die_first(rank)
+        yield "second"
+
+
+def _pool(ex: Executor[Any], how: str, **terms: Any) -> list[Any]:
+    futures = [ex.submit(how, args=(1,), timeout=LONG, **terms) for _ in range(4)]
+    return [future.result(LONG) for future in futures]
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "collective": lambda ex, how, **terms: ex.collective_rpc(how, LONG, (1,), **terms),
+    "one reply": lambda ex, how, **terms: [
+        ex.collective_rpc(how, LONG, (1,), unique_reply_rank=0, **terms)
+    ],
+    "future": lambda ex, how, **terms: ex.collective_rpc(
+        how, LONG, (1,), non_block=True, **terms
+    ).result(LONG),
+    "scatter": lambda ex, how, **terms: ex.scatter(how, args=[(1,), (1,)], **terms, timeout=LONG),
+    "single": lambda ex, how, **terms: [ex.call(how, LONG, (1,), **terms, rank=1)],
+    "pool": _pool,
+}
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("shape", CALLS)
+def test_a_call_in_which_a_rank_dies_fails_or_is_made_again(
+    make: Make, shape: str, strategy: Strategy
+) -> None:
+    call = CALLS[shape]
+    once, again = make(Mortal, strategy=strategy), make(Mortal, strategy=strategy)
+
+    with pytest.raises(WorkerDied) as caught:
+        call(once, "die_first")
+
+    assert [report.rank for report in caught.value.reports] == [1]
+    assert set(call(again, "die_first", retries=1)) == {"answered"}
+
+
+@pytest.mark.parametrize("shape", CALLS)
+def test_a_rank_that_wrote_its_answer_and_died_has_answered(make: Make, shape: str) -> None:
+    """Under one_for_one; else the others are stopped in the same call, which is then cut short."""
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ONE)
+
+    assert set(CALLS[shape](ex, "answer_and_die")) == {"answered"}
+
+    wait_until(lambda: ex.status().restarts == 1)
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
+
+
+def test_a_gather_keeps_every_answer_that_was_written(make: Make) -> None:
+    ex = make(Mortal, 3, strategy=Strategy.ONE_FOR_ONE)
+
+    died = ex.gather("die_first", LONG, (1,))
+    wait_until(lambda: ex.status().restarts == 1 and ex.status().state == "serving")
+
+    assert [outcome.kind for outcome in died] == ["ok", "dead", "ok"]
+    assert [outcome.kind for outcome in ex.gather("die_first", LONG, (1,))] == ["ok"] * 3
+
+
+def test_a_gather_that_no_rank_had_begun_is_sent_again(make: Make, tmp_path: Path) -> None:
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ALL)
+    gate, notes = tmp_path / "gate", tmp_path / "notes"
+    running = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    wait_running(ex, 0, 1)  # else it too is sent again, and the other waits behind it
+    queued = ex.gather("note", args=(str(notes), "n"), non_block=True)
+
+    kill(ex, 0)
+
+    assert [outcome.kind for outcome in queued.result(LONG)] == ["ok", "ok"]
+    assert isinstance(running.exception(LONG), WorkerDied)
+    assert len(notes.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("rank", [None, 1])
+def test_a_stream_yields_what_was_made_and_then_tells_of_the_death(
+    make: Make, rank: int | None
+) -> None:
+    ex = make(Mortal, strategy=Strategy.ONE_FOR_ONE)
+    seen: list[Any] = []
+
+    with pytest.raises(WorkerDied):
+        seen.extend(ex.stream("items_and_die", LONG, (1,), rank=rank))
+
+    assert ("first" if rank is not None else (1, "first")) in seen
+
+
+def test_a_call_made_between_a_death_and_the_news_of_it_is_answered(make: Make) -> None:
+    ex = make(strategy=Strategy.ONE_FOR_ALL)
+
+    for _ in range(5):
+        kill(ex, 1)
+        assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
+        assert ex.call("rank", LONG, retries=3, rank=1) == 1
+
+
+class Slow(Echo):
+    """Starts again only when it may."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        if ctx.incarnation > 1:
+            Path(f"{self.gate}.{ctx.rank}.{ctx.incarnation}").touch()
+            wait_for(self.gate)
+
+
+def test_calls_made_during_a_restart_wait_for_it_up_to_their_deadline(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, args=(str(gate),))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state == "mending")
+
+    with pytest.raises(CallTimeout) as caught:
+        ex.collective_rpc("rank", 0.2)
+    patient = ex.collective_rpc("rank", LONG, non_block=True)
+    alone = ex.call("rank", LONG, non_block=True, rank=1)
+    pool = ex.submit("rank", timeout=LONG)
+    gather = ex.gather("rank", LONG, non_block=True)
+    gate.touch()
+
+    assert not caught.value.sent
+    assert patient.result(LONG) == [0, 1]
+    assert alone.result(LONG) == 1
+    assert pool.result(LONG) in (0, 1)
+    assert [outcome.value for outcome in gather.result(LONG)] == [0, 1]
+
+
+def test_a_rank_that_dies_during_the_restart_of_another_is_restarted_too(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
+    kill(ex, 0)
+    wait_until(Path(f"{gate}.0.2").exists)
+    waiting = ex.collective_rpc("rank", LONG, non_block=True)
+
+    kill(ex, 2)
+    wait_until(Path(f"{gate}.2.2").exists)
+    kill(ex, 0)  # in its start
+    gate.touch()
+
+    assert waiting.result(LONG) == [0, 1, 2]
+    assert [info.incarnation for info in ex.ranks] == [3, 1, 2]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("dead", [(0, 1), (0, 1, 2)])
+def test_several_ranks_at_once(make: Make, strategy: Strategy, dead: tuple[int, ...]) -> None:
+    ex = make(world_size=3, strategy=strategy)
+    again = ex.collective_rpc("gated", LONG, ("/dev/null", 1), non_block=True, retries=1)
+
+    for rank in dead:
+        kill(ex, rank)
+
+    assert ex.collective_rpc("rank", LONG, retries=5) == [0, 1, 2]
+    assert again.done()
+
+
+@pytest.mark.parametrize("how", ["raise", "unpicklable", "exit", "sysexit", "kill", "hang"])
+def test_a_start_that_fails_every_time_ends_the_group_and_answers_everybody(
+    make: Make, how: str
+) -> None:
+    ex = make(
+        StartFails,
+        kwargs={"how": how, "from_incarnation": 2},
+        intensity=Intensity(1 if how == "hang" else 3, 60.0),
+        limits=Limits(start=2.0 if how == "hang" else LONG),
+    )
+    told: list[ExitReason] = []
+    once = threading.Event()
+    ex.register_failure_callback(telling(told, once))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state != "serving")
+    terms: dict[str, Any] = {"non_block": True, "retries": 100}
+
+    calls = [ex.collective_rpc("rank", **terms), ex.call("rank", **terms, rank=0)]
+
+    for call in calls:
+        assert isinstance(call.exception(LONG), (WorkerDied, ExecutorClosed))
+    assert once.wait(LONG)
+    assert ex.wait_closed(LONG)
+    assert len(told) == 1
+
+
+def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, limits=Limits(stop=StopPolicy(ask=0.3, terminate=0.3)))
+    gate = tmp_path / "never"
+    calls = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
+    calls += [ex.call("rank", non_block=True, rank=1), ex.submit("rank")]
+    told: list[object] = []
+    for call in calls:
+        call.add_done_callback(told.append)
+    closer = threading.Thread(target=ex.close)
+
+    closer.start()
+    kill(ex, 1)
+    closer.join(LONG)
+
+    assert not closer.is_alive()
+    for call in calls:
+        assert isinstance(call.exception(LONG), (WorkerDied, ExecutorClosed))
+    assert len(told) == len(calls)
+
+
+def tell_nonsense(ex: Executor[Any]) -> None:
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+
+
+def strike_between_two_notices(ex: Executor[Any]) -> None:
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("GroupActor"))
+    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(TypeError)
+    )
+    assert struck == 1
+    ex._group.tell("wake up")  # it is raised as soon as the thread runs again
+
+
+@pytest.mark.parametrize("strike", [tell_nonsense, strike_between_two_notices])
+def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybody(
+    make: Make, tmp_path: Path, strike: Callable[[Executor[Any]], None]
+) -> None:
+    ex = make()
+    told: list[ExitReason] = []
+    once = threading.Event()
+    ex.register_failure_callback(telling(told, once))
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+
+    strike(ex)
+
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+    assert once.wait(LONG)
+    assert ex.wait_closed(LONG)
+    assert "the executor itself: TypeError" in str(told[0])
+    with pytest.raises(ExecutorClosed, match="TypeError"):
+        ex.collective_rpc("rank")
+
+
+class Exits(pykka.ThreadingActor):
+    """An actor of the program's own that ends by SystemExit."""
+
+    use_daemon_thread = True
+
+    def on_receive(self, message: Any) -> None:
+        raise SystemExit(message)
+
+
+@pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
+def test_no_other_actor_of_the_program_stops_the_group(
+    make: Make, tmp_path: Path, how: str
+) -> None:
+    ex = make()
+    gate = tmp_path / "gate"
+    call = ex.collective_rpc("gated", args=(str(gate), "done"), non_block=True)
+
+    if how == "stop_all":
+        assert pykka.ActorRegistry.stop_all(block=True, timeout=LONG)
+    else:
+        stranger = Exits.start()
+        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
+        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
+        thread.join(LONG)
+
+    gate.touch()
+    assert call.result(LONG) == ["done", "done"]
+    kill(ex, 0)
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
+    assert ex.status().restarts == 1
+
+
+def test_an_error_in_it_is_not_told_as_a_death_that_was_long_mended(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make()
+    kill(ex, 0)
+    assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+    with pytest.raises(ExecutorClosed, match="TypeError") as caught:
+        ex.collective_rpc("rank")
+    assert caught.value.__cause__ is None
+
+
+def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_waits(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Slow, args=(str(tmp_path / "never"),))
+    kill(ex, 0)
+    wait_until(Path(f"{tmp_path / 'never'}.0.2").exists)
+    waiting = [ex.collective_rpc("rank", non_block=True), ex.call("rank", non_block=True, rank=1)]
+
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    for call in waiting:
+        error = call.exception(LONG)
+        assert isinstance(error, (WorkerDied, ExecutorClosed))
+        assert "the executor itself: TypeError" in str(error)
+    assert ex.wait_closed(LONG)
+
+
+def test_an_error_in_it_while_it_closes_lets_it_close(make: Make, tmp_path: Path) -> None:
+    ex = make(limits=Limits(stop=StopPolicy(ask=5.0, terminate=0.3)))
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
+    closer = threading.Thread(target=ex.close)
+    closer.start()
+    wait_until(lambda: ex.status().state == "closing")
+
+    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # as above
+
+    closer.join(LONG)
+    assert not closer.is_alive()
+    assert isinstance(call.exception(LONG), ExecutorClosed)
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+def test_all_ranks_at_once_in_their_start(make: Make, tmp_path: Path, strategy: Strategy) -> None:
+    gate = tmp_path / "gate"
+    ex = make(Slow, 3, args=(str(gate),), strategy=strategy)
+    for rank in range(3):
+        kill(ex, rank)
+    wait_until(lambda: all(Path(f"{gate}.{rank}.2").exists() for rank in range(3)))
+    waiting = ex.collective_rpc("rank", LONG, non_block=True)
+
+    for rank in range(3):
+        kill(ex, rank)
+    gate.touch()
+
+    assert waiting.result(LONG) == [0, 1, 2]
+    assert all(info.incarnation >= 3 for info in ex.ranks)
+
+
+def test_a_worker_that_ignores_sigterm_delays_a_restart_only_until_it_is_killed(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Stubborn, strategy=Strategy.ONE_FOR_ALL)
+    holding = tmp_path / "holding"
+    busy = ex.call("hold", args=(str(holding),), non_block=True, rank=1)
+    wait_until(holding.exists)
+
+    kill(ex, 0)
+
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert isinstance(busy.exception(LONG), WorkerDied)
+    assert [info.incarnation for info in ex.ranks] == [2, 2]

@@ -1,0 +1,152 @@
+"""Each death leaves a report, as a value, an event and a file."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.recovery.test_standby import spares
+
+from phalanx.actors import Executor, Limits
+from phalanx.runtime import ReportFolder, Runtime
+from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+def reports_in(path: Path) -> list[Any]:
+    return [each.report for each in ReportFolder(path).read()]
+
+
+def died(ex: Executor[Any]) -> Any:
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("kill_self", LONG, (0,), {"inc": ex.ranks[0].incarnation})
+    return caught.value.report
+
+
+def test_the_file_is_what_the_caller_was_told(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=2, report_dir=tmp_path / "reports")
+
+    told = died(ex)
+    ex.close()
+
+    assert reports_in(tmp_path / "reports") == [told]
+    assert told.call.method == "kill_self"
+    assert told.decision == "restart ranks 0, 1"
+    assert told.why == "one_for_all, number 1 of at most 3 restarts in 60 s"
+    assert told.evidence.rusage["ru_maxrss"] > 1000
+
+
+def test_the_executors_folder_comes_before_the_runtimes_and_that_before_the_environments(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, shared, named = (tmp_path / name for name in ("mine", "shared", "named"))
+    monkeypatch.setenv("PHALANX_REPORT_DIR", str(named))
+    environments = make(world_size=1)
+    with Runtime(console=None, stream=False, report_dir=shared) as runtime:
+        runtimes = make(world_size=1, runtime=runtime)
+        own = make(world_size=1, runtime=runtime, report_dir=ReportFolder(mine, keep=2))
+
+        told = [died(ex) for ex in (environments, runtimes, own)]
+        for ex in (environments, runtimes, own):
+            ex.close()
+
+    assert [reports_in(path) for path in (named, shared, mine)] == [[each] for each in told]
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_starts(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(SpecError, match="report_dir="):
+        make(report_dir=tmp_path / "file")
+    with pytest.raises(SpecError, match="report_dir="):
+        Runtime(report_dir=tmp_path / "file")
+    monkeypatch.setenv("PHALANX_REPORT_DIR", str(tmp_path / "file"))
+    with pytest.raises(SpecError, match="PHALANX_REPORT_DIR="):
+        make()
+
+
+def fates(report: Any) -> list[tuple[str, str, bool, int]]:
+    return [(call.method, call.fate, call.begun, call.retries_left) for call in report.calls]
+
+
+def test_the_report_says_what_became_of_the_calls(make: Make) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=4), intensity=Intensity(9, 60.0))
+    ex.collective_rpc("echo", LONG)
+
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # so that it does not die before all calls are made
+    again: dict[str, Any] = {"retries": 3}
+    futures = [ex.collective_rpc("kill_self", args=(0,), non_block=True, **again)]
+    futures += [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(5)]
+    os.kill(pid, signal.SIGCONT)
+    answers = [future.result(LONG) for future in futures]
+
+    assert answers == [[2], *([n] for n in range(5))]
+    (report,) = ex.status().reports
+    assert fates(report) == [
+        ("kill_self", "sent_again", True, 2),
+        *[("echo", "sent_again", False, 0)] * 3,
+    ]
+    assert report.waiting == 2
+
+
+def test_a_call_that_failed_and_answers_that_were_kept_are_told_apart(make: Make) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE, intensity=Intensity(9, 60.0))
+
+    with pytest.raises(WorkerDied) as failed:
+        ex.collective_rpc("kill_self", LONG, (1,))
+    outcomes = ex.gather("kill_self", LONG, (1,), {"inc": 2})
+
+    assert fates(failed.value.report) == [("kill_self", "failed", True, 0)]
+    assert [str(outcome.kind) for outcome in outcomes] == ["ok", "dead"]
+    assert fates(ex.status().reports[-1]) == [("kill_self", "kept", True, 0)]
+    assert isinstance(outcomes[1].error, WorkerDied)
+    assert outcomes[1].error.report == ex.status().reports[-1]
+
+
+def test_where_the_group_gives_up_every_call_is_told_to_have_failed(make: Make) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=2), intensity=Intensity(0, 60.0))
+    ex.collective_rpc("echo", LONG)
+
+    dying = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
+    waiting = [ex.collective_rpc("echo", args=(n,), non_block=True) for n in range(3)]
+    errors = [future.exception(LONG) for future in (dying, *waiting)]
+
+    assert all(isinstance(error, WorkerDied) for error in errors)
+    (report,) = ex.status().reports
+    assert fates(report) == [
+        ("kill_self", "failed", True, 0),
+        *[("echo", "failed", False, 0)] * 3,
+    ]
+    assert (report.decision, report.waiting) == ("give up", 0)
+
+
+def test_a_spare_that_dies_while_it_waits_has_a_report(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, standby=1, report_dir=tmp_path)
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    ex.subscribe(lambda event: told.put(event) if hasattr(event, "report") else None)
+    shared = ex._group
+    with shared.changed:
+        assert shared.changed.wait_for(lambda: shared.view.standby == 1, LONG)
+    (spare,) = spares(ex)
+
+    os.kill(spare, signal.SIGKILL)
+    report = told.get(timeout=LONG).report
+    ex.close()
+
+    assert reports_in(tmp_path) == [report]
+    assert report.rank is None
+    assert report.child.endswith("/standby")
+    assert str(report.reason) == "killed (SIGKILL)"
+    assert report.decision == "replace the spare"
+    assert (ex.status().restarts, ex.status().reports) == (0, ())

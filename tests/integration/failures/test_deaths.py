@@ -1,0 +1,495 @@
+"""Ranks die: every call ends in exactly one outcome, and the group heals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import OFTEN, kill, telling, wait_healed, wait_until
+from tests.support.workers import Echo, Reducer, StartFails
+
+from phalanx.actors import Executor, Limits, RestartPolicy
+from phalanx.runtime import GroupDown, GroupEnded, GroupUp, Runtime
+from phalanx.runtime.event import fields
+from phalanx.supervision import (
+    BackOff,
+    ExecutorClosed,
+    ExitKind,
+    Intensity,
+    Restart,
+    Strategy,
+    WorkerDied,
+)
+
+pytestmark = pytest.mark.both_transports
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    """Groups that may die as often as a test likes."""
+
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
+
+    return build
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+def test_the_call_a_rank_died_in_fails_with_the_report(make: Make, strategy: Strategy) -> None:
+    ex = make(world_size=2, strategy=strategy)
+
+    with pytest.raises(WorkerDied, match="rank 1 .*SIGKILL") as caught:
+        ex.collective_rpc("kill_self", LONG, (1,))
+
+    report = caught.value.report
+    assert (report.rank, report.incarnation, report.reason.kind) == (1, 1, ExitKind.KILLED)
+    assert report.call.method == "kill_self"
+    assert report.evidence.signal == signal.SIGKILL
+    assert "restart rank" in report.decision
+    wait_healed(ex, 1)
+    assert ex.status().reports[-1] is report
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGKILL, ExitKind.KILLED),
+        (signal.SIGTERM, ExitKind.CRASH),
+        (signal.SIGINT, ExitKind.CRASH),
+        (signal.SIGSEGV, ExitKind.CRASH),
+        (signal.SIGABRT, ExitKind.CRASH),
+    ],
+)
+def test_a_signal_is_a_death_with_that_name(make: Make, number: int, kind: ExitKind) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied, match=signal.Signals(number).name) as caught:
+        ex.collective_rpc("kill_self", LONG, (0, number))
+
+    assert caught.value.report.reason.kind is kind
+    assert caught.value.report.evidence.signal == number
+    assert ex.collective_rpc("echo", LONG, ("healed",)) == ["healed"]
+
+
+def test_a_segfault_leaves_its_stack_in_the_report(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("kill_self", LONG, (0, signal.SIGSEGV))
+
+    assert "kill_self" in caught.value.report.last_words
+
+
+@pytest.mark.parametrize(("how", "code"), [("sys", 0), ("sys", 3), ("os", 0), ("os", 4)])
+def test_an_exit_in_a_method_is_a_death_with_that_code(make: Make, how: str, code: int) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("exit_by", LONG, (how, code))
+
+    reason = caught.value.report.reason
+    assert reason.code == code
+    assert reason.kind is (ExitKind.NORMAL if code == 0 else ExitKind.CRASH)
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("close_fds", LONG)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_retried_call_is_sent_again_as_a_whole(make: Make) -> None:
+    ex = make(world_size=2)
+
+    assert ex.collective_rpc("kill_self", LONG, (1,), retries=1) == [2, 2]
+
+
+def test_an_idempotent_method_is_retried_without_being_asked(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=2)
+    kill(ex, 0)
+
+    assert ex.collective_rpc("again", LONG, ("x",)) == ["x", "x"]
+
+
+def test_retries_end_and_carry_every_report(make: Make) -> None:
+    ex = make(world_size=1)
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc(lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, retries=2)
+
+    assert [r.incarnation for r in caught.value.reports] == [1, 2, 3]
+
+
+def test_calls_wait_while_the_group_restarts(make: Make) -> None:
+    ex = make(world_size=2)
+    kill(ex, 1)
+
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
+
+
+def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_cost(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    gate, begun, notes = tmp_path / "gate", tmp_path / "begun", tmp_path / "notes"
+    first = ex.collective_rpc("gated_note", args=(str(gate), str(begun), "x"), non_block=True)
+    wait_until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 2)
+    queued = [
+        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
+    ]
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+    gate.touch()
+
+    with pytest.raises(WorkerDied):
+        first.result(LONG)
+    assert [f.result(LONG) for f in queued] == [[None, None]] * 5
+    lines = notes.read_text().splitlines()
+    for rank in range(2):
+        assert [x.split()[0] for x in lines if f"rank={rank}" in x] == [f"n{i}" for i in range(5)]
+
+
+def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+    here, gate, notes = tmp_path / "here", tmp_path / "gate", tmp_path / "notes"
+    here.touch()
+    ex.scatter("gated", args=[(str(here),), (str(gate),), (str(gate),)], non_block=True)
+    noted = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
+    seat = ex._group.plane._table.by_rank[0]
+    assert seat is not None
+    wait_until(lambda: not seat.sent)  # rank 0 has answered both
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+    kill(ex, 1)  # before it, or rank 2, has begun the second
+
+    with pytest.raises(WorkerDied):
+        noted.result(LONG)
+    assert notes.read_text().splitlines() == ["n rank=0 inc=1"]
+    gate.touch()
+
+
+def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    gate = tmp_path / "gate"
+    other = ex.call("gated", args=(str(gate), "mine"), non_block=True, rank=0)
+    pid = ex.ranks[0].pid
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+    gate.touch()
+
+    assert other.result(LONG) == "mine"
+    assert ex.ranks[0].pid == pid
+    assert [info.incarnation for info in ex.ranks] == [1, 2]
+    assert {info.epoch for info in ex.ranks} == {1}
+
+
+def test_under_one_for_all_everyone_starts_anew_under_a_new_epoch(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ALL)
+    before = [info.pid for info in ex.ranks]
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    who = ex.collective_rpc("who", LONG)
+    assert [w["incarnation"] for w in who] == [2, 2, 2]
+    assert {w["epoch"] for w in who} == {2}
+    assert not set(before) & {w["pid"] for w in who}
+
+
+def test_under_rest_for_one_the_ranks_before_stay(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.REST_FOR_ONE)
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", LONG)] == [1, 2, 2]
+
+
+def test_a_gather_keeps_the_survivors_answers(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
+
+    outcomes = ex.gather("kill_self", LONG, (1,))
+
+    assert [o.kind for o in outcomes] == ["ok", "dead", "ok"]
+    assert isinstance(outcomes[1].error, WorkerDied)
+
+
+def test_a_work_queue_fails_over_to_another_replica(make: Make) -> None:
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    futures = [ex.submit("again", args=(i,), retries=5) for i in range(60)]
+
+    kill(ex, 0)
+
+    assert [f.result(LONG) for f in futures] == list(range(60))
+
+
+def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
+    ex = make(world_size=2, intensity=Intensity(1, 60.0))
+    told: list[Any] = []
+    once = threading.Event()
+    ex.register_failure_callback(telling(told, once))
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    kill(ex, 0)
+
+    assert once.wait(LONG)
+    assert ex.wait_closed(LONG)
+    assert len(told) == 1
+    assert told[0].kind is ExitKind.SHUTDOWN
+    with pytest.raises(ExecutorClosed) as caught:
+        ex.collective_rpc("rank")
+    assert isinstance(caught.value.__cause__, WorkerDied)
+    assert ex.is_failed
+    late: list[Any] = []
+    ex.register_failure_callback(late.append)
+    assert len(late) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
+    make: Make, world_size: int
+) -> None:
+    ex = make(world_size=world_size, intensity=Intensity(1, 60.0))
+    told: SimpleQueue[Any] = SimpleQueue()
+    ex.subscribe(told.put)
+
+    kinds = (GroupDown, GroupUp, GroupEnded)
+    seen: list[GroupDown | GroupUp | GroupEnded] = []
+    for known in (2, 4):
+        assert ex.collective_rpc("rank", LONG) == [*range(world_size)]
+        kill(ex)
+        while len(seen) < known:
+            event = told.get(timeout=LONG)
+            if isinstance(event, kinds):
+                seen.append(event)
+
+    assert [(type(event), fields(event)["level"], event.epoch) for event in seen] == [
+        (GroupDown, "warning", 1),
+        (GroupUp, "warning", 2),
+        (GroupDown, "warning", 2),
+        (GroupEnded, "critical", 2),
+    ]
+
+
+def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, intensity=Intensity(0, 60.0), limits=Limits(queue_depth=2))
+    gate = tmp_path / "never"
+    futures = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
+
+    kill(ex, 0)
+
+    for future in futures:
+        assert isinstance(future.exception(LONG), WorkerDied)
+
+
+def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(make: Make) -> None:
+    ex = make(world_size=1, intensity=Intensity(2, 60.0))
+
+    with pytest.raises(WorkerDied) as caught:
+        ex.collective_rpc("exit_by", LONG, ("os", 3), retries=100)
+
+    assert [report.incarnation for report in caught.value.reports] == [1, 2, 3]
+    assert caught.value.report.decision == "give up"
+
+
+def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_it(
+    make: Make, tmp_path: Path
+) -> None:
+    """One call had begun before the first death, one was made after it, one after the end."""
+    gate = tmp_path / "gate"
+    ex = make(
+        StartFails,
+        2,
+        kwargs={"how": "exit", "from_incarnation": 2},
+        intensity=Intensity(3, 60.0),
+        policy=RestartPolicy(backoff=BackOff(initial=0.2, jitter=0.0)),
+    )
+    terms: dict[str, Any] = {"non_block": True, "retries": 100}
+    begun = ex.collective_rpc("gated", args=(str(gate),), **terms)
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state != "serving")
+    waiting = ex.collective_rpc("rank", **terms)
+
+    errors = [begun.exception(LONG), waiting.exception(LONG)]
+
+    with pytest.raises(ExecutorClosed) as caught:
+        ex.collective_rpc("rank")
+    for error in (*errors, caught.value.__cause__):
+        assert isinstance(error, WorkerDied)
+        killed, *starts = error.reports
+        assert (killed.rank, killed.incarnation, killed.reason.kind) == (0, 1, ExitKind.KILLED)
+        assert [report.reason.kind for report in starts] == [ExitKind.CRASH] * 3
+        assert error.report.decision == "give up"
+
+
+def test_a_rank_that_dies_on_every_restart_escalates(make: Make) -> None:
+    ex = make(
+        StartFails, 2, kwargs={"how": "kill", "from_incarnation": 2}, intensity=Intensity(3, 60.0)
+    )
+    kill(ex, 0)
+
+    with pytest.raises((ExecutorClosed, WorkerDied)):
+        ex.collective_rpc("rank", LONG, retries=100)
+    assert ex.wait_closed(LONG)
+    assert ex.status().restarts == 3
+
+
+def test_a_back_off_delays_the_restart_and_calls_wait_for_it(make: Make) -> None:
+    ex = make(world_size=1, policy=RestartPolicy(backoff=BackOff(initial=0.3, jitter=0.0)))
+    kill(ex, 0)
+    wait_until(lambda: ex.status().state == "waiting")
+
+    assert ex.collective_rpc("rank", LONG) == [0]
+
+
+def test_a_transient_rank_that_ends_normally_ends_the_group(make: Make) -> None:
+    ex = make(world_size=2, policy=RestartPolicy(restart=Restart.TRANSIENT))
+
+    with pytest.raises(WorkerDied):
+        ex.call("exit_by", LONG, ("sys", 0), rank=0)
+
+    assert ex.wait_closed(LONG)
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_dead_ranks_grandchildren_go_with_it(make: Make, daemon: bool) -> None:
+    ex = make(world_size=1)
+    pid = ex.call("grandchild", LONG, kwargs={"daemon": daemon}, rank=0)
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    assert not Path(f"/proc/{pid}").exists() or _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_an_overdue_rank_is_restarted_where_the_call_asks_for_it(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2)
+
+    with pytest.raises(TimeoutError):
+        ex.collective_rpc(
+            lambda w, g: w.gated(g) if w.ctx.rank == 1 else 0,
+            0.3,
+            (str(tmp_path / "never"),),
+            on_timeout="restart",
+        )
+    wait_healed(ex, 1)
+
+    report = ex.status().reports[-1]
+    assert (report.rank, report.reason.kind) == (1, ExitKind.UNRESPONSIVE)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_process_group_is_formed_anew_after_a_death(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(
+        Reducer,
+        2,
+        launch={"preload": ("torch",)},
+        runtime=torch_runtime,
+        strategy=Strategy.ONE_FOR_ALL,
+    )
+    assert ex.collective_rpc("total", 60, (1.0,)) == [3.0, 3.0]
+
+    kill(ex, 0)
+
+    assert ex.collective_rpc("total", 60, (2.0,), retries=3) == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
+    make: Make, tmp_path: Path, strategy: Strategy, seed: int
+) -> None:
+    ex = make(world_size=3, strategy=strategy)
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    lock = threading.Lock()
+    notes = tmp_path / "notes"
+    stop = threading.Event()
+    issued: dict[int, int] = {}
+
+    def record(kind: str) -> None:
+        with lock:
+            outcomes[kind] += 1
+
+    def caller(thread: int) -> None:
+        i = 0
+        while not stop.is_set():
+            i += 1
+            retry = (thread + i) % 2 == 0
+            text = f"{'retry' if retry else 'once'}-{thread}.{i}"
+            try:
+                got = ex.collective_rpc(
+                    "slow_note",
+                    LONG,
+                    (str(notes), text),
+                    retries=50 if retry else 0,
+                )
+            except WorkerDied as died:
+                assert not retry
+                assert died.reports
+                record("died")
+            else:
+                assert got == [text] * 3
+                record("ok")
+            issued[thread] = i
+
+    threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    shared = ex._group
+    kills = 0
+    while kills < 8:
+        time.sleep(rng.uniform(0.0, 0.03))  # the seeded moment of the kill
+        if rng.random() < 0.7:  # else it strikes in the middle of a restart
+            with shared.changed:
+                assert shared.changed.wait_for(lambda: str(shared.view.phase) == "serving", LONG)
+        pids = [info.pid for info in ex.ranks if info.pid is not None]
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(rng.choice(pids), signal.SIGKILL)
+                kills += 1
+    stop.set()
+    for thread in threads:
+        thread.join(60)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(outcomes.values()) == sum(issued.values())
+    counts = Counter((line.split()[0], line.split()[1]) for line in notes.read_text().splitlines())
+    for (text, _rank), count in counts.items():
+        if text.startswith("once"):
+            assert count == 1, f"{text} ran {count} times on one rank"
+    status = ex.status()
+    assert status.restarts > 0
+    assert (status.in_flight, status.waiting) == (0, 0)

@@ -1,0 +1,200 @@
+"""What an exception of a method means for the process that raised it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import OFTEN
+from tests.support.workers import Echo
+
+from phalanx.actors import AsyncOutput, Executor, RestartPolicy
+from phalanx.supervision import (
+    GPU_WORKER,
+    Decider,
+    Directive,
+    ExecutorClosed,
+    ExitKind,
+    Restart,
+    Rule,
+    SpecError,
+    Strategy,
+)
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+# In torch's own words.
+STICKY = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(world_size: int = 1, worker: Any = Gpuless, **options: Any) -> Executor[Any]:
+        options = {"strategy": Strategy.ONE_FOR_ONE, **options}
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
+
+    return build
+
+
+class OutOfMemoryError(RuntimeError):
+    """What torch's is called."""
+
+
+class Later(AsyncOutput):
+    def get_output(self) -> Any:
+        raise RuntimeError(STICKY)
+
+
+class Gpuless(Echo):
+    def trip(self) -> None:
+        raise RuntimeError(STICKY)
+
+    def exhaust(self) -> None:
+        raise OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def later(self) -> Any:
+        return Later()
+
+    def mistake(self) -> None:
+        raise KeyError("shape")
+
+
+def incarnation(ex: Executor[Any], rank: int = 0) -> int:
+    found: int = ex.call("who", LONG, rank=rank)["incarnation"]
+    return found
+
+
+@pytest.mark.parametrize("method", ["trip", "later"])
+def test_a_cuda_error_that_sticks_reaches_the_caller_and_ends_the_process(
+    make: Make, method: str
+) -> None:
+    ex = make(2)
+
+    with pytest.raises(RuntimeError, match="device-side assert") as raised:
+        ex.call(method, LONG, rank=1)
+
+    assert type(raised.value) is RuntimeError
+    assert (incarnation(ex, 1), incarnation(ex, 0)) == (2, 1)
+    report = ex.status().reports[-1]
+    assert (report.rank, report.reason.kind) == (1, ExitKind.CRASH)
+    assert "device-side assert" in str(report.reason)
+    assert "ended by the decider (restart)" in report.stderr
+    assert method == "later" or "in trip" in report.stderr
+
+
+def test_a_collective_call_ends_with_the_error_and_not_with_the_death(make: Make) -> None:
+    ex = make(2, strategy=Strategy.ONE_FOR_ALL)
+
+    def trip(worker: Any) -> None:
+        if worker.ctx.rank == 0:
+            worker.trip()
+
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        ex.collective_rpc(trip, LONG)
+
+    assert [incarnation(ex, rank) for rank in range(2)] == [2, 2]
+
+
+def test_out_of_memory_and_mistakes_leave_the_worker_in_service(make: Make) -> None:
+    ex = make()
+
+    for method in ("exhaust", "mistake"):
+        with pytest.raises((OutOfMemoryError, KeyError)):
+            ex.call(method, LONG, rank=0)
+
+    assert incarnation(ex) == 1
+
+
+def test_the_users_decider_may_restart_after_any_error(make: Make) -> None:
+    ex = make(
+        policy=RestartPolicy(
+            decider=Decider((Rule(KeyError, Directive.RESTART), *GPU_WORKER.rules))
+        )
+    )
+
+    with pytest.raises(KeyError):
+        ex.call("mistake", LONG, rank=0)
+    assert incarnation(ex) == 2
+
+    with pytest.raises(OutOfMemoryError):
+        ex.call("exhaust", LONG, rank=0)
+    assert incarnation(ex) == 2
+
+
+def test_a_predicate_of_the_users_travels_to_the_worker(make: Make) -> None:
+    ex = make(
+        policy=RestartPolicy(
+            decider=Decider((Rule(lambda e: "shape" in str(e), Directive.RESTART),))
+        )
+    )
+
+    with pytest.raises(KeyError):
+        ex.call("mistake", LONG, rank=0)
+
+    assert incarnation(ex) == 2
+
+
+@pytest.mark.parametrize(
+    ("directive", "says"),
+    [(Directive.STOP, "was stopped by the decider"), (Directive.ESCALATE, "escalated")],
+)
+def test_the_users_decider_may_end_the_group(make: Make, directive: Directive, says: str) -> None:
+    ex = make(2, policy=RestartPolicy(decider=Decider((Rule(KeyError, directive, child="1"),))))
+    told: list[Any] = []
+    once = threading.Event()
+
+    def note(reason: Any) -> None:
+        told.append(reason)
+        once.set()
+
+    ex.register_failure_callback(note)
+    with pytest.raises(KeyError):
+        ex.call("mistake", LONG, rank=0)
+    assert incarnation(ex, 0) == 1  # a rule for another rank
+
+    with pytest.raises(KeyError):
+        ex.call("mistake", LONG, rank=1)
+
+    assert once.wait(LONG)
+    assert says in str(told[0])
+    assert len(told) == 1
+    with pytest.raises(ExecutorClosed):
+        ex.call("echo", LONG, rank=0)
+    assert f"{directive} by the decider" in ex.status().reports[-1].decision
+
+
+def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
+    decider = Decider((Rule(ExitKind.KILLED, Directive.RESTART),))
+    ex = make(policy=RestartPolicy(restart=Restart.TEMPORARY, decider=decider))
+
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+    assert incarnation(ex) == 2
+
+
+def test_a_decider_must_be_one(make: Make) -> None:
+    with pytest.raises(SpecError, match="decider="):
+        make(policy={"decider": "restart"})
+
+
+def test_the_decider_is_asked_once_about_each_exception(make: Make, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+
+    def ask(cause: Any) -> bool:
+        with asked.open("a") as file:
+            file.write(f"{type(cause).__name__}\n")
+        return False
+
+    ex = make(policy=RestartPolicy(decider=Decider((Rule(ask, Directive.STOP),))))
+    for _ in range(2):
+        with pytest.raises(KeyError):
+            ex.call("mistake", LONG, rank=0)
+
+    assert asked.read_text().split() == ["KeyError", "KeyError"]

@@ -1,0 +1,672 @@
+"""A group is started, changed and stopped; nothing of it stays."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pykka import ActorRegistry, ThreadingActor
+from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
+
+from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
+from phalanx.runtime import Runtime, usable_processors
+from phalanx.supervision import (
+    CallTimeout,
+    ExecutorClosed,
+    Intensity,
+    SpecError,
+    StartFailed,
+    Strategy,
+    UnknownMethod,
+    WorkerDied,
+)
+
+Make = Callable[..., Executor[Any]]
+
+
+def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:
+    ex = make(layout=Layout(tensor=2, pipeline=2, extra={"ep": 2}), world_size=None)
+
+    who = ex.collective_rpc("who")
+
+    assert [w["coordinates"] for w in who] == [
+        {"tp": 0, "pp": 0, "ep": 0},
+        {"tp": 1, "pp": 0, "ep": 1},
+        {"tp": 0, "pp": 1, "ep": 0},
+        {"tp": 1, "pp": 1, "ep": 1},
+    ]
+    assert ex.layout.output_rank == 2
+    assert ex.layout.driver_ranks == (0, 2)
+
+
+def test_arguments_and_environment_are_shared_and_per_rank(make: Make) -> None:
+    ex = make(
+        args=("hi",),
+        kwargs={"shared": 1},
+        launch=Launch(
+            rank_kwargs=[{"mine": "a"}, {"mine": "b"}],
+            env={"PHALANX_TEST": "all"},
+            rank_env=[{}, {"PHALANX_TEST": "one"}],
+        ),
+    )
+
+    assert [w["extra"] for w in ex.collective_rpc("who")] == [
+        {"shared": 1, "mine": "a"},
+        {"shared": 1, "mine": "b"},
+    ]
+    names = ("PHALANX_TEST", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "OMP_NUM_THREADS")
+    first, second = ex.collective_rpc("env", args=names)
+    assert (first["PHALANX_TEST"], second["PHALANX_TEST"]) == ("all", "one")
+    assert (first["RANK"], second["RANK"]) == ("0", "1")
+    assert (second["LOCAL_RANK"], second["WORLD_SIZE"]) == ("1", "2")
+    assert first["MASTER_ADDR"] == "127.0.0.1"
+
+
+def test_ranks_share_the_processors_unless_the_user_sets_their_threads(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    whole = int(usable_processors())
+    for ranks in (1, 2):
+        env = make(world_size=ranks).call("env", args=("OMP_NUM_THREADS",), rank=0)
+        assert env == {"OMP_NUM_THREADS": str(max(1, whole // ranks))}
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert make(world_size=1).call("env", args=("OMP_NUM_THREADS",), rank=0) == {
+        "OMP_NUM_THREADS": "3"
+    }
+
+
+@pytest.mark.parametrize("launch", ["zygote", "exec"])
+def test_both_ways_to_start_give_the_same_worker(make: Make, launch: str) -> None:
+    ex = make(world_size=2, launch=launch)
+
+    assert ex.collective_rpc("rank") == [0, 1]
+    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [1, 1]
+
+
+def test_the_workers_own_exception_comes_out_of_a_failed_start(make: Make) -> None:
+    with pytest.raises(StartFailed, match="rank 1 .*bad weights") as caught:
+        make(StartFails, 3, kwargs={"how": "raise", "rank": 1})
+
+    error = caught.value.__cause__
+    assert isinstance(error, ValueError)
+    assert "workers.py" in "\n".join(error.__notes__)
+    assert [report.rank for report in caught.value.reports] == [1]
+
+
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [
+        ("unpicklable", "Unpicklable: bad weights"),
+        ("exit", "rank 2 .*exited during its start"),
+        ("sysexit", "rank 2 .*exit code 7"),
+        ("kill", "rank 2 .*SIGKILL"),
+    ],
+)
+def test_a_failed_start_says_which_rank_and_how(make: Make, how: str, says: str) -> None:
+    with pytest.raises(StartFailed, match=says):
+        make(StartFails, 3, kwargs={"how": how, "rank": 2})
+
+
+def test_a_start_that_hangs_is_ended_by_its_deadline(make: Make) -> None:
+    with pytest.raises(StartFailed, match=r"rank . .*limits.start=1"):
+        make(StartFails, 2, kwargs={"how": "hang"}, limits=Limits(start=1.0))
+
+
+def test_ranks_meet_in_a_process_group(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(Reducer, 2, launch={"preload": ("torch",)}, runtime=torch_runtime)
+
+    assert ex.collective_rpc("total", 60, (10.0,)) == [30.0, 30.0]
+
+
+def test_close_runs_on_stop_and_is_idempotent(make: Make, tmp_path: Path) -> None:
+    notes = tmp_path / "notes"
+    ex = make(Tidy, 2, args=(str(notes),))
+
+    ex.close()
+    ex.close()
+
+    assert sorted(notes.read_text().splitlines()) == [
+        "stopped shutdown rank=0 inc=1",
+        "stopped shutdown rank=1 inc=1",
+    ]
+    with pytest.raises(ExecutorClosed):
+        ex.collective_rpc("rank")
+    with pytest.raises(ExecutorClosed):
+        ex.restart()
+    assert ex.status().state == "ended"
+
+
+def test_close_from_two_threads_at_once(make: Make) -> None:
+    ex = make(world_size=2)
+
+    threads = [threading.Thread(target=ex.close) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert all(info.pid is None for info in ex.ranks)
+
+
+def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), "in time"), non_block=True)
+
+    closer = threading.Thread(target=ex.close)
+    closer.start()
+    gate.touch()
+    closer.join(30)
+
+    assert future.result(0) == ["in time"]
+
+
+def test_a_worker_that_ignores_everything_is_killed_and_its_call_told(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(Stubborn, 1, limits=Limits(stop=StopPolicy(ask=0.1, terminate=0.1)))
+    gate = tmp_path / "held"
+    future = ex.collective_rpc("hold", args=(str(gate),), non_block=True)
+    deadline = time.monotonic() + 30
+    while not gate.exists() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+    ex.close()
+
+    with pytest.raises(ExecutorClosed):
+        future.result(0)
+
+
+def test_a_name_in_use_is_refused_unless_its_executor_is_to_be_replaced(make: Make) -> None:
+    first = make(world_size=1, name="notebook")
+
+    with pytest.raises(SpecError, match="'notebook'.*replace=True"):
+        make(world_size=1, name="notebook")
+    assert first.collective_rpc("rank") == [0]
+    with pytest.raises(SpecError, match="name the executor"):
+        make(world_size=1, replace=True)
+    second = make(world_size=1, name="notebook", replace=True)
+
+    assert first.status().state == "ended"
+    assert second.collective_rpc("rank") == [0]
+
+
+def test_the_name_of_an_executor_that_ends_or_never_started_is_free(make: Make) -> None:
+    with pytest.raises(StartFailed):
+        make(StartFails, 1, kwargs={"how": "exit"}, name="again")
+    make(world_size=1, name="again").request_close()
+
+    last = make(world_size=1, name="again")  # once the other has gone
+
+    assert last.collective_rpc("rank") == [0]
+
+
+def test_a_forgotten_executor_is_closed_by_the_garbage_collector(runtime: Any) -> None:
+    ex = Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime)
+    group = ex._group
+
+    del ex
+
+    assert group.wait_closed(30)
+
+
+def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
+    ex = make(world_size=2)
+    seen: list[Any] = []
+    both = threading.Event()
+
+    def listen(event: Any) -> None:
+        seen.append(event)
+        if len(seen) == 2:
+            both.set()
+
+    unsubscribe = ex.subscribe(listen)
+    ex.collective_rpc("emit", args=({"loss": 1.5},))
+
+    assert both.wait(30)
+    assert {(e.rank, e.value["loss"]) for e in seen} == {(0, 1.5), (1, 1.5)}
+    unsubscribe()
+
+
+def test_health_is_an_answer_from_every_main_loop(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=2)
+    gate = tmp_path / "gate"
+    ex.check_health(30)
+
+    busy = ex.call("gated", args=(str(gate),), non_block=True, rank=1)
+    with pytest.raises(CallTimeout) as caught:
+        ex.check_health(0.2)
+    gate.touch()
+
+    assert caught.value.ranks == (1,)
+    assert busy.result(30) is None
+
+
+def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
+    ex = make(world_size=1, launch="inline", kwargs={"greeting": "yo"})
+    seen: list[Any] = []
+    ex.subscribe(seen.append)
+
+    assert ex.collective_rpc("who")[0]["pid"] == os.getpid()
+    assert ex.collective_rpc("echo", args=(1,), non_block=True).result() == [1]
+    assert ex.gather("fail")[0].ok is False
+    assert ex.proxy().forward(3) == (0, 3)
+    assert ex.submit("echo", args=("p",)).result() == "p"
+    ex.collective_rpc("emit", args=("event",))
+    assert [event.value for event in seen] == ["event"]
+    ex.check_health()
+    with pytest.raises(ValueError, match="boom"):
+        ex.collective_rpc("fail")
+    with pytest.raises(UnknownMethod):
+        ex.collective_rpc("nope")
+    ex.close()
+    with pytest.raises(ExecutorClosed):
+        ex.collective_rpc("rank")
+
+
+def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=2, intensity=Intensity(0, 60.0))
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), "kept"), non_block=True)
+    thread = threading.Thread(target=ex.restart, args=(1,))
+    thread.start()
+    gate.touch()
+    thread.join(30)
+
+    assert future.result(0) == ["kept", "kept"]
+    assert [w["incarnation"] for w in ex.collective_rpc("who")] == [2, 2]
+    assert ex.status().restarts == 0
+    assert ex.status().planned == 1
+
+
+def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),))
+
+    with pytest.raises(TimeoutError, match=r"under way, not done after 0\.3 s"):
+        ex.restart(timeout=0.3)
+    gate.touch()
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == [2]
+    assert ex.status().restarts == 0
+
+
+@pytest.mark.parametrize("end", ["timeout", "cancel"])
+def test_a_restart_by_force_ends_an_abandoned_call_and_counts_as_no_failure(
+    make: Make, tmp_path: Path, end: str
+) -> None:
+    ex = make(world_size=2, intensity=Intensity(0, 60.0))
+    nowhere = (str(tmp_path / "gate"),)
+    if end == "timeout":
+        with pytest.raises(CallTimeout):
+            ex.collective_rpc("gated", 0.2, args=nowhere)
+    else:
+        future = ex.collective_rpc("gated", args=nowhere, non_block=True)
+        await_doing(ex, "gated for")
+        assert not future.cancel()  # it is running
+        assert future.abandon()
+    assert all(
+        info.doing.startswith("an abandoned call, gated, for") for info in await_doing(ex, "gated")
+    )
+    with pytest.raises(TimeoutError, match="nothing was changed"):
+        ex.restart(timeout=0.1)
+
+    ex.restart(force=True, timeout=30)
+
+    assert [each["incarnation"] for each in ex.collective_rpc("who", 30)] == [2, 2]
+    status = ex.status()
+    assert (status.restarts, status.restarts_in_window, status.planned) == (0, 0, 1)
+    for report in status.reports:
+        assert report.call is not None
+        assert (report.call.method, report.call.abandoned) == ("gated", True)
+        assert "abandoned by its caller" in report.render()
+        assert str(report.reason) == "shutdown (restart(force=True))"
+    assert len(status.reports) == 2
+
+
+def test_a_restart_by_force_ends_calls_in_flight_or_has_them_sent_again(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
+    lost = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
+    queued = ex.call("who", non_block=True, rank=0)
+    again = ex.call("gated", args=(str(gate), 7), non_block=True, rank=1, retries=1)
+    await_doing(ex, "gated for")
+
+    ex.restart(0, force=True, timeout=30)
+    with pytest.raises(WorkerDied, match=r"restart\(force=True\)") as caught:
+        lost.result(30)
+    assert caught.value.report.call.method == "gated"
+    assert queued.result(30)["incarnation"] == 2
+    ex.restart(1, force=True, timeout=30)
+    gate.touch()
+
+    assert again.result(30) == 7
+    assert ex.status().restarts == 0
+    assert [info.incarnation for info in ex.ranks] == [2, 2]
+
+
+def await_doing(ex: Executor[Any], what: str) -> tuple[Any, ...]:
+    """Return the ranks once all of them are doing that."""
+    deadline = time.monotonic() + 30
+    while True:
+        ranks = ex.ranks
+        if all(what in info.doing for info in ranks):
+            return ranks
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_restarts_count_in_the_window_for_as_long_as_its_period(make: Make) -> None:
+    ex = make(world_size=1, intensity=Intensity(5, 0.5))
+    with pytest.raises(WorkerDied):
+        ex.collective_rpc("kill_self", 30, (0,))
+    ex.collective_rpc("rank", 30)
+
+    deadline = time.monotonic() + 30
+    while ex.status().restarts_in_window:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert ex.status().restarts == 1
+
+
+def test_an_executor_without_a_thread_for_its_actor_leaves_nothing(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(world_size=1).collective_rpc("rank", 30)
+    actors, opened = len(ActorRegistry.get_all()), len(list(Path("/proc/self/fd").iterdir()))
+
+    def refuse(_actor: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ThreadingActor, "_start_actor_loop", refuse)
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="can't start"):
+                make(world_size=1)
+
+    assert len(ActorRegistry.get_all()) == actors
+    assert len(list(Path("/proc/self/fd").iterdir())) == opened
+
+
+class Counter(WorkerActor):
+    """Says how many threads were ever in it at once."""
+
+    def __init__(self) -> None:
+        self.inside = self.most = 0
+
+    def stay(self, gate: str) -> int:
+        self.inside += 1
+        self.most = max(self.most, self.inside)
+        wait_for(gate)
+        self.inside -= 1
+        return self.most
+
+
+def test_an_inline_rank_serves_one_call_at_a_time(make: Make, tmp_path: Path) -> None:
+    ex = make(Counter, 1, launch="inline")
+    gate = tmp_path / "gate"
+    begun = threading.Barrier(3)
+    most: list[int] = []
+
+    def call() -> None:
+        begun.wait(30)
+        most.append(ex.call("stay", args=(str(gate),), rank=0))
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    time.sleep(0.1)  # for the second to come in, where it may
+    gate.touch()
+    for thread in threads:
+        thread.join(30)
+
+    assert most == [1, 1]
+
+
+def test_resize_forms_the_group_anew(make: Make) -> None:
+    ex = make(world_size=2)
+
+    ex.resize(3)
+    assert [w["world_size"] for w in ex.collective_rpc("who")] == [3, 3, 3]
+    ex.resize(1)
+
+    assert ex.collective_rpc("rank") == [0]
+    assert ex.world_size == 1
+    with pytest.raises(SpecError):
+        ex.resize(0)
+
+
+def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path) -> None:
+    gate, again = tmp_path / "gate", tmp_path / "again"
+    ex = make(LateAgain, 3, args=(str(again),))
+    held = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
+    resizing = threading.Thread(target=ex.resize, args=(1,))
+    resizing.start()
+    while not ex._group.plane.pauses:  # from here on new calls wait
+        time.sleep(0.001)
+    queued = [
+        ex.call("rank", non_block=True, rank=2),
+        ex.scatter("echo", args=[(0,), (1,), (2,)], non_block=True),
+        ex.collective_rpc("rank", unique_reply_rank=1, non_block=True),
+    ]
+    stream = ex.stream(lambda _worker: iter("ab"), rank=2)
+    ex.tell("rank", rank=2)
+    stays = ex.call("rank", non_block=True, rank=0)
+    gate.touch()
+
+    assert held.result(30) is None
+    for future, field in zip(queued, ("rank", "world_size", "unique_reply_rank"), strict=True):
+        with pytest.raises(SpecError) as caught:
+            future.result(30)
+        assert caught.value.field == field
+    with pytest.raises(SpecError):
+        next(stream)
+    assert ex.world_size == ex.status().world_size == 1  # the new ranks are still in their start
+    with pytest.raises(SpecError):
+        ex.call("rank", rank=2)
+    again.touch()
+    ex.drain(30)
+    resizing.join(30)
+    assert stays.result(30) == 0
+
+
+def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
+    make: Make, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
+
+    with pytest.raises(TimeoutError, match="it goes on"):
+        ex.resize(1, timeout=0.3)
+    with pytest.raises(SpecError):
+        ex.call("rank", rank=2)
+    with pytest.raises(SpecError):
+        ex.restart(2)
+    gate.touch()
+    ex.restart(timeout=30)
+
+    assert [each["incarnation"] for each in ex.collective_rpc("who", 30)] == [3]
+    gate.unlink()
+    with pytest.raises(TimeoutError, match="it goes on"):
+        ex.resize(2, timeout=0.3)
+    late = ex.call("rank", non_block=True, rank=1)  # there will be one
+    gate.touch()
+    assert late.result(30) == 1
+    assert len(ex.ranks) == ex.world_size == 2
+
+
+def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    future = ex.collective_rpc("gated", args=(str(gate), 1), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.1)
+    gate.touch()
+    ex.drain(30)
+
+    assert future.done()
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def assert_drained_with(ex: Executor[Any], last: Any, gate: Path, *, patience: float = 0.1) -> None:
+    """A drain does not end before *last*, which does not end before *gate* is there."""
+    with pytest.raises(TimeoutError, match=rf"without an outcome after {patience:g} s"):
+        ex.drain(patience)
+    assert not last.done()
+    gate.touch()
+    ex.drain(30)
+    assert last.done()
+
+
+def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1, limits=Limits(queue_depth=1))
+    gate = tmp_path / "gate"
+    ex.tell("gated", args=(str(gate),))
+    last = ex.collective_rpc("rank", non_block=True)
+    assert (ex.status().in_flight, ex.status().waiting) == (1, 1)
+
+    assert_drained_with(ex, last, gate)
+    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    # Nobody else reads what ranks write: the watch for hangs would, now and then.
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
+    with pytest.raises(TimeoutError):
+        ex.restart(timeout=0.1)
+    last = ex.collective_rpc("rank", non_block=True)
+
+    assert_drained_with(ex, last, gate)
+    assert last.result() == [0]
+
+
+def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
+    restarting = threading.Thread(target=ex.restart)
+    restarting.start()
+    while not ex._group.plane.pauses:
+        time.sleep(0.001)
+    last = ex.collective_rpc("rank", non_block=True)
+
+    assert_drained_with(ex, last, gate)
+    restarting.join(30)
+
+
+def test_drain_waits_for_a_call_that_is_made_again(make: Make, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
+    told = threading.Event()
+    last = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
+    last.add_done_callback(lambda _: told.set())
+
+    assert_drained_with(ex, last, gate, patience=1.0)  # in which the death is known
+    assert told.wait(30)
+    assert ex.status().restarts == 1
+
+
+def test_an_inline_rank_has_a_process_group_of_its_own() -> None:
+    with Executor(Reducer, 1, launch="inline") as ex:
+        assert ex.collective_rpc("total", args=(2.0,)) == [2.0]
+
+
+def test_titles_show_group_rank_and_coordinates(make: Make) -> None:
+    ex = make(world_size=None, layout=Layout(tensor=2, pipeline=2), name="shown")
+
+    titles = [Path(f"/proc/{info.pid}/cmdline").read_text().rstrip("\0") for info in ex.ranks]
+
+    assert titles[1].startswith("phalanx: shown rank 1/4 tp=1,pp=0 #1")
+    assert titles[2].startswith("phalanx: shown rank 2/4 tp=0,pp=1 #1")
+
+
+def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
+    made: list[Any] = []
+
+    def build() -> None:
+        try:
+            made.append(
+                Executor(
+                    Echo, 1, launch=Launch(preload=()), runtime=runtime, name="twin", replace=True
+                )
+            )
+        except (ExecutorClosed, SpecError) as error:
+            made.append(error)
+
+    threads = [threading.Thread(target=build) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    built: list[Executor[Any]] = [one for one in made if not isinstance(one, Exception)]
+    alive = [one for one in built if one.status().state == "serving"]
+    assert len(made) == 2
+    assert len(alive) == 1
+    assert alive[0].collective_rpc("rank", 30) == [0]
+    for one in built:
+        one.close()
+
+
+def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+    first = threading.Thread(target=ex.drain)
+    first.start()
+    with pytest.raises(TimeoutError):
+        ex.drain(0.05)
+
+    assert ex._group.plane.pauses == 0
+    gate.touch()
+    first.join(30)
+    assert busy.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path: Path) -> None:
+    ex = make(world_size=1)
+    gate = tmp_path / "gate"
+    busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+    first = threading.Thread(target=ex.restart)
+    first.start()
+    while not ex._group.plane.pauses:
+        time.sleep(0.001)
+
+    with pytest.raises(TimeoutError, match="nothing was changed"):
+        ex.restart(timeout=0.05)
+
+    assert ex._group.plane.pauses == 1
+    gate.touch()
+    first.join(30)
+    assert busy.result(30) == [None]
+    assert ex.collective_rpc("rank", 30) == [0]
+
+
+def test_the_kernel_takes_a_worker_before_the_driver_when_memory_runs_out(make: Make) -> None:
+    ex = make(Echo, 1)
+
+    score = ex.call(lambda _: int(Path("/proc/self/oom_score_adj").read_text()), rank=0)
+
+    own = int(Path("/proc/self/oom_score_adj").read_text())
+    assert own < score <= 1000

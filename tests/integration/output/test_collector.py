@@ -1,0 +1,462 @@
+"""Whatever workers write, and whoever dies or stops reading: nobody hangs, nothing is torn."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests.support.output import LONG, Console, Worker, labels_of
+
+from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process import helper
+from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime.output.worker_output import WorkerOutput
+    from phalanx.runtime.process.launcher import Launcher
+
+    Start = Callable[[str], tuple[Worker, WorkerOutput]]
+
+
+def soon() -> float:
+    return time.monotonic() + LONG
+
+
+def text_is(text: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda record: record.get("text") == text
+
+
+def event_is(name: str) -> Callable[[dict[str, Any]], bool]:
+    return lambda record: record.get("event") == name
+
+
+def open_fds() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_a_line_on_the_console_says_who_wrote_it(launcher: Launcher, console: Console) -> None:
+    with OutputCollector(
+        launcher, console="text", out=console.fd, err=console.fd, stream=False
+    ) as scribe:
+        output = scribe.open_worker(labels_of(3, incarnation=2, coordinates="dp=1,tp=1"))
+        worker = Worker(output, "print('hello')")
+        worker.wait()
+        line = console.until(lambda line: line.endswith("hello"))
+
+    assert line == f"[tp/3 dp=1,tp=1 #2 {worker.pid}] hello"
+
+
+def test_eight_workers_at_once_lose_no_line_and_tear_none(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    code = """
+for number in range(200):
+    os.write(1 + number % 2, b"%d " % number + b"x" * (number * 40) + b"\\n")
+"""
+    workers = [worker(code)[0] for _ in range(8)]
+    seen: dict[int, set[int]] = {rank: set() for rank in range(8)}
+
+    def count(record: dict[str, Any]) -> bool:
+        number, _, filling = record["text"].partition(" ")
+        assert filling == "x" * (int(number) * 40)
+        assert int(number) not in seen[record["rank"]]
+        seen[record["rank"]].add(int(number))
+        return sum(map(len, seen.values())) == 8 * 200
+
+    console.record(count)
+
+    assert [one.wait() for one in workers] == [0] * 8
+
+
+def test_a_worker_killed_within_a_line_leaves_that_part_of_it(
+    console: Console, worker: Start
+) -> None:
+    one, output = worker("os.write(1, b'whole\\nhalf a li'); os.write(2, b'!\\n'); input()")
+    console.record(text_is("!"))
+
+    one.kill()
+    drained = output.drain(soon())
+
+    assert drained
+    assert output.tail().stdout == "whole\nhalf a li"
+    assert console.record(text_is("half a li"))["kind"] == "stdout"
+
+
+def test_after_drain_the_tail_holds_everything_a_dead_worker_wrote(worker: Start) -> None:
+    one, output = worker("for i in range(20000): print(i)\nos.kill(os.getpid(), 9)")
+
+    one.wait()
+    drained = output.drain(soon())
+
+    # stdout is buffered by blocks: what python had not passed on died with it. The rest is whole.
+    assert drained
+    numbers = [int(line) for line in output.tail().stdout.split("\n")[:-1]]
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+
+
+def test_a_killed_scribe_is_replaced_and_reads_what_was_written_meanwhile(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    one, output = worker("""
+log = worker_logger(log, labels)
+print("before", flush=True); input()
+print("after", flush=True); log.info("also.this")
+""")
+    console.record(text_is("before"))
+    first = scribe.pid
+    assert first is not None
+
+    os.kill(first, signal.SIGKILL)
+    one.go()
+    one.wait()
+    drained = output.drain(soon())
+
+    assert drained
+    assert output.tail().stdout == "before\nafter\n"
+    assert [json.loads(line)["event"] for line in output.tail().logs] == ["also.this"]
+    assert scribe.pid != first
+    assert console.record(event_is("phalanx.helper_replaced"))["pid"] == scribe.pid
+
+
+def test_a_scribe_killed_again_and_again_comes_back_each_time(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    one, output = worker("""
+for line in sys.stdin:
+    print("still here", flush=True)
+""")
+
+    for _ in range(4):
+        pid = scribe.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        replaced = console.record(event_is("phalanx.helper_replaced"))
+        one.go()
+        console.record(text_is("still here"))
+        assert replaced["replaced"] == pid
+
+    one.kill()
+    assert output.tail().stdout == "still here\n" * 4
+
+
+def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, worker: Start) -> None:
+    total = 300_000
+    one, output = worker(f"for i in range({total}): print('line', i, file=sys.stderr)")
+
+    code = one.wait()  # nobody has read the console so far, and it is a pipe of 64 KiB
+
+    assert code == 0
+    assert output.drain(soon())
+    assert output.tail().stderr.endswith(f"line {total - 1}\n")
+    dropped = console.record(event_is("phalanx.lines_dropped"))
+    shown = sum(1 for line in console.lines if '"line ' in line)
+    assert dropped["lines"] > 0
+    assert shown + dropped["lines"] == total
+
+
+def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept(launcher: Launcher) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    with OutputCollector(launcher, console="text", out=null, err=null, stream=False) as scribe:
+        output = scribe.open_worker(labels_of(0))
+        worker = Worker(
+            output, "for i in range(1000): os.write(1, (b'y' * 99 + b'\\n') * 1000)\nprint('done')"
+        )
+        code = worker.wait()
+        drained = output.drain(soon())
+        last = output.tail().stdout
+
+    os.close(null)
+    assert code == 0
+    assert drained
+    assert last.endswith("y\ndone\n")
+    assert 60_000 < len(last) <= 65536
+
+
+def test_binary_garbage_and_a_line_without_end_harm_nobody(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    pid = scribe.pid
+    one, output = worker("""
+os.write(1, bytes(range(256)) * 64 + b"\\n")
+os.write(2, b"z" * 3_000_000)
+os.write(1, b"\\x1b[2J\\x07 end\\n")
+""")
+
+    line = console.record(lambda record: str(record.get("text", "")).endswith(" end"))["text"]
+
+    assert line == "\\x1b[2J\\x07 end"
+    assert one.wait() == 0
+    assert output.drain(soon())
+    assert output.tail().stderr == "z" * 65536
+    assert scribe.pid == pid
+
+
+def test_garbage_on_the_log_channel_is_shown_as_such(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    pid = scribe.pid
+    worker("""
+import socket
+channel = socket.socket(fileno=log)
+deep = b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+for garbage in (b"\\xff\\xfe", b"[1, 2]", b"null", b"[" * 50000, deep, b'{"level": ["x"]}'):
+    channel.send(garbage)
+channel.send(b'{"event": "sane"}')
+""")
+
+    console.record(event_is("sane"))
+
+    malformed = [line for line in console.lines if "phalanx.malformed_record" in line]
+    assert len(malformed) == 5
+    assert scribe.pid == pid
+
+
+def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(
+    launcher: Launcher, console: Console
+) -> None:
+    with OutputCollector(
+        launcher, console="text", out=console.fd, err=console.fd, stream=False
+    ) as scribe:
+        pid = scribe.pid
+        output = scribe.open_worker(labels_of(3))
+        Worker(
+            output,
+            """
+import socket
+channel = socket.socket(fileno=log)
+for depth in range(700, 1000, 5):
+    channel.send(b'{"timestamp": ' + b"[" * depth + b"]" * depth + b"}")
+worker_logger(os.dup(log), labels).info("mine", exception=["a", 1])
+channel.send(b'{"event": "sane"}')
+""",
+        ).wait()
+        console.until(lambda line: "sane" in line)
+        assert scribe.pid == pid
+    assert any(" mine" in line for line in console.lines)
+
+
+def test_events_of_the_driver_come_out_in_order_with_their_fields(
+    console: Console, scribe: OutputCollector
+) -> None:
+    events = (
+        WorkerStarted(child="root/tp/0", group="tp", rank=0, incarnation=1, epoch=1, pid=7, at=1.5),
+        GroupUp(group="tp", epoch=1, world_size=1, took=0.25, at=2.0),
+        GroupDown(group="tp", epoch=1, cause="rank 0 died", at=3.0),
+    )
+
+    for event in events:
+        scribe.emit(event)
+    scribe.log.info("driver.own", answer=42)
+
+    assert console.record(event_is("driver.own"))["answer"] == 42
+    seen = [json.loads(line) for line in console.lines[:-1]]
+    assert [record["event"] for record in seen] == [event.event for event in events]
+    assert all("at" not in record and "timestamp" in record for record in seen)
+    assert seen[1]["took"] == 0.25
+
+
+def test_what_is_emitted_when_the_scribe_has_ended_is_shown_by_the_driver(
+    console: Console, scribe: OutputCollector
+) -> None:
+    scribe.close()
+
+    scribe.emit(SupervisorGaveUp("top", "a", "more than 3 restarts in 60 s", at=1.0))
+
+    record = console.record(event_is("phalanx.supervisor_gave_up"))
+    assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")
+    assert "timestamp" in record
+
+
+def test_a_workers_field_named_kind_does_not_make_its_record_another(
+    console: Console, worker: Start
+) -> None:
+    worker("worker_logger(log, labels).info('mine', kind='event', n=1)")
+
+    assert console.record(event_is("mine"))["kind"] == "log"
+
+
+def test_a_hung_scribe_makes_drain_return_at_its_deadline(
+    worker: Start, scribe: OutputCollector
+) -> None:
+    one, output = worker("print('x')")
+    one.wait()
+    assert scribe.pid is not None
+    os.kill(scribe.pid, signal.SIGSTOP)
+
+    in_time = output.drain(time.monotonic() + 0.05)
+    os.kill(scribe.pid, signal.SIGCONT)
+    later = output.drain(soon())
+
+    assert (in_time, later) == (False, True)
+
+
+def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
+    worker: Start, scribe: OutputCollector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "_PATIENCE", 0.2)
+    _, output = worker("input()")
+    stopped = scribe.pid
+    assert stopped is not None
+    os.kill(stopped, signal.SIGSTOP)
+
+    def talk() -> None:
+        while scribe.pid == stopped:
+            output.label()  # more than its socket holds
+
+    talking = threading.Thread(target=talk, daemon=True)
+    talking.start()
+    talking.join(LONG)
+    waits = talking.is_alive()
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+
+    assert not waits
+
+
+def test_a_worker_that_logs_faster_than_anybody_reads_drops_and_says_so(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    pid = scribe.pid
+    assert pid is not None
+    one, _ = worker(f"""
+log = worker_logger(log, labels)
+os.kill({pid}, 19)
+for i in range(3000):
+    log.info("flood", i=i)
+os.kill({pid}, 18)
+input()
+log.info("last")
+""")
+    flooded = event_is("flood")
+    console.record(flooded)  # so there is room again
+
+    one.go()
+    console.record(event_is("last"))
+
+    records = [json.loads(line) for line in console.lines]
+    lost = [r["lines"] for r in records if r["event"] == "phalanx.lines_dropped"]
+    assert sum(lost) > 0
+    assert sum(lost) + sum(map(flooded, records)) == 3000
+
+
+def test_close_shows_what_was_written_and_leaves_nothing(
+    launcher: Launcher, console: Console
+) -> None:
+    launcher.warm()
+    before = open_fds()
+    scribe = OutputCollector(launcher, console="json", out=console.fd, err=console.fd)
+    output = scribe.open_worker(labels_of(0))
+    worker = Worker(output, "print('last thing')")
+    worker.wait()
+    pid = scribe.pid
+
+    scribe.close()
+
+    assert console.record(text_is("last thing"))
+    assert open_fds() == before
+    assert not Path(f"/proc/{pid}").exists()
+    scribe.close()  # twice is once
+    output.close()
+
+
+def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: OutputCollector) -> None:
+    first = scribe.open_worker(labels_of(0))
+    assert first.drain(soon())
+    mine, its = open_fds(), len(list(Path(f"/proc/{scribe.pid}/fd").iterdir()))
+
+    for number in range(50):
+        output = scribe.open_worker(labels_of(1, incarnation=number))
+        output.close_child_ends()
+        output.close()
+    assert first.drain(soon())
+
+    assert open_fds() == mine
+    assert (
+        len(list(Path(f"/proc/{scribe.pid}/fd").iterdir())) <= its + 1
+    )  # the answer to drain, still open
+
+
+def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
+    console: Console, worker: Start, scribe: OutputCollector
+) -> None:
+    one, output = worker("input(); print('still read')")
+    before = open_fds()
+
+    child = os.fork()
+    if child == 0:
+        status = 1
+        with contextlib.suppress(BaseException):
+            scribe.emit(GroupUp(group="child", epoch=1, world_size=1, took=0.1, at=0.0))
+            output.close()
+            scribe.close()
+            status = 0 if len(open_fds()) < len(before) - 5 else 2
+        os._exit(status)
+    _, status = os.waitpid(child, 0)
+    one.go()
+    one.wait()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert output.drain(soon())
+    assert output.tail().stdout == "still read\n"
+    assert console.record(text_is("still read"))
+    assert not any('"child"' in line and "group_up" in line for line in console.lines)
+
+
+def test_a_closed_scribe_takes_no_worker_and_swallows_events(
+    launcher: Launcher, console: Console
+) -> None:
+    scribe = OutputCollector(launcher, console=None, out=console.fd, err=console.fd)
+    scribe.close()
+
+    scribe.emit(GroupUp(group="tp", epoch=1, world_size=1, took=0.1, at=0.0))
+
+    with pytest.raises(RuntimeFault, match="closed"):
+        scribe.open_worker(labels_of(0))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("console", "html"), ("level", "loud"), ("tail_bytes", 0)]
+)
+def test_options_that_make_no_sense_are_refused(launcher: Launcher, field: str, value: Any) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"{field}={value!r}")):
+        OutputCollector(launcher, **{field: value})
+
+
+def test_when_the_driver_is_killed_the_scribe_ends_and_the_stream_with_it() -> None:
+    code = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+import time
+from tests.support import output
+scribe = output.plain_collector(console=None)
+print(scribe.pid, scribe.address, flush=True)
+input()
+"""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert driver.stdout is not None
+    pid, address = driver.stdout.readline().split()
+    death = os.pidfd_open(int(pid))
+    assert address in Path("/proc/net/unix").read_text()
+
+    driver.kill()
+    driver.communicate()
+
+    # Its end of the pipe is the event; nobody here is its parent.
+    assert select.select([death], [], [], LONG)[0]
+    os.close(death)
+    assert address not in Path("/proc/net/unix").read_text()

@@ -1,0 +1,457 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from tests.support.processes import LONG, Starter, eventually, is_alive, soon
+
+from phalanx.runtime.linux import process_tree, procfs
+from phalanx.runtime.process.launch_spec import LaunchSpec
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
+
+if TYPE_CHECKING:
+    from phalanx.runtime.process.process import Process
+    from phalanx.runtime.threads.event_loop import EventLoop
+
+METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
+Method = Literal["zygote", "exec"]
+
+
+def zygote_pid(launcher: Launcher) -> int:
+    return launcher.zygote().pid or 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_is_our_child_and_leads_a_session_of_its_own(
+    starter: Starter, method: Method
+) -> None:
+    process = starter.start("tell", method=method)
+
+    said = starter.line.hear()
+
+    assert said["pid"] == process.pid
+    assert said["ppid"] == os.getpid()
+    assert said["session"] == process.pid
+    assert process.status is None
+    eventually(lambda: process.state() == "S", "sleep after it has spoken")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_environment_and_folder_are_those_of_the_moment_of_the_start(
+    starter: Starter, method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("BEFORE", "1")
+    starter.start("stay", method=method)  # the zygote is up from here on
+    starter.line.hear()
+    monkeypatch.delenv("BEFORE")
+    monkeypatch.setenv("AFTER", "2")
+    monkeypatch.chdir(tmp_path)
+
+    starter.start("tell", method=method)
+    said = starter.line.hear()
+
+    assert said["env"].pop("PHALANX_TREE").startswith(os.environ["PHALANX_TREE"])
+    expected = {name: value for name, value in os.environ.items() if name != "PHALANX_TREE"}
+    assert said["env"] == expected
+    assert said["cwd"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_environment_folder_path_and_output_are_those_of_the_spec(
+    starter: Starter, method: Method, tmp_path: Path
+) -> None:
+    env = {"ONLY": "this", "PATH": "/bin"}
+    path = [*sys.path, "/nowhere"]
+    with (tmp_path / "out").open("w") as out, (tmp_path / "err").open("w") as err:
+        process = starter.start(
+            "tell",
+            "payload",
+            method=method,
+            env=env,
+            cwd=str(tmp_path),
+            sys_path=path,
+            stdout=out.fileno(),
+            stderr=err.fileno(),
+        )
+        said = starter.line.hear()
+        eventually((tmp_path / "err").read_text)
+        process.kill_tree(soon())
+
+    del said["env"]["PHALANX_TREE"]
+    assert said["env"] == env
+    assert said["cwd"] == str(tmp_path)
+    assert said["sys_path"] == path
+    assert said["payload"] == "payload"
+    assert "to stdout" in (tmp_path / "out").read_text()
+    assert "to stderr" in (tmp_path / "err").read_text()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
+    starter: Starter, method: Method
+) -> None:
+    pipes = [os.pipe() for _ in range(4)]
+    specs = [
+        starter.spec("tell", method=method, fds={"out": starter.line.write, "mine": write})
+        for _, write in pipes
+    ]
+
+    processes = starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+
+    for _ in processes:
+        said = starter.line.hear()
+        # 0, 1, 2, its two, and the listing's own.
+        assert len(said["descriptors"]) == 6
+        assert {str(fd) for fd in said["names"].values()} < set(said["descriptors"])
+    for (read, write), process in zip(pipes, processes, strict=True):
+        os.close(write)
+        # End of file at once when its one holder dies: nobody else has it.
+        process.kill_tree(soon())
+        assert os.read(read, 1) == b""
+        os.close(read)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_signals_are_as_in_a_fresh_python(starter: Starter, method: Method) -> None:
+    was = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+    try:
+        starter.start("tell", method=method)
+        said = starter.line.hear()
+    finally:
+        signal.signal(signal.SIGHUP, was)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+
+    assert said["ignored"] == []
+    assert said["blocked"] == []
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_process_is_listed_under_its_title_and_carries_its_mark(
+    starter: Starter, method: Method
+) -> None:
+    process = starter.start("beget", "fork child", method=method, title="phalanx: tp/0")
+    pids = [process.pid, *starter.line.hear()["pids"].values()]
+
+    assert Path(f"/proc/{process.pid}/cmdline").read_bytes().rstrip(b"\0") == b"phalanx: tp/0"
+    assert Path(f"/proc/{process.pid}/comm").read_text() == "phalanx: tp/0\n"
+    for pid in pids:  # a child that is between two programs has no environment for a moment
+        environ = Path(f"/proc/{pid}/environ")
+        eventually(environ.read_bytes)
+        assert process._tree is not None
+        assert process._tree.tag in environ.read_bytes()
+
+
+def test_two_processes_of_one_label_have_different_marks(starter: Starter) -> None:
+    first, second = (starter.start("stay", label="same") for _ in range(2))
+    starter.line.hear()
+    starter.line.hear()
+
+    first.kill_tree(soon())
+
+    assert first.status is not None
+    assert second.status is None
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> None:
+    left = starter.start("leave", 7, method=method)
+    fell = starter.start("fall", int(signal.SIGTERM), method=method)
+
+    assert left.wait(soon())
+    assert fell.wait(soon())
+    assert left.status is not None
+    assert fell.status is not None
+    assert (left.status.code, left.status.signal) == (7, None)
+    assert (fell.status.code, fell.status.signal) == (None, signal.SIGTERM)
+    assert not left.send_signal(signal.SIGTERM)
+    assert {process.pid for process in starter.await_exits(2)} == {left.pid, fell.pid}
+
+
+def test_a_process_outlives_the_thread_that_started_it(starter: Starter) -> None:
+    started: list[Any] = []
+    for method in METHODS:
+        thread = threading.Thread(
+            target=lambda m=method: started.append(starter.start("stay", method=m))
+        )
+        thread.start()
+        thread.join(LONG)
+        starter.line.hear()
+
+    assert len(started) == 2
+    for process in started:
+        assert not process.wait(time.monotonic() + 0.2)
+        assert process.status is None
+
+
+def test_launches_from_many_threads_at_once_all_succeed(starter: Starter) -> None:
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for _ in range(4):
+                process = starter.start("leave", number)
+                assert process.wait(soon())
+                assert process.status is not None
+                assert process.status.code == number
+                process.close()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+
+    assert failures == []
+    assert len(starter.await_exits(32)) == 32
+
+
+def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    os.close(write)
+    good = [starter.spec("stay") for _ in range(3)]
+    bad = starter.spec("stay", fds={"out": starter.line.write, "gone": 1000})
+
+    with pytest.raises(SpecError, match="gone"):
+        starter.launcher.launch_many([*good, bad], on_exit=starter.on_exit, deadline=soon())
+
+    def nothing_runs() -> bool:
+        found, _ = process_tree.find(process_tree.TreeTarget(starter.launcher._tag.pattern))
+        return set(found) <= {zygote_pid(starter.launcher)}
+
+    eventually(nothing_runs)
+    assert starter.exits == []
+    assert starter.start("leave", 0).wait(soon())
+
+
+@pytest.mark.parametrize(
+    ("field", "more"),
+    [
+        ("entry", {"entry": "no-colon"}),
+        ("method", {"entry": "a:b", "method": "magic"}),
+        ("fds['x']", {"entry": "a:b", "fds": {"x": -1}}),
+        ("env['A=B']", {"entry": "a:b", "env": {"A=B": ""}}),
+    ],
+)
+def test_a_spec_that_makes_no_sense_cannot_be_built(field: str, more: dict[str, Any]) -> None:
+    with pytest.raises(SpecError) as caught:
+        LaunchSpec(**more)
+
+    assert caught.value.field == field
+
+
+def test_a_folder_that_is_not_there_is_the_callers_error(starter: Starter) -> None:
+    with pytest.raises(SpecError, match="cwd"):
+        starter.start("stay", cwd="/nowhere/at/all")
+
+
+def test_launching_from_the_hubs_thread_is_refused(starter: Starter, loop: EventLoop) -> None:
+    errors: list[BaseException] = []
+    done = threading.Event()
+
+    def launch() -> None:
+        try:
+            starter.start("stay")
+        except WouldDeadlock as error:
+            errors.append(error)
+        done.set()
+
+    loop.post(launch)
+
+    assert done.wait(LONG)
+    assert len(errors) == 1
+
+
+def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Starter) -> None:
+    launcher = starter.launcher
+    module = "tests.support.preloaded_module"  # imported by nothing else
+    specs = [starter.spec("tell", preload=preload) for preload in (None, (module,))]
+
+    launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+    loaded = [starter.line.hear()["modules"] for _ in specs]
+
+    assert sorted(module in modules for modules in loaded) == [False, True]
+    zygotes = {launcher.zygote().pid, launcher.zygote((module,)).pid}
+    helpers = {*zygotes, launcher.guardian_pid}
+    assert len(helpers) == 3
+    children = {t.pid for t in procfs.read_all().values() if t.parent == os.getpid()}
+    assert helpers <= children
+
+
+# --- the helpers die ----------------------------------------------------------------------
+
+
+def test_a_killed_zygote_is_replaced_and_its_workers_live_on(
+    starter: Starter, events: list[Any]
+) -> None:
+    process = starter.start("stay")
+    old = zygote_pid(starter.launcher)
+
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: zygote_pid(starter.launcher) not in (0, old))
+
+    assert process.status is None
+    assert starter.start("leave", 4).wait(soon())
+    eventually(lambda: [event.replaced for event in events] == [old])
+
+
+def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
+    starter: Starter,
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    old = zygote_pid(starter.launcher)
+    os.kill(old, signal.SIGSTOP)
+    specs = [starter.spec("stay") for _ in range(3)]
+    result: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: result.extend(
+            starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+        )
+    )
+    thread.start()
+    boot = starter.launcher.zygote()._boot
+    assert boot is not None
+    eventually(lambda: len(boot.waiting) == 3)
+
+    os.kill(old, signal.SIGKILL)
+    thread.join(LONG)
+
+    said = {starter.line.hear()["pid"] for _ in specs}
+    assert said == {process.pid for process in result}
+
+
+def test_a_launch_that_nobody_wants_any_more_is_given_up(
+    starter: Starter, events: list[Any]
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    zygote = zygote_pid(starter.launcher)
+    os.kill(zygote, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeFault, match="'stay' was withdrawn before it had been started"):
+            starter.launcher.launch(
+                starter.spec("stay"),
+                on_exit=starter.on_exit,
+                deadline=soon(),
+                is_wanted=lambda: False,
+            )
+    finally:
+        os.kill(zygote, signal.SIGCONT)
+
+    assert starter.start("leave", 4).wait(soon())
+    assert not events
+    assert zygote_pid(starter.launcher) == zygote
+
+
+def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Starter) -> None:
+    for milliseconds in range(0, 12, 2):
+        starter.launcher.warm()
+        eventually(lambda: zygote_pid(starter.launcher))
+        pidfd = os.pidfd_open(zygote_pid(starter.launcher))
+        timer = threading.Timer(
+            milliseconds / 1000, signal.pidfd_send_signal, [pidfd, signal.SIGKILL]
+        )
+        timer.start()
+        process = starter.start("leave", 9)
+        assert process.wait(soon())
+        assert process.status is not None
+        assert process.status.code == 9
+        timer.join()
+        os.close(pidfd)
+        process.close()
+
+
+def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> None:
+    assert starter.start("leave", 0).wait(soon())
+    old = starter.launcher.guardian_pid
+    assert old is not None
+
+    os.kill(old, signal.SIGKILL)
+
+    eventually(lambda: starter.launcher.guardian_pid not in (None, old))
+    assert starter.start("leave", 0).wait(soon())
+    eventually(lambda: [event.replaced for event in events] == [old])
+
+
+def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(
+    starter: Starter, events: list[Any]
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    guardian = starter.launcher._guardian
+    old = guardian.pid or 0
+    for number in range(2000):  # more than a socket holds messages
+        guardian.add_session((1 << 30, number))
+
+    os.kill(old, signal.SIGKILL)
+    eventually(lambda: guardian.pid not in (None, old))
+    stay = starter.start("stay")
+    title = Path(f"/proc/{guardian.pid}/comm")
+    eventually(lambda: title.read_text() == "phalanx: guardi\n", "a guardian that has started")
+
+    assert [event.replaced for event in events] == [old]
+    assert is_alive(guardian.pid or 0)
+    stay.kill_tree(soon())
+
+
+def test_a_guardian_that_cannot_be_started_is_tried_again(
+    starter: Starter, events: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starter.start("leave", 0).wait(soon())
+    old = starter.launcher.guardian_pid
+    assert old is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", "/nowhere/python")
+        os.kill(old, signal.SIGKILL)
+        eventually(lambda: events)
+
+    eventually(lambda: starter.launcher.guardian_pid not in (None, old), "another guardian")
+    assert is_alive(starter.launcher.guardian_pid or 0)
+    assert "the guardian could not be started" in events[0].problem
+
+
+def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter: Starter) -> None:
+    assert starter.start("leave", 0).wait(soon())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    before = {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
+    started: list[Process] = []
+    for method in ("zygote", "exec"):
+        for free in range(20):
+            taken: list[int] = []
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (len(procfs.numbers_in("/proc/self/fd")) + 40, hard)
+            )
+            try:
+                with contextlib.suppress(OSError):
+                    while True:
+                        taken.append(os.dup(starter.line.write))
+                for fd in taken[:free]:
+                    os.close(fd)
+                del taken[:free]
+                with contextlib.suppress(RuntimeFault):
+                    started.append(starter.start("leave", 0, method=method))
+            finally:
+                for fd in taken:
+                    os.close(fd)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    exits = starter.await_exits(1 + len(started))
+    assert set(exits[1:]) == set(started)
+    for process in exits:
+        process.close()
+
+    def children() -> set[int]:
+        return {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
+
+    eventually(lambda: children() == before, "the end of what failed")
+    assert starter.start("leave", 0).wait(soon())

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from tests.support.entry_points import DESCENDANTS
+from tests.support.processes import LONG, Starter, eventually, is_alive, soon
+
+from phalanx.runtime.linux import process_tree, procfs, syscalls
+from phalanx.runtime.linux.process_tree import TreeTag
+
+
+@pytest.mark.parametrize("kind", sorted(DESCENDANTS))
+def test_killing_a_tree_ends_every_kind_of_descendant(starter: Starter, kind: str) -> None:
+    bystander = starter.start("stay")
+    starter.line.hear()
+    process = starter.start("beget", kind)
+    pids = starter.line.hear()["pids"]
+
+    report = process.kill_tree(soon())
+
+    assert report.left == ()
+    killed = {hunted.pid for hunted in report.killed}
+    assert process.pid in killed
+    if kind not in ("forker", "lost", "zombie"):  # whose pid is another's by now, or that has ended
+        assert set(pids.values()) <= killed
+    assert not any(is_alive(pid) for pid in killed)
+    assert process.status is not None
+    assert process.status.signal == signal.SIGKILL
+    assert bystander.status is None
+    assert process._tree is not None
+    assert process_tree.find(process._tree)[0] == {}
+
+
+@pytest.mark.parametrize("kind", sorted(set(DESCENDANTS) - {"forker", "lost", "zombie"}))
+def test_what_a_dead_process_left_behind_is_still_found(starter: Starter, kind: str) -> None:
+    process = starter.start("beget", f"{kind} end")
+    pid = starter.line.hear()["pids"][kind]
+    assert process.wait(soon())
+    assert process.status is not None
+    assert process.status.code == 0
+    assert is_alive(pid)
+
+    report = process.kill_tree(soon())
+
+    assert [hunted.pid for hunted in report.killed] == [pid]
+    assert not is_alive(pid)
+
+
+def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: Starter) -> None:
+    process = starter.start("beget", "child")
+    child = starter.line.hear()["pids"]["child"]
+    assert not process.is_stopped()
+
+    os.kill(process.pid, signal.SIGSTOP)
+
+    eventually(process.is_stopped)
+    assert process.status is None
+    assert process.kill_tree(soon()).left == ()
+    assert not is_alive(child)
+
+
+def test_a_process_that_holds_the_gil_for_ever_is_killed(starter: Starter) -> None:
+    process = starter.start("beget", "daemon hold_gil")
+    daemon = starter.line.hear()["pids"]["daemon"]
+
+    assert process.kill_tree(soon()).left == ()
+
+    assert not is_alive(daemon)
+    assert process.state() == ""
+
+
+def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None:
+    process = starter.start("drive")
+    said = starter.line.hear()
+
+    report = process.kill_tree(soon())
+
+    assert report.left == ()
+    assert not any(is_alive(pid) for pid in said["pids"])
+    assert len(said["pids"]) == 4  # its guardian, its zygote, its worker, the worker's daemon
+
+
+def test_a_kill_that_cannot_finish_names_what_is_left_at_its_deadline(starter: Starter) -> None:
+    process = starter.start("stay")
+    starter.line.hear()
+
+    report = process.kill_tree(0.0)
+
+    assert [hunted.pid for hunted in (*report.left, *report.killed)] == [process.pid]
+    assert process.wait(soon())
+
+
+def test_a_tag_that_any_process_could_carry_is_refused() -> None:
+    for tag in (b"", b"\0", b"PATH=", b"PHALANX_TREE=0123456789012345678901"):
+        with pytest.raises(ValueError, match="tag="):
+            process_tree.TreeTarget(tag)
+
+
+def test_a_hunt_never_touches_those_it_comes_from() -> None:
+    mark = TreeTag.new({}).pattern
+    lineage = {os.getpid(), os.getppid(), 1}
+    tasks = procfs.read_all()
+    everybody = [task.key for pid, task in tasks.items() if pid in lineage]
+
+    found, _ = process_tree.find(process_tree.TreeTarget(mark, roots=everybody, sessions=everybody))
+
+    assert not lineage & set(found)
+
+
+def test_a_status_that_was_collected_is_asked_of_the_kernel(starter: Starter) -> None:
+    process = starter.start("stay")
+    starter.line.hear()
+    # On the loop's thread, so that its own collecting comes second for certain.
+    collected = threading.Event()
+
+    def steal() -> None:
+        os.kill(process.pid, signal.SIGTERM)
+        os.waitpid(process.pid, 0)
+        collected.set()
+
+    starter.launcher.loop.post(steal)
+
+    assert collected.wait(LONG)
+    assert process.wait(soon())
+    assert process.status is not None
+    probe = os.fork()
+    if probe == 0:
+        os._exit(0)
+    pidfd = os.pidfd_open(probe)
+    os.waitpid(probe, 0)
+    kept = syscalls.exit_status_of(pidfd) is not None
+    os.close(pidfd)
+    assert process.status.code is None
+    assert process.status.signal == (signal.SIGTERM if kept else None)
+    assert len(starter.await_exits(1)) == 1
+
+
+def test_closing_a_handle_lets_go_of_it_and_can_be_done_twice(starter: Starter) -> None:
+    process = starter.start("leave", 0)
+    assert process.wait(soon())
+
+    process.close()
+    process.close()
+
+    assert not process.send_signal(signal.SIGTERM)
+    assert process.status is not None
+    assert process not in starter.launcher._processes
+
+
+# Holds a process as a debugger does, and neither continues nor collects it.
+TRACER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+PTRACE_SEIZE = 0x4206
+if libc.ptrace(PTRACE_SEIZE, int(sys.argv[1]), None, None):
+    print(f"not permitted: errno {ctypes.get_errno()}", flush=True)
+print("traced", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("fatal", [signal.SIGKILL, None])
+def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
+    starter: Starter, fatal: int | None
+) -> None:
+    process = starter.start("stay")
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", TRACER, str(process.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as tracer:
+        assert tracer.stdin is not None
+        assert tracer.stdout is not None
+        if (said := tracer.stdout.readline()) != "traced\n":
+            pytest.skip(said)
+
+        if fatal is None:
+            process.kill_tree(soon())
+        else:
+            process.send_signal(fatal)
+        assert process.wait(soon())
+        assert process.status is not None
+        assert process.status.signal == signal.SIGKILL
+        assert tracer.poll() is None
+        process.close()
+    eventually(lambda: procfs.read(process.pid) is None, "its collection")

@@ -1,0 +1,114 @@
+"""Hunts among many processes, by a mark alone."""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.support.processes import soon
+
+from phalanx.runtime.linux import process_tree
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# So many that to read them all takes longer than a generation of the forker lives.
+CROWD = """
+import os, sys
+for _ in range(150):
+    if os.fork() == 0:
+        os.read(0, 1)  # nothing, once nobody holds the other end
+        os._exit(0)
+os.write(1, b"x")
+os.read(0, 1)
+"""
+# Replaced by its own child again and again; ends by itself where nobody can catch it.
+FORKER = """
+import os, time
+os.setsid()
+os.write(1, b"x")
+end = time.monotonic() + 20
+while time.monotonic() < end:
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.0005)
+"""
+
+
+@pytest.fixture
+def crowd() -> Iterator[None]:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", CROWD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.read(1) == b"x"
+        yield
+
+
+@pytest.mark.usefixtures("phalanx_leak_check", "crowd")
+def test_one_that_is_another_process_whenever_it_is_looked_at_is_ended() -> None:
+    for _ in range(5):
+        mark = uuid.uuid4().hex
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", FORKER], env={"MARK": mark}, stdout=subprocess.PIPE
+        ) as first:
+            assert first.stdout is not None
+            assert first.stdout.read(1) == b"x"
+            assert first.wait(60) == 0
+            quarry = process_tree.TreeTarget(mark.encode())
+
+            report = process_tree.kill(quarry, soon())
+
+            assert report.killed
+            assert report.left == ()
+            assert process_tree.find(quarry)[0] == {}
+            # Nobody holds the pipe any more: a surer sign than not to find him.
+            assert select.select([first.stdout], [], [], 10)[0]
+
+
+# Has as many descriptors free as it was told, and forty processes to end with them.
+SHORT = """
+import os, resource, subprocess, sys, time, uuid
+from phalanx.runtime.linux import process_tree, procfs
+
+mark = uuid.uuid4().hex
+code = "import os; os.setsid(); os.write(1, b'x'); os.read(0, 1)"
+crowd = [
+    subprocess.Popen(
+        [sys.executable, "-S", "-c", code],
+        env={"MARK": mark}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )
+    for _ in range(40)
+]
+for each in crowd:
+    assert each.stdout.read(1) == b"x"
+highest = max(map(int, os.listdir("/proc/self/fd")))  # the listing's own
+resource.setrlimit(resource.RLIMIT_NOFILE, (highest + int(sys.argv[1]),) * 2)
+pid = crowd[0].pid
+roots = [(pid, procfs.read(pid).ticks)] if sys.argv[1] != "0" else [(pid, 1)]
+quarry = process_tree.TreeTarget(mark.encode(), roots)
+report = process_tree.kill(quarry, time.monotonic() + float(sys.argv[2]))
+print(len(report.killed), [one.pid == pid for one in report.left])
+for each in crowd:
+    each.stdin.close()
+    each.wait()
+"""
+
+
+@pytest.mark.parametrize(
+    ("free", "seconds", "says"),
+    [("3", "60", "40 []"), ("0", "0.1", "0 [True]")],
+    ids=["few", "none"],
+)
+def test_a_kill_that_is_short_of_descriptors_ends_all_or_says_that_it_has_not(
+    free: str, seconds: str, says: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SHORT, free, seconds], capture_output=True, text=True, check=False
+    )
+
+    assert (done.stdout.strip(), done.stderr) == (says, "")

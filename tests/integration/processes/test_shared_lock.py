@@ -1,0 +1,277 @@
+"""Locks that outlive their holders: told who died, fair, and the same for threads and processes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.lock_deaths import WAYS
+
+from phalanx.runtime import SharedLock, create_lock_file
+from phalanx.runtime.memory.shared_lock import MOST_LOCKS
+from phalanx.supervision import LockNotHeld, LockTimeout, RuntimeFault, SpecError, WouldDeadlock
+
+LONG = 20.0
+
+
+@pytest.fixture
+def file() -> Iterator[int]:
+    fd = create_lock_file()
+    yield fd
+    os.close(fd)
+
+
+def lock_of(file: int, name: str = "it", rank: int = 0) -> SharedLock:
+    return SharedLock(file, name, rank, 1, LONG)
+
+
+@contextlib.contextmanager
+def holder(file: int, rank: int = 7) -> Generator[int]:
+    """Fork a child that takes the lock and keeps it; yield its pid, then kill it."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        lock_of(file, rank=rank).acquire()
+        os.write(write, b"!")
+        time.sleep(600)
+        os._exit(0)
+    os.close(write)
+    assert os.read(read, 1) == b"!"
+    os.close(read)
+    try:
+        yield pid
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def is_queued(pid: int) -> bool:
+    """Whether that process has a place in a queue: the kernel lists its read lock."""
+    for path in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            if "READ" in path.read_text():
+                return True
+    return False
+
+
+def run_script(name: str, *words: object) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[2] / "support" / name), *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("kills", "seed"), [(60, 1), pytest.param(1000, 2, marks=pytest.mark.soak)]
+)
+def test_killed_holders_stop_nobody_and_leave_nothing_torn(kills: int, seed: int) -> None:
+    result = run_script("lock_contention.py", kills, 4, seed)
+
+    assert (result["stuck"], result["torn"]) == (0, 0)
+    assert result["told"] > kills // 10
+    assert min(result["turns"]) * 5 > max(result["turns"])
+
+
+def test_however_a_holder_ends_the_next_one_has_the_lock_and_is_told() -> None:
+    assert run_script("lock_deaths.py") == dict.fromkeys(WAYS, "told")
+
+
+def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(file: int) -> None:
+    lock = lock_of(file)
+    with lock:
+        waiter = os.fork()
+        if not waiter:
+            lock_of(file).acquire()
+            os._exit(0)
+        deadline = time.monotonic() + LONG
+        while not is_queued(waiter):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        os.kill(waiter, signal.SIGSTOP)
+        os.waitpid(waiter, os.WUNTRACED)
+
+    try:
+        for _ in range(3):
+            with lock as died:
+                assert died is None
+        with holder(file):
+            pass
+        with lock_of(file) as died:
+            assert died is not None
+    finally:
+        os.kill(waiter, signal.SIGKILL)
+        os.waitpid(waiter, 0)
+
+
+def test_who_lets_go_and_asks_again_waits_behind_those_that_wait(file: int) -> None:
+    turns: list[str] = []
+
+    def wait() -> None:
+        with lock_of(file):
+            turns.append("waiter")
+
+    thread = threading.Thread(target=wait)
+    with lock_of(file):
+        thread.start()
+        deadline = time.monotonic() + LONG
+        while not is_queued(os.getpid()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(0.002)  # the queue's order is by the millisecond
+    with lock_of(file):
+        turns.append("first")
+    thread.join(LONG)
+
+    assert turns == ["waiter", "first"]
+
+
+def test_the_next_holder_is_told_who_died_and_the_one_after_is_not(file: int) -> None:
+    with holder(file, rank=7) as pid:
+        pass
+
+    with lock_of(file) as died:
+        assert died is not None
+        assert (died.rank, died.incarnation, died.pid) == (7, 1, pid)
+        assert 0 < died.since <= time.monotonic()
+    with lock_of(file) as died:
+        assert died is None
+
+
+def test_a_death_while_repairing_is_told_too(file: int) -> None:
+    for rank in (1, 2):
+        with holder(file, rank):
+            pass
+
+    with lock_of(file) as died:
+        assert died is not None
+        assert died.rank == 2
+
+
+def test_a_waiter_gets_it_when_its_holder_is_killed(file: int) -> None:
+    got: list[Any] = []
+
+    def wait() -> None:
+        with lock_of(file) as died:
+            got.append(died)
+
+    thread = threading.Thread(target=wait)
+    with holder(file) as pid:
+        thread.start()
+        deadline = time.monotonic() + LONG
+        while not is_queued(os.getpid()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    thread.join(LONG)
+
+    assert [died.pid for died in got] == [pid]
+
+
+def test_a_timeout_names_the_lock_the_holder_and_the_seconds(file: int) -> None:
+    lock = lock_of(file)
+    with holder(file) as pid:
+        with pytest.raises(LockTimeout, match=rf"'it'.*rank 7 #1 \(pid {pid}\).*0.05 s") as caught:
+            lock.acquire(timeout=0.05)
+        with pytest.raises(TimeoutError):
+            lock.acquire(timeout=0)
+        with lock_of(file, "another"):  # names are apart
+            assert lock.holder() is not None
+
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_threads_of_one_process_exclude_each_other(file: int) -> None:
+    inside = 0
+    worst = 0
+
+    def work() -> None:
+        nonlocal inside, worst
+        for _ in range(300):
+            with lock_of(file):
+                inside += 1
+                worst = max(worst, inside)
+                time.sleep(0)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONG)
+
+    assert worst == 1
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_thread_that_ends_with_it_is_a_death_too(file: int) -> None:
+    thread = threading.Thread(target=lambda: lock_of(file).acquire())
+    thread.start()
+    thread.join(LONG)
+
+    with lock_of(file) as died:
+        assert died is not None
+        assert died.pid == os.getpid()
+
+
+def test_one_thread_cannot_take_it_twice_nor_let_go_of_what_it_has_not(file: int) -> None:
+    lock = lock_of(file)
+    with lock, pytest.raises(WouldDeadlock, match="'it'"):
+        lock_of(file).acquire()
+    with pytest.raises(LockNotHeld, match="'it'"):
+        lock.release()
+
+    with lock_of(file) as died:
+        assert died is None
+
+
+def test_a_forked_child_holds_nothing_of_its_parents(file: int) -> None:
+    lock = lock_of(file)
+    with lock:
+        pid = os.fork()
+        if not pid:
+            try:
+                lock.acquire(timeout=0)
+            except LockTimeout:
+                os._exit(0)
+            os._exit(1)
+        assert os.waitpid(pid, 0)[1] == 0
+    with lock as died:
+        assert died is None
+
+
+def test_one_name_too_many_says_so(file: int) -> None:
+    for number in range(MOST_LOCKS):
+        lock_of(file, f"lock {number}")
+
+    with pytest.raises(RuntimeFault, match=f"{MOST_LOCKS} other locks"):
+        lock_of(file, "one more")
+    with lock_of(file, "lock 5"), lock_of(file, f"lock {MOST_LOCKS - 1}"):
+        pass
+
+
+@pytest.mark.parametrize("wrong", ["", None, 5])
+def test_a_lock_needs_a_name(file: int, wrong: Any) -> None:
+    with pytest.raises(SpecError, match="name"):
+        SharedLock(file, wrong, 0, 1, None)
+
+
+@pytest.mark.parametrize("wrong", [-1, "soon", True])
+def test_a_timeout_is_seconds(file: int, wrong: Any) -> None:
+    with pytest.raises(SpecError, match="timeout"):
+        SharedLock(file, "it", 0, 1, wrong)

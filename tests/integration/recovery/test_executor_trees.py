@@ -1,0 +1,318 @@
+"""Executors and their rank groups as children in a bigger tree, on real worker processes."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import kill, telling, wait_until
+from tests.support.supervised_actors import in_sub_process
+from tests.support.transport import TRANSPORT
+from tests.support.workers import Echo, StartFails
+
+from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
+from phalanx.runtime import Runtime
+from phalanx.supervision import (
+    ChildRefused,
+    ChildSpec,
+    ExitKind,
+    Intensity,
+    Restart,
+    SpecError,
+    StartFailed,
+    Strategy,
+    SupervisorDown,
+    SupervisorSpec,
+    WorkerDied,
+)
+
+LONG = 30.0
+
+
+@pytest.fixture
+def child(runtime: Runtime) -> Callable[..., ChildSpec]:
+    options: Any = {"runtime": runtime, "launch": Launch(preload=(), transport=TRANSPORT)}
+    return partial(executor_child, intensity=Intensity(0, 60.0), **options)
+
+
+@pytest.fixture
+def single(runtime: Runtime) -> Callable[..., ChildSpec]:
+    return partial(worker_child, runtime=runtime, launch=Launch(preload=(), transport=TRANSPORT))
+
+
+@pytest.fixture
+def grow() -> Iterator[Callable[..., Supervisor]]:
+    trees: list[Supervisor] = []
+
+    def build(spec: SupervisorSpec) -> Supervisor:
+        trees.append(Supervisor(spec))
+        return trees[-1]
+
+    yield build
+    for tree in trees:
+        tree.close()
+
+
+def executor(tree: Supervisor, path: str) -> Executor[Any]:
+    deadline = time.monotonic() + LONG
+    while True:
+        try:
+            found: Executor[Any] = tree.child(path)
+        except Exception:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        else:
+            return found
+
+
+def pids(ex: Executor[Any]) -> list[int | None]:
+    return [info.pid for info in ex.ranks]
+
+
+def replaced(tree: Supervisor, path: str, before: Executor[Any]) -> Executor[Any]:
+    wait_until(lambda: executor(tree, path) is not before)
+    return executor(tree, path)
+
+
+def test_executors_serve_as_children_and_stop_with_their_tree(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(SupervisorSpec("root", children=[child("a", Echo, 2), child("b", Echo, 1)]))
+    a, b = executor(tree, "a"), executor(tree, "b")
+
+    assert a.collective_rpc("rank", LONG) == [0, 1]
+    assert b.name == "root/b"
+    tree.close()
+
+    assert a.status().state == b.status().state == "ended"
+
+
+def test_a_group_that_gives_up_is_restarted_by_the_supervisor_above(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(
+        SupervisorSpec("root", intensity=Intensity(5, 60.0), children=[child("a", Echo, 2)])
+    )
+    before = executor(tree, "a")
+    told: list[Any] = []
+    once = threading.Event()
+    before.register_failure_callback(telling(told, once))
+
+    kill(before)
+    after = replaced(tree, "a", before)
+
+    assert after.collective_rpc("rank", LONG) == [0, 1]
+    assert once.wait(LONG)
+    assert [reason.kind for reason in told] == [ExitKind.SHUTDOWN]
+    assert before.is_failed
+    assert not set(pids(before)) & set(pids(after)) - {None}
+
+
+def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_executor(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(
+        SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 2)])
+    )
+    model = tree.executor("a")
+    before = model.current()
+
+    with pytest.raises(WorkerDied):  # the call was accepted, and is not made again
+        model.collective_rpc("kill_self", LONG, (0,))
+    assert model.collective_rpc("rank", LONG) == [0, 1]
+    model.current().request_close()
+    assert model.call("rank", LONG, rank=1) == 1
+
+    assert model.current(LONG) is not before
+    assert tree.exit_reason is None
+
+
+def test_a_lasting_handle_says_that_nothing_restarts_its_executor_or_that_the_tree_has_ended(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(SupervisorSpec("root", children=[child("a", Echo, 1)]))
+    model = tree.executor("a")
+
+    tree.terminate_child("a", timeout=LONG)
+    with pytest.raises(ChildRefused, match="not_running"):
+        model.collective_rpc("rank", LONG)
+    tree.close()
+
+    with pytest.raises(SupervisorDown, match="the tree root has ended: shutdown"):
+        model.collective_rpc("rank", LONG)
+
+
+def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    spec = SupervisorSpec(
+        "root", intensity=Intensity(9, 60.0), children=[child("a", Echo, 1)], fruitless_limit=1
+    )
+    tree = grow(spec)
+
+    for _ in range(3):
+        before = executor(tree, "a")
+        for _ in range(2):  # a rank notes that it served a call after it has answered it
+            assert before.collective_rpc("rank", LONG) == [0]
+        kill(before)
+        replaced(tree, "a", before)
+
+    assert tree.exit_reason is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "moved"),
+    [
+        (Strategy.ONE_FOR_ONE, {"b"}),
+        (Strategy.REST_FOR_ONE, {"b", "c"}),
+        (Strategy.ONE_FOR_ALL, {"a", "b", "c"}),
+    ],
+)
+def test_the_strategy_says_which_executors_are_restarted_together(
+    grow: Callable[..., Supervisor],
+    child: Callable[..., ChildSpec],
+    strategy: Strategy,
+    moved: set[str],
+) -> None:
+    tree = grow(
+        SupervisorSpec(
+            "root", strategy, Intensity(5, 60.0), children=[child(i, Echo, 1) for i in "abc"]
+        )
+    )
+    before = {i: executor(tree, i) for i in "abc"}
+
+    kill(before["b"])
+    after = {i: replaced(tree, i, before[i]) if i in moved else executor(tree, i) for i in "abc"}
+
+    assert {i for i in "abc" if after[i] is not before[i]} == moved
+    assert [after[i].collective_rpc("rank", LONG) for i in "abc"] == [[0]] * 3
+
+
+def test_escalation_climbs_a_nested_tree(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    inner = SupervisorSpec(
+        "inner", Strategy.ONE_FOR_ONE, Intensity(0, 60.0), children=[child("a", Echo, 1)]
+    )
+    tree = grow(
+        SupervisorSpec(
+            "root",
+            Strategy.ONE_FOR_ALL,
+            Intensity(1, 60.0),
+            children=[inner, child("b", Echo, 1)],
+        )
+    )
+    a, b = executor(tree, "inner/a"), executor(tree, "b")
+
+    kill(a)
+    replaced(tree, "inner/a", a)
+    second = replaced(tree, "b", b)
+    assert second.collective_rpc("rank", LONG) == [0]
+    kill(executor(tree, "inner/a"))
+
+    wait_until(lambda: second.status().state == "ended")
+
+
+@pytest.mark.parametrize(
+    ("restart", "code", "restarted"),
+    [
+        (Restart.PERMANENT, 0, True),
+        (Restart.TRANSIENT, 0, False),
+        (Restart.TRANSIENT, 3, True),
+        (Restart.TEMPORARY, 3, False),
+    ],
+)
+def test_a_single_worker_is_restarted_by_its_type(
+    grow: Callable[..., Supervisor],
+    single: Callable[..., ChildSpec],
+    restart: Restart,
+    code: int,
+    restarted: bool,
+) -> None:
+    tree = grow(
+        SupervisorSpec(
+            "root", intensity=Intensity(5, 60.0), children=[single("w", Echo, restart=restart)]
+        )
+    )
+    before = executor(tree, "w")
+    before.tell("exit_by", args=("sys", code))
+
+    if restarted:
+        assert replaced(tree, "w", before).collective_rpc("rank", LONG) == [0]
+    else:
+        wait_until(lambda: tree.count_children().active == 0)
+        assert before.wait_closed(LONG)
+
+
+def test_a_tree_that_gives_up_says_so_where_and_as_its_executors_log() -> None:
+    done = in_sub_process("""
+        import os
+        from tests.support.workers import Echo
+        from phalanx.actors import executor_child
+        from phalanx.runtime import Runtime
+        from phalanx.supervision import Intensity, Supervisor, SupervisorSpec
+        runtime = Runtime(console="json", stream=False)
+        never = Intensity(0, 60.0)
+        child = executor_child("a", Echo, 1, intensity=never, runtime=runtime)
+        top = Supervisor(SupervisorSpec("root", intensity=never, children=[child]))
+        os.kill(top.child("a").ranks[0].pid, 9)
+        top.wait_closed(30)
+        top.close()
+        runtime.close()
+    """)
+
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    records = [json.loads(line) for line in done.stderr.splitlines()]
+    levels = {record["event"]: record["level"] for record in records}
+    assert levels["phalanx.group_ended"] == "error"
+    assert levels["phalanx.supervisor_gave_up"] == "critical"
+
+
+def test_a_start_that_fails_starts_nothing_of_the_tree(
+    child: Callable[..., ChildSpec],
+) -> None:
+    bad = child("bad", StartFails, 1, kwargs={"how": "raise"})
+
+    with pytest.raises(StartFailed, match="bad"):
+        Supervisor(SupervisorSpec("root", children=[child("good", Echo, 1), bad]))
+
+
+def test_a_supervised_executor_that_is_closed_by_hand_is_restarted_if_permanent(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    tree = grow(
+        SupervisorSpec("root", intensity=Intensity(5, 60.0), children=[child("a", Echo, 1)])
+    )
+    before = executor(tree, "a")
+
+    before.close()
+
+    assert replaced(tree, "a", before).collective_rpc("rank", LONG) == [0]
+
+
+def test_specs_of_executors_are_checked_when_they_are_built() -> None:
+    with pytest.raises(SpecError, match="name"):
+        executor_child("a", Echo, 1, name="x")
+    with pytest.raises(SpecError, match="launch"):
+        executor_child("a", Echo, 1, launch="inline")
+    with pytest.raises(SpecError, match="worker"):
+        executor_child("a", int, 1)  # type: ignore[arg-type]  # what is tested
+    with pytest.raises(SpecError, match="world_size"):
+        executor_child("a", Echo, 0)
+
+
+def test_two_trees_of_one_id_leave_each_other_alone(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    trees = [grow(SupervisorSpec("app", children=[child("w", Echo, 1)])) for _ in range(2)]
+    found = [executor(tree, "w") for tree in trees]
+
+    assert [each.name for each in found] == ["app/w", "app/w"]
+    assert [each.collective_rpc("rank", LONG) for each in found] == [[0], [0]]
+    assert [executor(tree, "w") for tree in trees] == found
+    assert [each.status().state for each in found] == ["serving", "serving"]

@@ -1,0 +1,274 @@
+"""Warm spares take the place of the dead at once, and are replaced behind them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
+from tests.support.standby_workers import Warm
+from tests.support.workers import Echo, Reducer
+
+from phalanx.actors import Executor, Launch
+from phalanx.actors.group.standby import StandbyLost
+from phalanx.runtime import Runtime, usable_processors
+from phalanx.runtime.linux import procfs
+from phalanx.supervision import Intensity, SpecError, Strategy
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    def build(worker: Any = Warm, world_size: int = 2, **options: Any) -> Executor[Any]:
+        options = {"strategy": Strategy.ONE_FOR_ONE, "standby": 1, **options}
+        return make(worker, world_size, **{"intensity": OFTEN, **options})
+
+    return build
+
+
+def wait_warm(ex: Executor[Any], count: int = 1) -> None:
+    wait_for_view(ex, lambda view: view.standby == count and str(view.phase) == "serving")
+
+
+def spares(ex: Executor[Any]) -> list[int]:
+    """The pids of the spares, by what ``ps`` shows."""
+    title = f"phalanx: {ex.name} standby".encode()
+    found: list[int] = []
+    for pid, task in procfs.read_all().items():
+        if task.parent == os.getpid() and task.state != "Z":
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(title):
+                    found.append(pid)
+    return found
+
+
+def test_a_spare_takes_the_dead_ranks_place_and_is_replaced(make: Make) -> None:
+    ex = make()
+    wait_warm(ex)
+    (spare,) = spares(ex)
+    before = ex.ranks[0]
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    after = ex.ranks[1]
+    assert (after.pid, after.incarnation, after.state) == (spare, 2, "up")
+    assert ex.ranks[0] == before
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    wait_warm(ex)
+    assert spares(ex) != [spare]
+
+
+def test_a_spare_has_run_on_standby_and_only_a_spare_has(make: Make) -> None:
+    ex = make()
+    wait_warm(ex)
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    (first, _), (second, pid) = ex.collective_rpc("loaded", LONG)
+    assert (first, second) == ([], [pid])
+
+
+def test_a_spare_becomes_what_a_new_process_would_have_been(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = make(Warm, launch=Launch(rank_env=[{"MINE": "zero"}, {"MINE": "one"}], env={"ALL": "x"}))
+    wait_warm(ex)
+    monkeypatch.setenv("LATER", "seen")
+    monkeypatch.chdir(tmp_path)
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    world = ex.call("world", LONG, rank=1)
+    assert (world["rank"], world["world_size"], world["incarnation"]) == (1, 2, 2)
+    assert world["device"] == "cpu"
+    assert world["cwd"] == str(tmp_path)
+    assert "rank 1/2 #2" in world["title"]
+    names = ("MINE", "ALL", "LATER", "RANK", "WORLD_SIZE", "OMP_NUM_THREADS")
+    env = ex.call("env", LONG, names, rank=1)
+    share = str(max(1, int(usable_processors() // 2)))
+    assert env == dict(zip(names, ("one", "x", "seen", "1", "2", share), strict=True))
+
+
+def test_arguments_of_a_rank_reach_a_spare_without_the_hook(make: Make) -> None:
+    ex = make(Echo, launch=Launch(rank_kwargs=[{"mine": 0}, {"mine": 1}]))
+    wait_warm(ex)
+    (spare,) = spares(ex)
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    who = ex.call("who", LONG, rank=1)
+    assert (who["pid"], who["extra"]) == (spare, {"mine": 1})
+
+
+def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make) -> None:
+    ex = make()
+    lost: list[Any] = []
+    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
+    wait_warm(ex)
+    (spare,) = spares(ex)
+
+    os.kill(spare, signal.SIGKILL)
+    wait_for_view(ex, lambda view: view.standby == 0)
+    wait_warm(ex)
+
+    assert spares(ex) != [spare]
+    status = ex.status()
+    assert (status.restarts, status.restarts_in_window, status.reports) == (0, 0, ())
+    assert [(event.pid, event.cause, event.wait) for event in lost] == [(spare, "signal 9", 0.0)]
+
+
+@pytest.mark.parametrize("how", ["raise", "die"])
+def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make, how: str) -> None:
+    ex = make(args=(how,))
+    lost: list[Any] = []
+    ex.subscribe(lambda event: lost.append(event) if hasattr(event, "wait") else None)
+    deadline = time.monotonic() + LONG
+    while len(lost) < 3 and time.monotonic() < deadline:
+        ex.collective_rpc("rank", LONG)
+
+    assert lost[0].wait < lost[1].wait < lost[2].wait
+    if how == "raise":
+        assert lost[0].cause == "ValueError: no such weights"
+    kill(ex, 0)
+    wait_healed(ex, 1)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+
+
+def test_a_spare_that_is_not_warm_yet_is_not_waited_for(make: Make, tmp_path: Path) -> None:
+    ex = make(args=("hang", str(tmp_path / "gate")))
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.status().standby == 0
+
+
+def test_a_stopped_spare_is_passed_over(make: Make) -> None:
+    ex = make()
+    wait_warm(ex)
+    (spare,) = spares(ex)
+    os.kill(spare, signal.SIGSTOP)
+    wait_stopped(spare)
+
+    kill(ex, 0)
+    wait_healed(ex, 1)
+
+    assert ex.ranks[0].pid != spare
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    wait_warm(ex)
+
+
+def test_a_spare_that_dies_as_it_takes_its_rank_is_a_death_of_that_rank(make: Make) -> None:
+    ex = make()
+    wait_warm(ex)
+    for round_ in range(1, 6):
+        while not (alive := spares(ex)):  # its own death may be news still
+            wait_warm(ex)
+        (spare,) = alive
+        kill(ex, 1)
+        os.kill(spare, signal.SIGKILL)
+        wait_healed(ex, round_)
+        wait_warm(ex)
+        assert ex.collective_rpc("rank", LONG, retries=1) == [0, 1]
+
+
+def test_more_deaths_than_spares(make: Make) -> None:
+    ex = make(world_size=4, standby=2)
+    wait_warm(ex, 2)
+    warm = set(spares(ex))
+
+    for rank in range(4):
+        kill(ex, rank)
+    wait_healed(ex, 4)
+
+    assert warm <= {info.pid for info in ex.ranks}
+    assert ex.collective_rpc("rank", LONG) == [0, 1, 2, 3]
+    wait_warm(ex, 2)
+
+
+def test_spares_join_a_process_group(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(
+        Reducer,
+        strategy=Strategy.ONE_FOR_ALL,
+        standby=2,
+        launch={"preload": ("torch",)},
+        runtime=torch_runtime,
+    )
+    wait_warm(ex, 2)
+    warm = set(spares(ex))
+
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    assert ex.collective_rpc("total", LONG, (1.0,)) == [3.0, 3.0]
+    assert {info.pid for info in ex.ranks} == warm
+
+
+def test_closing_ends_spares_that_are_warm_and_those_that_are_not(
+    make: Make, tmp_path: Path
+) -> None:
+    warm = make()
+    wait_warm(warm)
+    cold = make(args=("hang", str(tmp_path / "gate")))
+
+    warm.close()
+    cold.close()
+
+    assert warm.status().state == cold.status().state == "ended"
+
+
+def test_a_group_that_gives_up_takes_its_spares_along(make: Make) -> None:
+    ex = make(intensity=Intensity(0, 60.0))
+    wait_warm(ex)
+
+    kill(ex, 0)
+
+    assert ex.wait_closed(LONG)
+    assert ex.is_failed
+
+
+@pytest.mark.parametrize("standby", [-1, 1.5, True, "one"])
+def test_a_number_of_spares_that_makes_no_sense_is_refused(make: Make, standby: object) -> None:
+    with pytest.raises(SpecError, match="standby"):
+        make(standby=standby)
+
+
+def test_a_spare_that_prepares_cannot_have_arguments_of_its_own(make: Make) -> None:
+    with pytest.raises(SpecError, match="rank_kwargs"):
+        make(Warm, launch=Launch(rank_kwargs=[{}, {}]))
+
+
+def test_a_spare_that_cannot_be_started_is_no_failure_of_the_group(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ex = make(launch="exec")
+    wait_warm(ex)
+    lost: queue.Queue[StandbyLost] = queue.Queue()
+    ex.subscribe(lambda event: lost.put(event) if isinstance(event, StandbyLost) else None)
+    (spare,) = spares(ex)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/there/is/no/python")
+        os.kill(spare, signal.SIGKILL)
+        died, not_started = lost.get(timeout=LONG), lost.get(timeout=LONG)
+
+    assert (died.pid, not_started.pid) == (spare, None)
+    assert "/there/is/no/python" in not_started.cause
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.status().restarts == 0
+    wait_warm(ex)

@@ -1,0 +1,125 @@
+"""What survivors raise because another rank died is that death, and what they raise else is not."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from tests.support.rank_faults import OFTEN
+
+from phalanx.actors import Emitted, Executor, WorkerActor, WorkerContext
+from phalanx.runtime import Runtime
+from phalanx.supervision import WorkerDied
+
+Make = Callable[..., Executor[Any]]
+LONG = 60.0
+KILLS = 12
+
+
+class Summing(WorkerActor):
+    """Adds up over a process group, again and again."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+    def sum_for(self, seconds: float) -> float:
+        import torch
+        from torch import distributed
+
+        tensor = torch.ones(100_000)
+        end = torch.tensor([time.monotonic() + seconds])
+        distributed.broadcast(end, 0)  # all go on until the same moment
+        while True:
+            left = torch.tensor([float(end) - time.monotonic()])
+            distributed.broadcast(left, 0)
+            if float(left) <= 0:
+                return float(tensor[0])
+            distributed.all_reduce(tensor)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
+            tensor /= self.ctx.world_size
+
+    def pid_on_start_of_sum(self, seconds: float) -> float:
+        self.ctx.emit(os.getpid())
+        return self.sum_for(seconds)
+
+    def raise_on(self, rank: int) -> int:
+        if rank in (self.ctx.rank, -1):
+            raise ValueError(f"rank {self.ctx.rank} does not like it")
+        return self.ctx.rank
+
+    def end_slowly_on(self, rank: int) -> None:
+        if rank == self.ctx.rank:
+            atexit.register(time.sleep, 0.9)
+            sys.exit(4)
+        self.end_on(-1)
+
+    def end_on(self, rank: int) -> None:
+        import torch
+        from torch import distributed
+
+        if rank == self.ctx.rank:
+            os._exit(3)
+        distributed.all_reduce(torch.ones(10))  # pyright: ignore[reportUnknownMemberType]  # torch's gap
+
+
+@pytest.fixture
+def group(make: Make, torch_runtime: Runtime) -> Executor[Any]:
+    many = OFTEN
+    return make(Summing, 3, launch={"preload": ("torch",)}, runtime=torch_runtime, intensity=many)
+
+
+def kill_once(group: Executor[Any], victim: int) -> Callable[[], None]:
+    """Kill rank *victim* in the call that is made next."""
+    pending = [victim]
+
+    def on_event(event: Any) -> None:
+        if isinstance(event, Emitted) and event.rank in pending:
+            pending.remove(event.rank)
+            os.kill(event.value, signal.SIGKILL)
+
+    return group.subscribe(on_event)
+
+
+def test_a_call_to_be_retried_is_retried_whatever_its_survivors_raise(group: Executor[Any]) -> None:
+    for turn in range(KILLS):
+        unsubscribe = kill_once(group, turn % 3)
+
+        total = group.collective_rpc("pid_on_start_of_sum", LONG, (0.2,), retries=3)
+
+        unsubscribe()
+        assert total == [1.0, 1.0, 1.0]
+    assert group.status().restarts == KILLS
+
+
+def test_a_call_not_to_be_retried_fails_with_the_death_not_with_its_echo(
+    group: Executor[Any],
+) -> None:
+    for turn in range(3):
+        with pytest.raises(WorkerDied, match="exit code 3") as caught:
+            group.collective_rpc("end_on", LONG, (turn,))
+
+        assert [report.rank for report in caught.value.reports] == [turn]
+
+
+def test_a_death_that_takes_its_time_is_waited_for(group: Executor[Any]) -> None:
+    """The others' connections break as it leaves its process group, long before it has ended."""
+    with pytest.raises(WorkerDied) as caught:
+        group.collective_rpc("end_slowly_on", LONG, (1,))
+
+    assert [report.rank for report in caught.value.reports] == [1]
+
+
+@pytest.mark.parametrize("rank", [1, -1])
+def test_a_rank_that_raises_by_itself_fails_the_call_with_its_own_exception(
+    group: Executor[Any], rank: int
+) -> None:
+    with pytest.raises(ValueError, match="does not like it"):
+        group.collective_rpc("raise_on", LONG, (rank,), retries=3)
+
+    assert group.status().restarts == 0
+    assert group.collective_rpc("raise_on", LONG, (7,)) == [0, 1, 2]

@@ -1,0 +1,383 @@
+"""The driver's side of links, with the test as the ranks' side: who gets in, what comes of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from tests.support.gateway_peers import LONG, Driver, Rank, listening
+from zmq.utils import z85
+
+from phalanx.runtime import Frame, Kind, Runtime, descriptors
+from phalanx.runtime.remote.driver_relay import GatewayExited, MessageMalformed, StrangerRefused
+from phalanx.runtime.remote.link import LARGEST, Lane, Say
+from phalanx.runtime.remote.options import Zmq
+from phalanx.runtime.remote.worker_relay import Posting
+from phalanx.runtime.wire.channel import Arrival
+from phalanx.supervision import RuntimeFault
+
+QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
+
+
+@pytest.fixture
+def driver_of(runtime: Runtime) -> Iterator[Callable[[Zmq], Driver]]:
+    made: list[Driver] = []
+
+    def make(options: Zmq) -> Driver:
+        made.append(Driver(runtime, options))
+        return made[-1]
+
+    yield make
+    for driver in made:
+        driver.close()
+
+
+@pytest.fixture
+def driver(driver_of: Callable[[Zmq], Driver]) -> Driver:
+    return driver_of(Zmq())
+
+
+@pytest.fixture
+def rank_of() -> Iterator[Callable[..., Rank]]:
+    made: list[Rank] = []
+
+    def make(posting: Posting, **options: Any) -> Rank:
+        made.append(Rank(posting, **options))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        rank.close()
+
+
+def test_calls_and_answers_cross_one_at_a_time(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    rank.greets()
+    assert isinstance(berth.next(), Frame)
+
+    berth.call(1)
+    berth.call(2)
+    first, early = rank.takes_call(), rank.next(0.3)
+    begun = berth.channel.board.begun
+    rank.answers(1)
+    second = rank.takes_call()
+
+    assert (first, early, begun, second) == (1, None, 1, 2)
+    answer = berth.next()
+    assert isinstance(answer, Frame)
+    assert (answer.kind, answer.call_id) == (Kind.REPLY, 1)
+
+
+def test_without_a_word_from_the_user_only_loopback_is_listened_on(driver: Driver) -> None:
+    driver.gateway.open()
+
+    assert driver.gateway.pid is not None
+    assert listening(driver.gateway.pid) == {"0100007F"}
+
+
+def test_a_named_address_is_listened_on_and_no_other(
+    driver_of: Callable[[Zmq], Driver],
+) -> None:
+    driver = driver_of(Zmq(bind="tcp://127.0.0.2"))
+    driver.gateway.open()
+
+    assert driver.gateway.pid is not None
+    assert listening(driver.gateway.pid) == {"0200007F"}
+
+
+def test_a_socket_of_this_machine_has_an_abstract_name(
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+) -> None:
+    driver = driver_of(Zmq(ipc=True))
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    rank.greets()
+    address = berth.posting.endpoint.removeprefix("ipc://")
+
+    assert isinstance(berth.next(), Frame)
+    assert address.startswith("@")
+    assert driver.gateway.pid is not None
+    assert listening(driver.gateway.pid) == {address}
+
+
+def test_an_address_that_cannot_be_bound_is_told(driver_of: Callable[[Zmq], Driver]) -> None:
+    driver = driver_of(Zmq(bind="tcp://203.0.113.1:5555"))
+
+    with pytest.raises(RuntimeFault, match=r"cannot listen on tcp://203\.0\.113\.1:5555"):
+        driver.gateway.open()
+
+
+@pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])
+@pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
+def test_a_stranger_is_turned_away_and_harms_nobody(
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank], who: str, ipc: bool
+) -> None:
+    driver = driver_of(Zmq(ipc=ipc))
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    rank.greets()
+    assert isinstance(berth.next(), Frame)
+
+    intrude(berth.posting, who)
+    intrude(berth.posting, who)
+
+    event = driver.events.get(timeout=LONG)
+    assert isinstance(event, StrangerRefused)
+    assert event.group == "tp"
+    berth.call(1)
+    assert rank.takes_call() == 1
+    rank.answers(1)
+    answer = berth.next()
+    assert isinstance(answer, Frame)
+    assert answer.call_id == 1
+    assert driver.events.empty()  # told once
+
+
+def intrude(posting: Posting, who: str) -> None:
+    """Connect as somebody who has no business there, until turned away."""
+    if who in ("noise", "oversized"):
+        family = socket.AF_UNIX if posting.endpoint.startswith("ipc") else socket.AF_INET
+        with socket.socket(family) as raw:
+            raw.settimeout(LONG)
+            address = posting.endpoint.partition("://")[2].replace("@", "\0")
+            host, _, port = address.partition(":")
+            raw.connect(address if family == socket.AF_UNIX else (host, int(port)))
+            greeting = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
+            lie = greeting + b"\6" + (1 << 62).to_bytes(8, "big")  # a command of 4 EiB
+            try:
+                raw.sendall(b"GET / HTTP/1.1\r\n" * 64 if who == "noise" else lie)
+                while raw.recv(1 << 16):
+                    pass
+            except ConnectionError:
+                pass
+        return
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stranger = context.socket(zmq.DEALER)
+    stranger.setsockopt(zmq.LINGER, 0)
+    stranger.setsockopt(zmq.RECONNECT_IVL, -1)
+    stranger.setsockopt(zmq.ROUTING_ID, posting.route)
+    if who != "no key":
+        public, secret = zmq.curve_keypair()
+        server = posting.server_key.encode()
+        if who == "another key":
+            server = zmq.curve_keypair()[0]
+        stranger.setsockopt(zmq.CURVE_SERVERKEY, server)
+        stranger.setsockopt(zmq.CURVE_PUBLICKEY, public)
+        stranger.setsockopt(zmq.CURVE_SECRETKEY, secret)
+    failures = (
+        zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+        | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        | zmq.EVENT_DISCONNECTED
+    )
+    monitor = stranger.get_monitor_socket(failures)
+    stranger.connect(posting.endpoint)
+    stranger.send_multipart([b"\1" + bytes(17)])
+    assert monitor.poll(int(LONG * 1000)), "it was let in"
+    stranger.disable_monitor()
+    monitor.close()
+    stranger.close()
+    context.term()
+
+
+def test_a_key_opens_once(driver: Driver, rank_of: Callable[..., Rank]) -> None:
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    rank.greets()
+    assert isinstance(berth.next(), Frame)
+
+    thief = rank_of(berth.posting, route=b"\1thief", says_open=False)
+    thief.greets()
+
+    assert isinstance(driver.events.get(timeout=LONG), StrangerRefused)
+    assert berth.next(0.2) is Arrival.NOTHING
+
+
+def test_one_ranks_key_does_not_speak_for_another(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    mine, other = driver.berth(), driver.berth()
+    impostor = rank_of(mine.posting, route=other.posting.route, says_open=False)
+
+    impostor.line.say(Say.OPEN, now=0.0)
+    impostor.greets()
+
+    assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
+    assert other.next(0.2) is Arrival.NOTHING
+    assert mine.next(0.0) is Arrival.NOTHING
+
+
+def test_messages_that_are_none_are_dropped_counted_and_told_once(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    packet = bytes([Say.PACKET, Lane.DATA]) + bytes(16)
+    for parts in ([b""], [b"x" * 18], [packet], [packet, b"short"], [packet, bytes(24)], [b""] * 9):
+        rank.socket.send_multipart(parts)
+    rank.line.taken(-2)  # those packets stood in the window
+    rank.greets()
+
+    assert isinstance(berth.next(), Frame)
+    assert isinstance(driver.events.get(timeout=LONG), MessageMalformed)
+    assert driver.events.empty()
+
+
+def test_more_than_any_message_of_ours_cuts_the_connection(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+
+    rank.socket.send_multipart([bytes([Say.PIECE, 0]) + bytes(16), bytes(LARGEST + 1)])
+
+    assert "connection was closed" in berth.why_it_ended()
+
+
+def test_silence_is_told_as_a_lost_link(
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+) -> None:
+    berth = driver_of(QUICK).berth()
+    rank_of(berth.posting)
+
+    assert berth.why_it_ended().startswith("nothing was heard of it for 1.")
+
+
+def test_what_was_sent_before_the_end_arrives_before_it(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    berth = driver.berth()
+    rank = rank_of(berth.posting)
+    for number in range(10):
+        rank.answers(number)
+    rank.socket.setsockopt(zmq.LINGER, 5000)
+
+    rank.close()
+
+    assert "connection was closed" in berth.why_it_ended()
+    got = [berth.channel.receive() for _ in range(11)]
+    assert [each.call_id for each in got if isinstance(each, Frame)] == list(range(10))
+    assert got[10] is Arrival.END
+
+
+def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    berths = [driver.berth() for _ in range(3)]
+    ranks = [rank_of(berth.posting) for berth in berths]
+    for berth, rank in zip(berths, ranks, strict=True):
+        rank.greets()
+        assert isinstance(berth.next(), Frame)
+        berth.call(7)
+        assert rank.takes_call() == 7
+
+    ranks[0].line.say(Say.END, 0, 0, now=0.0)  # it had not begun it
+    questions = [rank.next() for rank in ranks[1:]]
+    for rank in ranks[1:]:
+        rank.line.say(Say.TOLD, 1, 0, now=0.0)
+    recalls = [rank.next() for rank in ranks[1:]]
+    ranks[1].line.say(Say.TOLD, 1, 0, now=0.0)
+    ranks[2].line.say(Say.TOLD, 1, 7, now=0.0)  # it began it just then
+
+    assert questions == [(Say.ASK, 1, 0)] * 2
+    assert recalls == [(Say.RECALL, 1, 0)] * 2
+    assert berths[0].why_it_ended() == ""
+    assert [berth.channel.board.begun for berth in berths] == [0, 0, 7]
+
+
+def test_after_a_ranks_end_nothing_collective_is_handed_over_until_the_driver_has_judged_it(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    gone, stays = driver.berth(), driver.berth()
+    ranks = [rank_of(each.posting) for each in (gone, stays)]
+    for berth, rank in zip((gone, stays), ranks, strict=True):
+        rank.greets()
+        assert isinstance(berth.next(), Frame)
+
+    ranks[0].line.say(Say.END, 0, 0, now=0.0)
+    assert gone.why_it_ended() == ""
+    stays.call(8, collective=False)
+    alone = ranks[1].takes_call()
+    ranks[1].answers(8)
+    stays.call(9)
+    early = ranks[1].next(0.3)
+    gone.close()
+
+    assert (alone, early) == (8, None)
+    assert ranks[1].takes_call() == 9
+
+
+def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
+    driver: Driver, rank_of: Callable[..., Rank]
+) -> None:
+    gone, silent = driver.berth(), driver.berth()
+    ranks = [rank_of(each.posting) for each in (gone, silent)]
+    for berth, rank in zip((gone, silent), ranks, strict=True):
+        rank.greets()
+        assert isinstance(berth.next(), Frame)
+        berth.call(3)
+        assert rank.takes_call() == 3
+
+    ranks[0].line.say(Say.END, 0, 0, now=0.0)
+
+    assert gone.why_it_ended() == ""
+    assert (gone.channel.board.begun, silent.channel.board.begun) == (0, 3)
+
+
+def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> None:
+    driver.gateway.open()
+    first = driver.gateway.pid
+    assert first is not None
+
+    os.kill(first, signal.SIGKILL)
+    event = driver.events.get(timeout=LONG)
+    driver.gateway.open()
+
+    assert isinstance(event, GatewayExited)
+    assert event.pid == first
+    assert driver.gateway.pid not in (None, first)
+
+
+def test_a_stopped_one_is_replaced_when_next_needed(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("phalanx.runtime.remote.driver_relay._ANSWER", 0.3)
+    driver.gateway.open()
+    first = driver.gateway.pid
+    assert first is not None
+
+    os.kill(first, signal.SIGSTOP)
+    driver.gateway.open()
+
+    assert driver.gateway.pid not in (None, first)
+    assert not Path(f"/proc/{first}").exists()
+
+
+def test_its_secrets_are_in_no_argument_and_no_environment(driver: Driver) -> None:
+    berth = driver.berth()
+    secret = berth.posting.secret
+    needles = [secret, secret.hex().encode(), z85.encode(secret)]
+
+    for process in Path("/proc").iterdir():
+        for name in ("cmdline", "environ"):
+            try:
+                content = (process / name).read_bytes()
+            except OSError:
+                continue
+            assert not any(needle in content for needle in needles)
+
+
+def test_the_drivers_descriptors_are_known_to_the_ledger(driver: Driver) -> None:
+    before = set(descriptors._owned)
+    driver.gateway.open()
+
+    assert any(isinstance(entry, socket.socket) for entry in descriptors._owned - before)

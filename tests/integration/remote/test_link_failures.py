@@ -1,0 +1,279 @@
+"""Links break and processes at either end of them die: calls end once, and groups heal."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.chaos.test_drivers import Driver
+from tests.support.options import with_defaults
+from tests.support.rank_faults import OFTEN, wait_healed
+from tests.support.relayed_links import (
+    NEVER,
+    QUICK,
+    processes_of,
+    wait_running,
+)
+from tests.support.workers import Echo
+
+from phalanx import Executor, Launch, Limits, Strategy
+from phalanx.errors import CallTimeout, WorkerDied
+from phalanx.runtime import Zmq
+from phalanx.runtime.linux import procfs
+
+Make = Callable[..., Executor[Any]]
+LONG = 30.0
+
+
+@pytest.fixture
+def make(make: Make) -> Make:
+    """Groups elsewhere that may lose as many links as a test likes."""
+
+    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
+        usual = with_defaults(options, launch={"transport": "zmq"}, intensity=OFTEN)
+        return make(worker, world_size, **usual)
+
+    return build
+
+
+# --- processes die --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
+def test_the_rank_beside_a_killed_outpost_is_replaced(
+    make: Make, tmp_path: Path, ipc: bool
+) -> None:
+    ex = make(launch=Launch(transport=Zmq(ipc=ipc)), strategy=Strategy.ONE_FOR_ONE)
+    call = ex.collective_rpc("gated", args=(str(tmp_path / "gate"),), non_block=True)
+    wait_running(ex, 0, 1)
+
+    os.kill(processes_of(ex, "/1#1 outpost")[0], signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="its link was lost"):
+        call.result(LONG)
+    (tmp_path / "gate").touch()
+    wait_healed(ex)
+    assert [info.incarnation for info in ex.ranks] == [1, 2]
+
+
+def test_every_rank_behind_a_killed_gateway_is_replaced(make: Make) -> None:
+    ex = make()
+    call = ex.collective_rpc("gated", args=(NEVER,), non_block=True)
+    wait_running(ex, 0, 1)
+    (first,) = processes_of(ex, "gateway")
+
+    os.kill(first, signal.SIGKILL)
+
+    with pytest.raises(WorkerDied, match="its link was lost"):
+        call.result(LONG)
+    assert ex.collective_rpc("rank", LONG, retries=9) == [0, 1]
+    assert processes_of(ex, "gateway") != [first]
+
+
+def test_every_rank_behind_a_stopped_gateway_is_replaced(make: Make) -> None:
+    ex = make(launch=Launch(transport=QUICK))
+    (first,) = processes_of(ex, "gateway")
+
+    os.kill(first, signal.SIGSTOP)
+    wait_healed(ex)
+
+    assert "the rank's side heard nothing" in str(ex.status().reports[0].reason)
+    assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert not procfs.read(first)
+
+
+def test_the_rank_beside_a_stopped_outpost_is_replaced(make: Make) -> None:
+    ex = make(world_size=1, launch=Launch(transport=QUICK))
+    (outpost,) = processes_of(ex, "outpost")
+
+    os.kill(outpost, signal.SIGSTOP)
+
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0]
+    assert not procfs.read(outpost)
+    assert "nothing was heard of it" in str(ex.status().reports[0].reason)
+
+
+def test_a_stopped_worker_is_found_as_one_next_door_is(make: Make) -> None:
+    ex = make(world_size=1, limits=Limits(stopped=0.5), launch=Launch(transport=QUICK))
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGSTOP)
+
+    assert ex.collective_rpc("rank", LONG, retries=3) == [0]
+    assert "stopped for" in str(ex.status().reports[0].reason)
+
+
+def test_a_busy_worker_that_holds_its_interpreter_is_not_lost(make: Make) -> None:
+    ex = make(world_size=1, launch=Launch(transport=Zmq(heartbeat=0.1, lost_after=0.5)))
+
+    def hold() -> str:
+        import ctypes
+
+        ctypes.PyDLL(None).usleep(2_000_000)  # a call that lets go of nothing
+        return "held"
+
+    assert ex.call(lambda _: hold(), LONG, rank=0) == "held"
+
+
+def test_a_pause_of_the_gateway_shorter_than_the_limit_is_nobodys_fault(make: Make) -> None:
+    ex = make(launch=Launch(transport=Zmq(heartbeat=0.2, lost_after=4.0)))
+    (gateway,) = processes_of(ex, "gateway")
+
+    os.kill(gateway, signal.SIGSTOP)
+    call = ex.collective_rpc("rank", non_block=True)
+    time.sleep(1.5)  # what is tested is that this much passes
+    os.kill(gateway, signal.SIGCONT)
+
+    assert call.result(LONG) == [0, 1]
+    assert ex.status().restarts == 0
+
+
+# --- what had not begun ---------------------------------------------------------------------------
+
+
+def test_a_call_that_stopped_ranks_were_handed_and_had_not_begun_costs_nothing(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE, limits=Limits(stopped=None))
+    pids = [info.pid for info in ex.ranks]
+    assert None not in pids
+    for pid in pids:
+        os.kill(pid or 0, signal.SIGSTOP)
+    notes = tmp_path / "notes"
+    call = ex.collective_rpc("note", args=(str(notes), "n"), non_block=True)
+    wait_running(ex, 0, 1, 2)
+
+    os.kill(pids[1] or 0, signal.SIGKILL)
+    wait_healed(ex)
+    for pid in (pids[0], pids[2]):
+        os.kill(pid or 0, signal.SIGCONT)
+
+    assert call.result(LONG) == [None] * 3
+    lines = sorted(notes.read_text().splitlines())
+    assert lines == ["n rank=0 inc=1", "n rank=1 inc=2", "n rank=2 inc=1"]
+
+
+def test_an_idle_rank_that_dies_unseen_costs_the_next_call_nothing(
+    make: Make, tmp_path: Path
+) -> None:
+    ex = make(world_size=1)
+    notes = tmp_path / "notes"
+    pid = ex.ranks[0].pid
+    assert pid is not None
+
+    os.kill(pid, signal.SIGKILL)
+
+    assert ex.collective_rpc("note", LONG, args=(str(notes), "n")) == [None]
+    assert notes.read_text() == "n rank=0 inc=2\n"
+
+
+# --- back-pressure --------------------------------------------------------------------------------
+
+
+def test_a_stopped_rank_makes_callers_wait_and_memory_does_not_grow(make: Make) -> None:
+    ex = make(world_size=1, limits=Limits(stopped=None, queue_depth=4))
+    large = bytes(8 << 20)
+    assert len(ex.call("echo", LONG, args=(large,), rank=0)) == len(large)
+    pid = ex.ranks[0].pid
+    assert pid is not None
+    ends = [*processes_of(ex, "gateway"), *processes_of(ex, "outpost")]
+    before = sum(map(resident, ends))
+
+    os.kill(pid, signal.SIGSTOP)
+    queued = [ex.call("echo", args=(large,), non_block=True, rank=0) for _ in range(4)]
+    for _ in range(3):
+        with pytest.raises(CallTimeout):
+            ex.call("echo", 0.3, args=(large,), rank=0)
+    grown = sum(map(resident, ends)) - before
+    os.kill(pid, signal.SIGCONT)
+
+    assert all(len(future.result(LONG)) == len(large) for future in queued)
+    assert len(ends) == 2
+    assert grown < 6 * len(large)
+
+
+def resident(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+# --- anything at any time -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
+    make: Make, tmp_path: Path, seed: int
+) -> None:
+    ex = make(world_size=3, launch=Launch(transport=Zmq(heartbeat=0.2, lost_after=3.0)))
+    rng = random.Random(seed)
+    outcomes: Counter[str] = Counter()
+    issued: Counter[int] = Counter()
+    notes, stop = tmp_path / "notes", threading.Event()
+
+    def caller(thread: int) -> None:
+        while not stop.is_set():
+            issued[thread] += 1
+            text = f"{thread}.{issued[thread]}"
+            try:
+                got = ex.collective_rpc("slow_note", 60.0, (str(notes), text))
+                assert got == [text] * 3
+                outcomes["ok"] += 1
+            except WorkerDied:
+                outcomes["died"] += 1
+
+    threads = [threading.Thread(target=caller, args=(t,)) for t in range(3)]
+    for thread in threads:
+        thread.start()
+    for kind in rng.sample(["outpost", "gateway", "rank", "outpost", "rank"], 5):
+        wait_healed(ex, 0)
+        if kind == "rank":
+            found = [info.pid for info in ex.ranks if info.pid]
+        else:
+            found = processes_of(ex, kind)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rng.choice(found), signal.SIGKILL)
+        time.sleep(rng.uniform(0.05, 0.3))  # the seeded moment of the next
+    wait_healed(ex, 1)
+    stop.set()
+    for thread in threads:
+        thread.join(90)
+
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(outcomes.values()) == sum(issued.values())
+    assert outcomes["ok"] > 0
+    counts = Counter(tuple(line.split()[:2]) for line in notes.read_text().splitlines())
+    assert max(counts.values()) == 1, "a call ran twice on one rank"
+    status = ex.status()
+    assert (status.in_flight, status.waiting) == (0, 0)
+
+
+def test_a_killed_driver_leaves_no_process_and_no_socket(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PHALANX_TEST_TRANSPORT", "ipc")
+    driver = Driver("calls", NEVER)
+    try:
+        driver.expect("calling")
+        (gateway,) = [pid for pid in driver.left() if "gateway" in procfs.command(pid)]
+        name = f"@phalanx-link-{gateway}-"
+        assert name in Path("/proc/net/unix").read_text()
+
+        driver.send(signal.SIGKILL)
+        driver.wait()
+
+        driver.assert_gone()
+        assert name not in Path("/proc/net/unix").read_text()
+    finally:
+        driver.close()

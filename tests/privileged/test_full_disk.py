@@ -1,0 +1,68 @@
+"""A full disk costs what cannot be written while it is full, and nothing else."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.actors.checkpoint.manager import CheckpointManager
+from phalanx.actors.group.messages import SnapshotFailed
+from phalanx.runtime import RemoteFailure
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_group_goes_on_while_its_disk_is_full_and_when_there_is_room_again(
+    tmp_path: Path,
+) -> None:
+    # A small disk of its own, in a mount namespace of its own.
+    program = "tests.support.full_disk_driver"
+    mount = f'mount -t tmpfs -o size=256k none "$1" && exec "$2" -m {program} "$1"'
+    command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable]
+
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
+    )
+
+    if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
+        pytest.skip(f"no mount namespace can be made: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "answers": [2, 3, 4, 5, 6],
+        "snapshots lost": 10,
+        "after a death": [1, 1],
+        "reports lost": 1,
+        "reports known": 1,
+        "no half files": True,
+        "with room": [2, 2],
+        "after another": [2, 2],
+        "reports written": 2,
+        "files": 2,
+        "still lost": 1,
+    }
+
+
+def test_what_keeps_states_from_being_stored_is_logged_once() -> None:
+    logged: list[Any] = []
+    told: list[Any] = []
+    spec: Any = SimpleNamespace(name="group")
+    nothing: Any = object()
+    manager = CheckpointManager(spec, nothing, nothing, logged.append, told.append, ends=True)
+    full = RemoteFailure.of(OSError(28, "No space left on device"))
+    broken = RemoteFailure.of(ValueError("no state"))
+
+    for number in range(100):
+        manager.hear(SnapshotFailed(number % 2, number, full))
+    manager.hear(SnapshotFailed(0, 100, broken))
+
+    assert [event.error for event in logged] == [
+        "OSError: [Errno 28] No space left on device",
+        "ValueError: no state",
+    ]
+    assert len(told) == 99

@@ -1,0 +1,167 @@
+"""Too little memory, of every kind: an error for that call, and the next one works."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from tests.support.memory_cgroup import limited_group
+from tests.support.workers import Echo
+
+from phalanx.supervision import MessageTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.actors import Executor
+
+    Make = Callable[..., Executor[Any]]
+
+MIB = 1 << 20
+WAIT = 30.0
+ROOT = Path(__file__).parents[2]
+
+DRIVER = """
+import sys
+sys.path[:0] = [{root!r} + "/src", {root!r}]
+import numpy as np
+from phalanx import Executor
+from tests.support.workers import Echo
+from tests.support.transport import TRANSPORT
+if __name__ == "__main__":
+    with Executor(Echo, 2, launch=dict(preload=(), transport=TRANSPORT)) as executor:
+        for size in (10, 100_000, 4 << 20):
+            sent = np.arange(size, dtype=np.uint8)
+            replies = executor.collective_rpc("echo", 30, args=(sent,))
+            assert all((reply == sent).all() for reply in replies)
+    print("answered")
+"""
+
+
+IN_A_GROUP = """
+import sys
+sys.path[:0] = [{root!r} + "/src", {root!r}]
+from pathlib import Path
+import numpy as np
+import pytest
+from phalanx import Executor
+from phalanx.errors import MessageTooLarge
+from tests.privileged.test_low_memory import MIB, Short
+
+WAIT = 30.0
+
+def nothing(size):
+    return np.zeros(size, dtype=np.uint8)
+
+if __name__ == "__main__":
+    gate = Path(sys.argv[1])
+    with Executor(Short, 2, launch=dict(preload=())) as ex:
+        with pytest.raises(MessageTooLarge) as sent:
+            ex.collective_rpc("size", WAIT, args=(nothing(512 * MIB),))
+        with pytest.raises(MessageTooLarge) as answered:
+            ex.collective_rpc("made", WAIT, args=(512 * MIB,))
+        for error in (sent.value, answered.value):
+            assert error.size >= 512 * MIB > {limit} > error.limit, error
+        for size in (100 * MIB, 140 * MIB):  # there is no room for both, and no need
+            assert ex.collective_rpc("size", WAIT, args=(nothing(size),)) == [size] * 2
+        ex.collective_rpc("gated", args=(str(gate),), non_block=True)
+        row = []
+        with pytest.raises(MessageTooLarge):
+            for _ in range(60):
+                row.append(ex.collective_rpc("size", args=(nothing(8 * MIB),), non_block=True))
+        gate.touch()
+        assert [future.result(WAIT) for future in row] == [[8 * MIB] * 2] * len(row)
+        assert [rank.incarnation for rank in ex.ranks] == [1, 1]
+    print("answered", len(row))
+"""
+
+
+class Short(Echo):
+    """Can be left without room for more."""
+
+    def leave_room(self, size: int) -> None:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        room = pages * resource.getpagesize() + size
+        resource.setrlimit(resource.RLIMIT_AS, (room, resource.RLIM_INFINITY))
+
+    def size(self, array: Any) -> int:
+        return int(array.nbytes)
+
+    def made(self, size: int) -> Any:
+        return np.zeros(size, dtype=np.uint8)
+
+
+def test_a_worker_without_address_space_refuses_that_call_and_serves_on(make: Make) -> None:
+    ex = make(Short, 1)
+    ex.call("leave_room", WAIT, args=(16 * MIB,), rank=0)
+
+    with pytest.raises(MemoryError, match=f"{64 * MIB} bytes"):
+        ex.call("size", WAIT, args=(np.zeros(64 * MIB, dtype=np.uint8),), rank=0)
+
+    assert ex.call("size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),), rank=0) == MIB
+    assert ex.ranks[0].incarnation == 1
+
+
+def test_more_than_the_machine_has_is_refused_before_a_byte_is_written(make: Make) -> None:
+    ex = make(Short, 1)
+    huge = np.zeros(1 << 44, dtype=np.uint8) if _can_promise(1 << 44) else None
+    if huge is None:
+        pytest.skip("this kernel promises no more address space than it has memory")
+
+    with pytest.raises(MessageTooLarge) as caught:
+        ex.call("size", WAIT, args=(huge,), rank=0)
+
+    assert caught.value.size >= 1 << 44 > caught.value.limit
+    assert str(caught.value.limit) in str(caught.value)
+    assert ex.call("size", WAIT, args=(np.zeros(MIB, dtype=np.uint8),), rank=0) == MIB
+
+
+def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: Path) -> None:
+    limit = 384 * MIB
+    script = tmp_path / "driver.py"
+    script.write_text(IN_A_GROUP.format(root=str(ROOT), limit=limit))
+    with limited_group(limit) as group:
+        enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} {script} {tmp_path}/gate"
+        argv = ["sh", "-c", enter]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+
+    assert done.stdout.startswith("answered"), done.stderr
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["mount -t tmpfs -o size=4k none /dev/shm && head -c 4096 /dev/zero > /dev/shm/full", "absent"],
+)
+def test_calls_need_no_dev_shm(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER.format(root=str(ROOT)))
+    if how == "absent":
+        # What lies under it is hidden with it: nothing of this name can be opened any more.
+        how = f"mkdir -p {tmp_path}/dev && mount --bind {tmp_path}/dev /dev/shm && rmdir /dev/shm/x"
+        how = how.replace(" && rmdir /dev/shm/x", " && mount -o remount,ro,bind /dev/shm")
+    if shutil.which("unshare") is None or _unshare("true").returncode:
+        pytest.skip("mount namespaces are not allowed here")
+
+    done = _unshare(f"{how} && exec {sys.executable} {script}")
+
+    assert done.stdout.strip().endswith("answered"), done.stderr
+
+
+def _unshare(command: str) -> subprocess.CompletedProcess[str]:
+    argv = ["unshare", "--mount", "sh", "-c", command]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+
+
+def _can_promise(size: int) -> bool:
+    try:
+        np.empty(size, dtype=np.uint8)
+    except MemoryError:
+        return False
+    return True

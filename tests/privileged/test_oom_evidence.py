@@ -1,0 +1,162 @@
+"""A kill is called out-of-memory from evidence, else it is a SIGKILL. Kills are real."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from tests.support.memory_cgroup import limited_group
+from tests.support.workers import Echo
+
+from phalanx.actors import Executor
+from phalanx.runtime.linux import cgroup, oom
+from phalanx.runtime.linux.oom import OomCounter, OomSample
+
+Make = Callable[..., Executor[Any]]
+LONG = 60.0
+LIMIT = 192 << 20  # bytes
+
+
+class Glutton(Echo):
+    """Eats memory, in a control group with little of it."""
+
+    def enter(self, group: str) -> None:
+        (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+
+    def eat(self) -> NoReturn:
+        eaten = []
+        while True:
+            eaten.append(bytearray(8 << 20))
+
+    def limit_address_space(self) -> None:
+        import resource
+
+        now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (now + (256 << 20), hard))
+
+
+@pytest.fixture
+def tight() -> Iterator[Path]:
+    """A memory control group of its own, with a limit."""
+    with limited_group(LIMIT) as group:
+        yield group
+
+
+def count_in(path: Path, kills: int) -> None:
+    path.write_text(f"oom 3\noom_kill {kills}\noom_group_kill 9\n")
+
+
+@pytest.fixture
+def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The count of a control group."""
+    monkeypatch.setattr(oom, "group_folders", lambda _: iter((tmp_path,)))
+    count_in(tmp_path / "memory.events", 5)
+    return tmp_path / "memory.events"
+
+
+def test_a_rise_of_the_count_is_evidence_for_one_death_only(counted: Path) -> None:
+    seen = OomCounter()
+    before = seen.sample()
+    assert seen.take(before) == ""
+
+    count_in(counted, 6)
+
+    assert "oom_kill rose from 5 to 6" in seen.take(before)
+    assert seen.take(before) == ""
+
+
+def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container without a namespace of control groups."""
+    mount = tmp_path / "memory"
+    mount.mkdir()
+    count_in(mount / "memory.oom_control", 7)
+    own = tmp_path / "own"
+    own.write_text("4:memory:/docker/1234\n")
+    folders = list(cgroup.group_folders("memory", tmp_path, own))
+    monkeypatch.setattr(oom, "group_folders", lambda _: iter(folders))
+    monkeypatch.setattr(oom, "nearest", lambda each: cgroup.nearest(each, tmp_path))
+
+    assert OomCounter().sample().counter == mount / "memory.oom_control"
+
+    folders[0].mkdir(parents=True)  # to be seen, without accounts: those around it count others
+    assert OomCounter().sample().counter is None
+
+
+def test_what_rose_before_a_start_is_no_evidence(counted: Path) -> None:
+    seen = OomCounter()
+    count_in(counted, 8)
+
+    assert seen.take(seen.sample()) == ""
+
+
+def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> None:
+    before = OomCounter().sample()
+    counted.unlink()
+
+    assert OomCounter().take(before) == ""
+
+
+def test_without_a_count_there_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oom, "group_folders", lambda _: iter(()))
+    before = OomCounter().sample()
+
+    assert before == OomSample()
+    assert OomCounter().take(before) == ""
+
+
+DRIVER = """
+import json, sys
+from pathlib import Path
+from tests.privileged.test_oom_evidence import Glutton
+from phalanx.actors import Executor
+from phalanx.runtime import Runtime
+from phalanx.supervision import WorkerDied
+Path(sys.argv[1], "cgroup.procs").write_text("0")
+with Runtime(console=None, stream=False) as runtime:
+    with Executor(Glutton, 1, launch={'preload': ()}, runtime=runtime) as ex:
+        for method, args in (("eat", ()), ("kill_self", (0, 9, 2))):
+            try:
+                ex.call(method, 60.0, args, rank=0)
+            except WorkerDied as error:
+                died = error.report
+                print(json.dumps([str(died.reason), died.evidence.oom]))
+"""
+
+
+def test_a_real_kill_for_want_of_memory_is_told_from_a_plain_one(tight: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(tight)],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    (starved, evidence), (killed, nothing) = map(json.loads, done.stdout.splitlines())
+    assert starved == "killed (SIGKILL; out of memory)"
+    assert "oom_kill rose from 0 to 1" in evidence
+    assert (killed, nothing) == ("killed (SIGKILL)", "")
+
+
+def test_a_limit_on_address_space_is_an_exception_and_no_death(make: Make) -> None:
+    ex = make(Glutton, 1)
+    ex.call("limit_address_space", LONG, rank=0)
+    pid = ex.ranks[0].pid
+
+    with pytest.raises(MemoryError):
+        ex.call("eat", LONG, rank=0)
+
+    assert ex.ranks[0].pid == pid
+    assert ex.call("echo", LONG, ("still here",), rank=0) == "still here"
+    assert ex.status().reports == ()

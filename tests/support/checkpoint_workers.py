@@ -1,0 +1,169 @@
+"""Workers whose state is taken and given back, and whose hooks go wrong where they are told."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support.workers import Echo, wait_for
+
+from phalanx.actors import WorkerContext, method
+
+
+class Fatal:
+    """An answer that kills its worker on its way out: the state has been stored by then."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+class Counter(Echo):
+    """Counts, and says what it was given back.
+
+    Args:
+        wrong: What goes wrong, and how: "checkpoint" or "restore" to a word below. It happens
+            while the file *when* exists, on rank *where* (None: on all).
+    """
+
+    def __init__(
+        self, wrong: dict[str, str] | None = None, when: str = "", where: int | None = None
+    ) -> None:
+        super().__init__()
+        self.wrong = wrong or {}
+        self.when = when
+        self.where = where
+        self.restored: list[Any] = []
+
+    def checkpoint(self) -> Any:
+        self.go_wrong("checkpoint")
+        if self.is_wrong("checkpoint") and self.wrong["checkpoint"] == "unpicklable":
+            return threading.Lock()
+        return {"count": self.count, "rank": self.ctx.rank}
+
+    def restore(self, state: Any) -> None:
+        self.go_wrong("restore")
+        assert state["rank"] == self.ctx.rank
+        self.count = state["count"]
+        self.restored.append(state["count"])
+
+    def add_and_die_answering(self, rank: int) -> Any:
+        self.add()
+        return Fatal() if self.ctx.rank == rank else None
+
+    def is_wrong(self, hook: str) -> bool:
+        return (
+            hook in self.wrong
+            and self.where in (None, self.ctx.rank)
+            and (not self.when or Path(self.when).exists())
+        )
+
+    def go_wrong(self, hook: str) -> None:
+        if not self.is_wrong(hook):
+            return
+        match self.wrong[hook]:
+            case "raise":
+                raise ValueError(f"{hook} goes wrong")
+            case "once":
+                Path(self.when).unlink()
+                raise ValueError(f"{hook} goes wrong once")
+            case "exit":
+                sys.exit(3)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "kill once":
+                Path(self.when).unlink()
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(600)
+            case _:
+                pass
+
+    @method(idempotent=True)
+    def add(self, amount: int = 1) -> int:
+        self.count += amount
+        return self.count
+
+    def add_and_die(self, rank: int) -> int:
+        """Count, and die on *rank*."""
+        self.count += 1
+        if self.ctx.rank == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.count
+
+    def add_and_raise(self, error: Exception) -> None:
+        self.count += 1
+        raise error
+
+    def add_gated(self, gate: str) -> int:
+        """Count, say so in a file beside *gate*, and wait for that."""
+        self.count += 1
+        Path(f"{gate}.{self.ctx.rank}").touch()
+        wait_for(gate)
+        return self.count
+
+    def get(self) -> int:
+        return self.count
+
+    def state(self) -> tuple[int, list[Any], int]:
+        return self.count, self.restored, self.ctx.incarnation
+
+
+class Resharder(Counter):
+    """Shares the count anew among another number of ranks."""
+
+    def reshard(self, states: Sequence[Any]) -> None:
+        assert [state["rank"] for state in states] == list(range(len(states)))
+        total = sum(state["count"] for state in states)
+        self.count = total // self.ctx.world_size
+        self.restored.append([state["count"] for state in states])
+
+
+class KeptCounter(Counter):
+    """Is kept when another rank dies."""
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+
+class Bounded(Counter):
+    """Cannot write files beyond a size, as on a disk that is full."""
+
+    def fill_disk(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, resource.RLIM_INFINITY))
+
+    def empty_disk(self) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
+class Holder(Echo):
+    """Has a large state."""
+
+    def fill(self, number: int, value: float) -> None:
+        import torch
+
+        self.tensor = torch.full((number,), value)
+
+    def checkpoint(self) -> Any:
+        return {"tensor": self.tensor, "small": self.tensor[:3].clone()}
+
+    def restore(self, state: Any) -> None:
+        self.tensor = state["tensor"]
+        self.small = state["small"]
+
+    def total(self) -> float:
+        return float(self.tensor.double().sum())
+
+    def change(self) -> float:
+        self.tensor.add_(1)
+        return self.total()

@@ -1,0 +1,111 @@
+"""Output collectors, plain child processes that write, and a terminal that tests read."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any, cast
+
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime.output.worker_output import WorkerOutput
+
+LONG = 60.0  # seconds; no test takes them unless something is broken
+
+_WORKER = """
+import os, sys
+from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.log_channel import worker_logger
+labels = WorkerLabels(**{labels!r})
+log, faults = {fds!r}
+{code}
+"""
+
+
+def plain_collector(**options: Any) -> OutputCollector:
+    """Return a collector with a launcher of its own, for a program that ends without closing it."""
+    return OutputCollector(Launcher(EventLoop(), preload=()), **options)
+
+
+class Worker:
+    """A child that runs *code*, with ``log`` and ``faults`` as descriptors and its ``labels``."""
+
+    def __init__(self, output: WorkerOutput, code: str) -> None:
+        fds = list(output.child_fds().values())
+        labels = output.labels.as_dict()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", _WORKER.format(labels=labels, fds=fds, code=code)],
+            stdin=subprocess.PIPE,
+            stdout=output.stdout,
+            stderr=output.stderr,
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        output.label(pid=self.pid)
+        output.close_child_ends()
+
+    def go(self) -> None:
+        """Let a worker that waits in ``input()`` go on."""
+        assert self._popen.stdin is not None
+        self._popen.stdin.write(b"\n")
+        self._popen.stdin.flush()
+
+    def wait(self) -> int:
+        code = self._popen.wait(LONG)
+        if self._popen.stdin is not None:
+            self._popen.stdin.close()
+        return code
+
+    def is_running(self) -> bool:
+        return self._popen.poll() is None
+
+    def kill(self, sig: int = signal.SIGKILL) -> int:
+        os.kill(self.pid, sig)
+        return self.wait()
+
+
+class Console:
+    """Stands for the driver's terminal: a pipe, read only when a test says so."""
+
+    def __init__(self) -> None:
+        self._reader, self.fd = os.pipe()
+        self._rest = b""
+        self.lines: list[str] = []
+
+    def until(self, wanted: Callable[[str], bool]) -> str:
+        """Return the first line from here on that is *wanted*; earlier ones stay in `lines`."""
+        deadline = time.monotonic() + LONG
+        while True:
+            while b"\n" in self._rest:
+                line, _, self._rest = self._rest.partition(b"\n")
+                self.lines.append(line.decode())
+                if wanted(self.lines[-1]):
+                    return self.lines[-1]
+            left = deadline - time.monotonic()
+            ready, _, _ = select.select([self._reader], [], [], max(0.0, left))
+            assert ready, f"not seen within {LONG} s; last were {self.lines[-5:]}"
+            self._rest += os.read(self._reader, 1 << 16)
+
+    def record(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """The same for a console of JSON."""
+        return cast("dict[str, Any]", json.loads(self.until(lambda line: wanted(json.loads(line)))))
+
+    def close(self) -> None:
+        os.close(self._reader)
+        os.close(self.fd)
+
+
+def labels_of(rank: int, **more: Any) -> WorkerLabels:
+    return WorkerLabels(child=f"root/tp/{rank}", group="tp", rank=rank, **more)

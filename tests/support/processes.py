@@ -1,0 +1,107 @@
+"""Starting processes in tests: a pipe they speak through, and waiting with a deadline."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Literal
+
+from phalanx.runtime.linux import procfs
+from phalanx.runtime.process.launch_spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from phalanx.runtime.process.launcher import Launcher
+    from phalanx.runtime.process.process import Process
+
+LONG = 30.0  # seconds; nothing takes them unless it is broken
+
+
+def soon() -> float:
+    return time.monotonic() + LONG
+
+
+class Line:
+    """A pipe from one process to the test."""
+
+    def __init__(self) -> None:
+        self.read, self.write = os.pipe()
+        self._rest = b""
+
+    def hear(self) -> dict[str, Any]:
+        """Return the next thing said."""
+        deadline = soon()
+        while b"\n" not in self._rest:
+            ready, _, _ = select.select([self.read], [], [], max(0.0, deadline - time.monotonic()))
+            assert ready, "nothing was said"
+            data = os.read(self.read, 1 << 16)
+            assert data, "it ended without a word"
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        said: dict[str, Any] = json.loads(line)
+        return said
+
+    def close(self) -> None:
+        os.close(self.read)
+        os.close(self.write)
+
+
+class Starter:
+    """Starts the entries of this folder and knows when they have ended."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.line = Line()
+        self.exits: list[Process] = []
+        self._news = threading.Condition()
+
+    def spec(
+        self,
+        entry: str,
+        payload: object = "",
+        *,
+        method: Literal["zygote", "exec"] = "zygote",
+        **more: Any,
+    ) -> LaunchSpec:
+        more.setdefault("label", entry)
+        more.setdefault("fds", {"out": self.line.write})
+        return LaunchSpec(
+            entry=f"tests.support.entry_points:{entry}",
+            payload=str(payload).encode(),
+            method=method,
+            **more,
+        )
+
+    def start(
+        self, entry: str, payload: object = "", *, deadline: float | None = None, **more: Any
+    ) -> Process:
+        spec = self.spec(entry, payload, **more)
+        deadline = soon() if deadline is None else deadline
+        return self.launcher.launch(spec, on_exit=self.on_exit, deadline=deadline)
+
+    def on_exit(self, process: Process) -> None:
+        with self._news:
+            self.exits.append(process)
+            self._news.notify_all()
+
+    def await_exits(self, count: int) -> list[Process]:
+        with self._news:
+            assert self._news.wait_for(lambda: len(self.exits) >= count, LONG)
+            return list(self.exits)
+
+
+def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
+    """Wait for something that sends no word when it comes true."""
+    deadline = soon()
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come true"
+        time.sleep(0.005)
+
+
+def is_alive(pid: int) -> bool:
+    task = procfs.read(pid)
+    return task is not None and task.state not in "ZX"

@@ -1,0 +1,146 @@
+"""Workers that are kept when another rank dies."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+from tests.support.workers import Echo, wait_for
+
+from phalanx.actors import WorkerContext
+
+
+class Keeper(Echo):
+    """Meets the others in a gloo group, holds something, and goes wrong where it is told."""
+
+    def __init__(self, wrong: dict[int, str] | None = None) -> None:
+        super().__init__()
+        self.wrong = wrong or {}
+        self.loads = 0
+        self.reforms: list[int] = []
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        self.loads += 1
+        self.join(ctx)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        import torch.distributed as dist
+
+        assert not dist.is_initialized()
+        self.reforms.append(ctx.epoch)
+        match self.wrong.get(ctx.rank):
+            case "raise":
+                raise ValueError("cannot go on")
+            case "die":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "hang":
+                time.sleep(600)
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case _:
+                self.join(ctx)
+
+    def join(self, ctx: WorkerContext) -> None:
+        ctx.init_process_group("gloo", timeout=60)
+
+    def kept(self) -> tuple[int, list[int], int, int]:
+        return self.loads, self.reforms, os.getpid(), self.ctx.epoch
+
+    def total(self) -> float:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        return float(tensor)
+
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
+        """Meet the others until one is gone, or never comes; say in a file that it has begun."""
+        Path(f"{mark}.{self.ctx.rank}").touch()
+        while self.ctx.rank != absent:
+            self.total()
+        time.sleep(600)
+
+    def busy(self, gate: str) -> Any:
+        wait_for(gate, 600)
+
+    def meet_by_env(self) -> tuple[str | None, str | None]:
+        return os.environ.get("MASTER_PORT"), os.environ.get("TORCHELASTIC_RESTART_COUNT")
+
+
+class Sender(Keeper):
+    """Rank 1 sends rank 0 more than it takes at once; the others wait for rank 0."""
+
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
+        import torch
+        import torch.distributed as dist
+
+        tensor = torch.ones(1 << 26)  # 256 MiB
+        Path(f"{mark}.{self.ctx.rank}").touch()
+        while True:
+            if self.ctx.rank == 1:
+                dist.send(tensor, 0)
+            else:
+                dist.recv(tensor, 1 if self.ctx.rank == 0 else 0)
+
+
+class Loner(Keeper):
+    """The same without a process group: its start waits for nobody."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        pass
+
+
+class Holder(Keeper):
+    """Refers to the process group in a way of its own, on every rank, when the group is left."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.held: list[Any] = []
+
+    def join(self, ctx: WorkerContext) -> None:
+        import torch
+        import torch.distributed as dist
+
+        super().join(ctx)
+        match self.how:
+            case "group":
+                self.held.append(dist.group.WORLD)
+            case "operation":
+                work = cast("Any", dist.all_reduce(torch.ones(1), async_op=True))
+                work.wait()
+                self.held.append(work)
+            case "thread":
+                pair = dist.new_group([0, 1])
+                if ctx.rank == 0:  # rank 1 never comes to this one
+                    thread = threading.Thread(target=self.meet, args=(pair,), daemon=True)
+                    thread.start()
+                    self.held.append(thread)
+            case _:
+                pass
+
+    def still_waits(self) -> bool:
+        """Whether the thread that waited in the first epoch's group does so still."""
+        self.held[0].join(10.0)
+        return bool(self.held[0].is_alive())
+
+    def meet(self, group: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        with contextlib.suppress(RuntimeError):
+            dist.all_reduce(torch.ones(1), group=group)
+
+    def reduce_for_ever(self, mark: str, absent: int | None = None) -> None:
+        try:
+            super().reduce_for_ever(mark, absent)
+        except RuntimeError as error:
+            if self.how == "error":
+                self.held.append(error)
+            raise

@@ -1,0 +1,140 @@
+"""What an executor is to be, decided before anything starts, and what it may become."""
+
+from __future__ import annotations
+
+import inspect
+import tomllib
+from typing import Any
+
+import pytest
+from tests.support.workers import Echo
+
+from phalanx.actors import Devices, Executor, Layout, Limits, RestartPolicy, StopPolicy
+from phalanx.actors.spec.options import (
+    REPLACED,
+    ExecutorSpec,
+    layout_for,
+    replaced_keywords,
+    spec_of,
+)
+from phalanx.runtime import DevicePool
+from phalanx.supervision import BackOff, Intensity, Restart, SpecError, Strategy
+from phalanx.testing import FakeGpus
+
+
+def spec(**options: Any) -> ExecutorSpec:
+    options = {"devices": "cpu", **options}
+    return spec_of(Echo, **options)
+
+
+def test_an_executor_has_no_more_than_eighteen_parameters() -> None:
+    assert len(inspect.signature(Executor).parameters) <= 18
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"start_timeout": 9.0}, {"limits": {"start": 9.0}}),
+        ({"stopped_after": None}, {"limits": {"stopped": None}}),
+        ({"restart": "transient"}, {"policy": {"restart": "transient"}}),
+        ({"backoff": None}, {}),
+        ({"launch": "exec", "env": {"A": "1"}}, {"launch": {"method": "exec", "env": {"A": "1"}}}),
+        (
+            {"devices": "cpu", "devices_per_rank": 0.5},
+            {"devices": {"names": "cpu", "per_rank": 0.5}},
+        ),
+        ({"tensor": 1, "pipeline": 2}, {"layout": {"pipeline": 2}}),
+        (
+            {"policy": RestartPolicy(standby=1), "leave_within": 1.0},
+            {"policy": RestartPolicy(standby=1, leave_within=1.0)},
+        ),
+        ({"spin": 0.0, "async_output": True}, {}),
+    ],
+)
+def test_old_keywords_mean_what_they_meant_and_warn(
+    old: dict[str, Any], new: dict[str, Any]
+) -> None:
+    former = replaced_keywords({**REPLACED, "restart": "policy.restart"})(spec)
+
+    with pytest.warns(DeprecationWarning, match="is deprecated"):
+        then = former(name="x", **old)
+
+    assert then == spec(name="x", **new)
+
+
+def test_groups_may_be_tables_of_a_document() -> None:
+    tables = tomllib.loads("""
+        strategy = "one_for_one"
+        intensity = [5, 10.0]
+        hang_after = 7
+        launch = "exec"
+        [policy]
+        restart = "transient"
+        standby = 2
+        backoff = { initial = 0.5 }
+        [devices]
+        names = "cpu"
+        visibility = "all"
+        [limits]
+        start = 60
+        stop = { ask = 1.0 }
+        [layout]
+        tensor = 2
+    """)
+
+    found = spec(**tables)
+
+    assert found.policy == RestartPolicy(
+        strategy=Strategy.ONE_FOR_ONE,
+        intensity=Intensity(5, 10.0),
+        restart=Restart.TRANSIENT,
+        standby=2,
+        backoff=BackOff(initial=0.5),
+    )
+    assert found.limits == Limits(start=60.0, hang=7.0, stop=StopPolicy(ask=1.0))
+    assert (found.launch.method, found.devices.visibility, found.world_size) == ("exec", "all", 2)
+
+
+def test_a_short_form_goes_over_its_group() -> None:
+    both = spec(strategy="one_for_one", policy=RestartPolicy(standby=3))
+
+    assert (both.policy.strategy, both.policy.standby) == (Strategy.ONE_FOR_ONE, 3)
+
+
+def test_ranks_that_share_a_device_may_become_more_than_there_are_devices() -> None:
+    pool = DevicePool.of("auto", 1, FakeGpus(1), {})
+    shared = spec(world_size=2, devices=Devices(names=pool, per_rank=0.25))
+    try:
+        grown = layout_for(shared, 4, None, now=shared.layout)
+
+        assert grown.world_size == 4
+        with pytest.raises(SpecError):
+            layout_for(shared, 5, None, now=shared.layout)
+    finally:
+        pool.close()
+
+
+def test_ranks_that_were_laid_out_are_laid_out_anew_in_words() -> None:
+    laid_out = spec(layout=Layout(tensor=2))
+
+    with pytest.raises(SpecError, match="layout"):
+        layout_for(laid_out, 4, None, now=laid_out.layout)
+
+    assert layout_for(laid_out, 4, Layout(tensor=4), now=laid_out.layout).world_size == 4
+
+
+def test_an_inline_rank_stays_alone() -> None:
+    inline = spec(launch="inline")
+
+    with pytest.raises(SpecError, match="inline"):
+        layout_for(inline, 2, None, now=inline.layout)
+
+
+@pytest.mark.parametrize("field", ["kwargs", "launch.rank_kwargs"])
+def test_arguments_that_have_no_name_are_refused_by_the_field_they_stand_in(field: str) -> None:
+    nameless: Any = {1: "one"}
+
+    with pytest.raises(SpecError) as raised:
+        spec(kwargs=nameless) if field == "kwargs" else spec(launch={"rank_kwargs": [nameless]})
+
+    assert raised.value.field.startswith(field)

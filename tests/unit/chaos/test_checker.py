@@ -1,0 +1,350 @@
+"""The checker, by value: what it accepts, and what it finds in histories that lie."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import pytest
+from tests.support import false_histories as lies
+from tests.support.histories import Teller, whole
+
+from phalanx.chaos import INVARIANTS
+from phalanx.chaos.checker.checker import RULES, check
+from phalanx.chaos.history.events import (
+    ChangePlanned,
+    DriverEnded,
+    FaultInjected,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    RankDied,
+    RankExited,
+    RanksNotStarted,
+    RankStarted,
+    SteadyStateChecked,
+)
+
+# --- what is accepted ---------------------------------------------------------------------
+
+
+def test_a_run_in_which_all_went_well_holds_every_invariant() -> None:
+    teller = whole(3)
+    call = teller.issue("retry", retries=1)
+    wire = teller.send(call)
+    teller.begin(call, wire, 0)
+    teller.add(FaultInjected, number=1, fault="kill", target="1", rank=1, group="g", incarnation=1)
+    teller.die(1, stopped=(0, 2))
+    teller.start(0, 1, 2)
+    wire = teller.send(call)
+    for rank in range(3):
+        teller.begin(call, wire, rank)
+        teller.end(call, wire, rank)
+    teller.settle(call)
+    for rank in range(3):
+        teller.take(call, wire, rank)
+    teller.serve(shape="gather")
+    teller.close()
+
+    assert check(teller.history()) == ()
+
+
+def test_ranks_that_share_no_process_group_need_not_wait_for_one_that_raised() -> None:
+    teller = whole()
+    lies.went_on_without_the_other(teller, joined=False)
+    teller.close()
+
+    assert check(teller.history()) == ()
+
+
+def test_a_call_that_failed_with_a_death_is_an_outcome() -> None:
+    teller = whole()
+    call = teller.issue()
+    teller.begin(call, teller.send(call), 0)
+    teller.die(1, stopped=(0,))
+    teller.settle(call, "died")
+    teller.start(0, 1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_what_a_killed_driver_owed_is_excused() -> None:
+    teller = whole()
+    teller.send(teller.issue())
+    teller.add(DriverEnded, number=1, closed=False)
+
+    assert teller.broken() == set()
+
+
+def test_a_rank_restarted_alone_under_one_for_one_is_right() -> None:
+    teller = whole(strategy="one_for_one")
+    teller.die(1)
+    teller.start(1, meets=False, new_epoch=False)
+    teller.serve()
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_survivors_that_are_kept_are_right() -> None:
+    teller = whole(3, survivors="keep")
+    teller.die(1)
+    teller.start(1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+@pytest.mark.parametrize("survivors", ["restart", "keep"])
+def test_a_start_may_be_told_of_after_a_death_that_came_later(survivors: str) -> None:
+    teller = whole(survivors=survivors)
+    teller.die(0, "restart ranks 0, 1", stopped=(1,))
+    teller.epoch += 1  # both are being started, and one dies before it is told of the other
+    for rank in (0, 1):
+        teller.incarnations[rank] += 1
+    teller.add(RankStarted, **teller.who(0), pid=1)
+    teller.die(0, "restart ranks 0, 1")
+    teller.add(RankStarted, **teller.who(1), pid=2)
+    teller.add(RankExited, **teller.who(1), pid=2, reason="shutdown")
+    teller.start(0, 1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_a_start_may_be_told_of_after_the_death_of_a_rank_that_stayed_up() -> None:
+    teller = whole(3, strategy="rest_for_one")
+    stayed = teller.who(1)
+    teller.die(2, "restart rank 2")
+    teller.epoch += 1  # rank 2 is being started, and rank 1 dies before that is told
+    teller.incarnations[2] += 1
+    teller.add(RankExited, **stayed, pid=1, reason="killed")
+    teller.add(RankDied, **stayed, pid=1, reason="killed", decision="restart ranks 1, 2")
+    teller.add(GroupDown, group="g", epoch=teller.epoch, cause="a death")
+    teller.add(RankStarted, **teller.who(2), pid=2)
+    teller.add(RankExited, **teller.who(2), pid=2, reason="shutdown")
+    teller.start(1, 2)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_a_planned_restart_has_its_cause() -> None:
+    teller = whole(strategy="one_for_one")
+    teller.add(ChangePlanned, group="g", ranks=(0,))
+    teller.add(RankExited, **teller.who(0), pid=1, reason="shutdown")
+    teller.start(0, meets=False, new_epoch=False)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_the_death_of_a_spare_is_none_of_the_groups() -> None:
+    teller = whole(intensity=0)
+    spare = {"group": "g", "rank": None, "incarnation": -1, "epoch": 0, "pid": 1}
+    teller.add(RankDied, **spare, reason="killed", decision="replace the spare")
+    teller.add(GroupUp, group="g", epoch=1, world_size=2)
+    teller.add(RankDied, **spare, reason="killed", decision="replace the spare")
+    teller.add(GroupEnded, group="g", epoch=1, cause="give up")
+
+    assert teller.broken() == {"intensity"}  # nothing that counts was behind its end
+
+
+def test_a_group_that_gives_up_past_its_intensity_is_right() -> None:
+    teller = whole(intensity=1)
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    teller.die(1, "give up: more than 1 restarts in 60 s", stopped=(0,))
+    teller.add(GroupEnded, group="g", epoch=2, cause="give up")
+    teller.add(SteadyStateChecked, group="g", ok=False, ended=True)
+    teller.add(DriverEnded, number=1, closed=True)
+
+    assert teller.broken() == set()
+
+
+def test_starts_that_failed_may_explain_why_a_group_gave_up() -> None:
+    teller = whole(intensity=1)
+    teller.die(0, stopped=(1,))
+    teller.add(RanksNotStarted, group="g", ranks=((0, 2), (1, 2)), reason="no process")
+    teller.add(GroupEnded, group="g", epoch=2, cause="give up")
+    teller.add(DriverEnded, number=1, closed=True)
+
+    assert teller.broken() == set()
+
+
+def test_descriptors_that_are_opened_early_or_for_a_while_heap_up_nowhere() -> None:
+    teller = whole()
+    for turn in range(100):
+        teller.descriptors = 20 if turn < 5 else 300 if turn % 10 == 3 else 200
+        teller.serve()
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_what_a_death_withdrew_was_not_passed_over() -> None:
+    teller = whole(strategy="one_for_one")
+    call = teller.issue()
+    wire = teller.send(call)  # nobody begins it
+    teller.die(1)
+    teller.start(1, meets=False, new_epoch=False)
+    teller.serve()
+    assert teller.wires > wire
+    wire = teller.send(call)
+    for rank in (0, 1):
+        teller.begin(call, wire, rank)
+        teller.end(call, wire, rank)
+    teller.settle(call)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_who_had_ended_a_call_may_have_begun_the_next_unseen() -> None:
+    teller = whole()
+    call = teller.issue()
+    teller.send(call)  # noted in the page of a rank, and nothing was done of it yet
+    teller.die(1, stopped=(0,))
+    teller.settle(call, "died")
+    teller.start(0, 1)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
+def test_where_a_group_gives_up_no_call_is_made_again() -> None:
+    teller = whole(intensity=0)
+    call = teller.issue("retry", retries=5)
+    teller.begin(call, teller.send(call), 0)
+    teller.die(0, "give up: more than 0 restarts in 60 s", stopped=(1,))
+    teller.settle(call, "died")
+    teller.add(GroupEnded, group="g", epoch=1, cause="give up")
+    teller.add(DriverEnded, number=1, closed=True)
+
+    assert teller.broken() == set()
+
+
+# --- what is found ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("invariant", "lie"),
+    [
+        ("one_outcome", lies.lost_call),
+        ("one_outcome", lies.two_outcomes),
+        ("one_outcome", lies.outcome_of_no_call),
+        ("at_most_once", lies.sent_again_though_begun),
+        ("at_most_once", lies.retried_too_often),
+        ("at_most_once", lies.delivered_twice),
+        ("at_least_once", lies.answered_and_never_run),
+        ("at_least_once", lies.answered_before_it_had_run),
+        ("sent_again", lies.retry_never_made),
+        ("sent_again", lies.failed_and_never_begun),
+        ("sent_again", lies.sent_again_behind_a_later_one),
+        ("nothing_lost", lies.passed_over),
+        ("nothing_lost", lies.unheard),
+        ("one_order", lies.ranks_disagree_about_the_order),
+        ("one_epoch", lies.one_sending_in_two_epochs),
+        ("one_epoch", lies.answers_of_two_sendings),
+        ("in_step", lies.went_on_without_the_other),
+        ("own_reply", lies.answer_of_another_call),
+        ("own_reply", lies.answer_of_another_rank),
+        ("own_reply", lies.answer_of_an_earlier_incarnation),
+        ("own_reply", lies.item_of_a_stream_left_out),
+        ("in_time", lies.out_of_time_too_early),
+        ("in_time", lies.out_of_time_without_a_limit),
+        ("in_time", lies.ended_long_after_its_deadline),
+        ("with_cause", lies.told_of_a_death_that_was_none),
+        ("with_cause", lies.told_of_a_death_without_a_report),
+        ("with_cause", lies.told_of_the_death_before_it_was_sent),
+        ("with_cause", lies.told_of_the_death_of_another),
+        ("with_cause", lies.told_of_an_end_that_was_none),
+        ("strategy", lies.restarted_alone_though_all_are_tied),
+        ("strategy", lies.restarted_without_a_cause),
+        ("intensity", lies.went_on_past_its_intensity),
+        ("intensity", lies.gave_up_too_early),
+        ("death_first", lies.two_incarnations_at_once),
+        ("death_first", lies.woke_beside_its_predecessor),
+        ("deaths_known", lies.end_nobody_learnt_of),
+        ("deaths_known", lies.taken_for_dead),
+        ("deaths_known", lies.death_known_late),
+        ("fresh_rendezvous", lies.same_place_in_two_epochs),
+        ("fresh_rendezvous", lies.two_places_in_one_epoch),
+        ("heals", lies.never_healed),
+        ("right_answers", lies.traffic_complained),
+        ("nothing_left", lies.something_left),
+        ("nothing_left", lies.descriptors_heap_up),
+    ],
+)
+def test_a_lie_is_found_by_its_rule(invariant: str, lie: Callable[[Teller], None]) -> None:
+    teller = whole()
+    lie(teller)
+    teller.close()
+
+    assert invariant in teller.broken()
+
+
+def test_every_rule_has_a_name_and_every_name_a_rule() -> None:
+    assert set(RULES) == set(INVARIANTS)
+
+
+def test_a_violation_shows_the_fewest_records_and_the_seed() -> None:
+    teller = whole()
+    for _ in range(50):
+        teller.serve()
+    lies.sent_again_though_begun(teller)
+    for _ in range(50):
+        teller.serve()
+    teller.close()
+
+    (violation,) = check(teller.history())
+
+    assert violation.invariant == "at_most_once"
+    assert [record.kind for record in violation.events] == [
+        *("CallIssued", "CallSent", "CallBegan"),
+        *("CallSent", "CallBegan"),
+    ]
+    assert violation.render().endswith("reproduce with seed 7")
+
+
+def test_a_history_twice_as_long_takes_twice_the_steps() -> None:
+    def steps(deaths: int) -> int:
+        teller = whole(strategy="one_for_one", intensity=1_000_000)
+        for _ in range(deaths):
+            calls = [teller.issue() for _ in range(3)]
+            wires = [teller.send(call) for call in calls]
+            teller.begin(calls[0], wires[0], 0)
+            teller.die(0)
+            for call in calls:
+                teller.settle(call, "died")
+            teller.start(0, meets=False, new_epoch=False)
+        teller.close()
+        history, count = teller.history(), 0
+
+        def step(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal count
+            count += event == "opcode"
+            frame.f_trace_opcodes = True
+            return step
+
+        outer = sys.gettrace()
+        sys.settrace(step)
+        try:
+            check(history)
+        finally:
+            sys.settrace(outer)
+        return count
+
+    assert steps(80) < 3 * steps(40)
+
+
+def test_one_cause_is_not_told_a_thousand_times() -> None:
+    teller = whole()
+    for _ in range(1000):
+        lies.lost_call(teller)
+    teller.close()
+
+    assert 0 < len(check(teller.history())) <= 20

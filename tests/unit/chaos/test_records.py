@@ -1,0 +1,71 @@
+"""Records survive the way to a file and back, and what is none is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support import false_histories as lies
+from tests.support.histories import whole
+
+from phalanx.chaos.checker.checker import check
+from phalanx.chaos.history.events import (
+    CallBegan,
+    CallEnded,
+    DriverStarted,
+    RanksNotStarted,
+    WorkerStarted,
+    event_of,
+)
+from phalanx.chaos.history.journal import Journal, read_history
+
+
+def test_every_record_survives_the_way_to_a_file_and_back() -> None:
+    teller = whole(3)
+    lies.sent_again_though_begun(teller)
+    teller.add(RanksNotStarted, group="g", ranks=((0, 2), (1, 2)), reason="no process")
+    teller.close()
+
+    again = [event_of(record.to_json()) for record in teller.events]
+
+    assert again == teller.events
+    assert again != [replace(record, at=0.0) for record in teller.events]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "7", '{"kind": "nonsense"}', '{"kind": "LeakFound", "at": 1}']
+)
+def test_a_line_that_is_no_record_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an event"):
+        event_of(text)
+
+
+def test_a_history_is_read_from_the_files_of_all_who_wrote_it(tmp_path: Path) -> None:
+    teller = whole()
+    teller.close()
+    (tmp_path / "effects").mkdir()
+    driver, worker = Journal(tmp_path, "driver"), Journal(tmp_path / "effects", "0-1")
+    for record in teller.events:
+        late = replace(record, at=record.at + 1000.0)
+        (worker if isinstance(record, CallBegan | CallEnded | WorkerStarted) else driver).write(
+            late
+        )
+    driver.close()
+    worker.close()
+
+    history = read_history(tmp_path, seed=3)
+
+    assert [record.kind for record in history.events] == [r.kind for r in teller.events]
+    assert history.events[0].at == 0.0
+    assert check(history) == ()
+
+
+def test_a_line_cut_short_by_its_writers_death_is_left_out(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "driver")
+    journal.write(DriverStarted(at=5.0, number=1, pid=1))
+    journal.close()
+    with open(tmp_path / "driver.jsonl", "a") as file:
+        file.write('{"kind": "LeakFound", "at"')
+
+    assert len(read_history(tmp_path).events) == 1

@@ -1,0 +1,345 @@
+"""What supervisors do beyond OTP: deciders, back-off, use, links, monitors and pictures."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import sys
+import threading
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from tests.support.supervised_actors import CRASH, LIMIT, Echo, Notices, Puppet, tree, wait_stop
+
+from phalanx.supervision import (
+    KILLED,
+    NORMAL,
+    BackOff,
+    CallbackFailed,
+    ChildExited,
+    ChildSpec,
+    ChildStarted,
+    Decider,
+    Directive,
+    Down,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    Notice,
+    Restart,
+    Rule,
+    Strategy,
+    Supervisor,
+    SupervisorSpec,
+    link,
+    thread_child,
+)
+from phalanx.supervision.tree.adapters import StopSignal
+
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
+
+
+@pytest.mark.parametrize(
+    ("directive", "incarnation", "state"),
+    [
+        (Directive.RESUME, 1, "running"),
+        (Directive.RESTART, 2, "running"),
+        (Directive.STOP, 1, "undefined"),
+    ],
+)
+def test_the_caller_gets_its_exception_and_the_decider_says_what_follows(
+    notices: Notices, directive: Directive, incarnation: int, state: str
+) -> None:
+    spec = tree(ChildSpec("a", Echo.start), decider=Decider((Rule(KeyError, directive),)))
+    with Supervisor(spec, subscriber=notices) as top:
+        with pytest.raises(KeyError):
+            top.child("a").ask(KeyError("k"), timeout=LIMIT)
+
+        if directive is not Directive.RESUME:
+            notices.wait(lambda n: isinstance(n, ChildExited))
+        if directive is Directive.RESTART:
+            notices.wait_started("top/a", 2)
+        top.which_children(timeout=LIMIT)
+        (child,) = top.status().children
+        assert (child.incarnation, child.state) == (incarnation, state)
+
+
+def test_escalate_gives_up_at_once(notices: Notices) -> None:
+    spec = tree(
+        ChildSpec("a", Echo.start), decider=Decider((Rule(ExitKind.CRASH, Directive.ESCALATE),))
+    )
+    top = Supervisor(spec, subscriber=notices)
+
+    top.child("a").tell(ValueError("boom"))
+
+    reason = top.wait_closed(LIMIT)
+    assert reason is not None
+    assert reason.detail == "gave up: escalated by the decider"
+    top.close()
+
+
+def test_back_off_waits_before_a_restart_and_a_stop_does_not_wait_for_it(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), backoff=BackOff(60.0, maximum=60.0))
+    with Supervisor(spec, subscriber=notices) as top:
+        top.child("a").tell(ValueError("boom"))
+
+        notices.wait(lambda n: isinstance(n, ChildExited))
+        assert [row.shown for row in top.which_children(timeout=LIMIT)] == ["restarting"]
+    assert not [n for n in notices.seen if isinstance(n, ChildStarted) and n.incarnation == 2]
+
+
+def test_a_short_back_off_ends_in_a_restart(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), backoff=BackOff(0.01, maximum=0.05))
+    with Supervisor(spec, subscriber=notices) as top:
+        for incarnation in (2, 3, 4):
+            top.child("a").tell(ValueError("boom"))
+            notices.wait_started("top/a", incarnation)
+
+
+def test_restarts_of_no_use_end_early_and_progress_resets_the_count() -> None:
+    puppet = Puppet()
+    top = Supervisor(tree(ChildSpec("a", puppet), fruitless_limit=2))
+
+    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+    second = puppet.contexts.get(timeout=LIMIT)
+    second.progressed()
+    second.exited(CRASH)
+    for _ in range(2):
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+    reason = top.wait_closed(LIMIT)
+    assert reason is not None
+    assert "was restarted 2 times in a row and was of no use" in reason.detail
+    top.close()
+
+
+def test_an_actor_that_handled_a_message_has_been_of_use(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), fruitless_limit=1)
+    with Supervisor(spec, subscriber=notices) as top:
+        for incarnation in (2, 3, 4):
+            assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
+            top.child("a").tell(ValueError("boom"))
+            notices.wait_started("top/a", incarnation)
+
+
+def test_a_thread_that_says_so_or_returns_has_been_of_use(notices: Notices) -> None:
+    turns = iter([True, True, True, False, False])
+
+    def work(stop: StopSignal) -> None:
+        if next(turns, None) is None:
+            stop.wait()
+        elif next(turns, False):
+            stop.progressed()
+            raise RuntimeError("after some use")
+
+    with Supervisor(
+        tree(ChildSpec("a", thread_child(work)), fruitless_limit=1), subscriber=notices
+    ):
+        notices.wait_started("top/a", 4)
+
+
+def test_a_supervisor_is_of_use_when_one_of_its_children_is(notices: Notices) -> None:
+    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", Echo.start)])
+    with Supervisor(tree(sub, fruitless_limit=1), subscriber=notices) as top:
+        for incarnation in (2, 3, 4):
+            assert top.child("sub/a").ask("hello", timeout=LIMIT) == "hello"
+            top.child("sub/a").tell(ValueError("boom"))
+            notices.wait_started("top/sub", incarnation)
+
+
+def test_a_preemption_does_not_count_where_the_spec_says_so() -> None:
+    puppet = Puppet()
+    spec = SupervisorSpec(
+        "top", intensity=Intensity(0), children=[ChildSpec("a", puppet)], count_preemption=False
+    )
+    with Supervisor(spec) as top:
+        for _ in range(3):
+            ctx = puppet.contexts.get(timeout=LIMIT)
+            ctx.exited(ExitReason(ExitKind.CRASH, signal=signal.SIGTERM))
+
+        puppet.contexts.get(timeout=LIMIT)
+        assert top.status().restarts == 0
+
+
+def test_a_monitor_is_told_once_with_the_reason_also_afterwards() -> None:
+    told: SimpleQueue[Down] = SimpleQueue()
+    with Supervisor(tree(ChildSpec("a", Echo.start, restart=Restart.TEMPORARY))) as top:
+        line = top.lifeline("a")
+        cancel = line.monitor(lambda down: pytest.fail("it was cancelled"))
+        line.monitor(told.put)
+        cancel()
+
+        top.child("a").tell(ValueError("boom"))
+
+        down = told.get(timeout=LIMIT)
+        assert (down.path, down.reason.kind) == ("top/a", ExitKind.CRASH)
+    line.monitor(told.put)
+    assert told.get(timeout=LIMIT).reason == down.reason
+    assert told.empty()
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [CRASH, KILLED, ExitReason(ExitKind.SHUTDOWN), ExitReason(ExitKind.SHUTDOWN, "term")],
+    ids=str,
+)
+def test_every_reason_but_normal_crosses_a_link_unchanged(
+    reason: ExitReason, notices: Notices
+) -> None:
+    a = Puppet()
+    spec = tree(ChildSpec("a", a), ChildSpec("b", thread_child(wait_stop)))
+    with Supervisor(spec, subscriber=notices) as top:
+        b = top.child("b")
+        link(top.lifeline("a"), top.lifeline("b"))
+        a.contexts.get(timeout=LIMIT).exited(NORMAL)
+        notices.wait_started("top/a", 2)
+        assert not b.is_set()
+
+        link(top.lifeline("a"), top.lifeline("b"))
+        a.contexts.get(timeout=LIMIT).exited(reason)
+
+        notices.wait_started("top/b", 2)
+        exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/b"]
+        assert exits[0].reason == reason
+
+
+def test_a_linked_actor_ends_with_the_failure_of_the_other(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), ChildSpec("b", Echo.start))
+    with Supervisor(spec, subscriber=notices) as top:
+        link(top.lifeline("a"), top.lifeline("b"))
+
+        top.child("a").tell(ValueError("boom"))
+
+        notices.wait_started("top/b", 2)
+        exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/b"]
+        assert exits[0].reason == ExitReason(ExitKind.CRASH, "ValueError: boom")
+
+
+@pytest.mark.parametrize("error", [ValueError("bad watcher"), SystemExit(5)], ids=repr)
+def test_a_watcher_that_raises_costs_nobody_the_news(
+    error: BaseException, notices: Notices
+) -> None:
+    def bad(_: Down) -> None:
+        raise error
+
+    puppet = Puppet()
+    told: SimpleQueue[Down] = SimpleQueue()
+    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=notices) as top:
+        top.monitor("a", bad)
+        top.monitor("a", told.put)
+
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        notices.wait_started("top/a", 2)
+        assert told.get(timeout=LIMIT).reason == CRASH
+        failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
+        assert isinstance(failed, CallbackFailed)
+        assert (failed.path, failed.callback, failed.error) == ("top/a", "monitor", repr(error))
+
+
+@pytest.mark.parametrize("child", ["thread", "actor", "puppet"])
+def test_a_predicate_that_raises_says_nothing_and_costs_no_exit(
+    child: str, notices: Notices
+) -> None:
+    go = threading.Event()
+
+    def bad(_: object) -> bool:
+        raise KeyError("bad predicate")
+
+    def work(stop: threading.Event) -> None:
+        if not go.is_set():
+            go.set()
+            raise RuntimeError("boom")
+        stop.wait()
+
+    puppet = Puppet()
+    start: Any = {"thread": thread_child(work), "actor": Echo.start, "puppet": puppet}[child]
+    spec = tree(ChildSpec("a", start), decider=Decider((Rule(bad, Directive.ESCALATE),)))
+    with Supervisor(spec, subscriber=notices) as top:
+        if child == "actor":
+            top.child("a").tell(ValueError("boom"))
+        elif child == "puppet":
+            puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        notices.wait_started("top/a", 2)
+        failed = notices.wait(lambda n: isinstance(n, CallbackFailed))
+        assert isinstance(failed, CallbackFailed)
+        assert (failed.path, failed.callback) == ("top/a", "decider")
+
+
+def test_an_exception_that_cannot_be_shown_costs_no_exit(notices: Notices) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+        __repr__ = __str__
+
+    def work(_: threading.Event) -> None:
+        raise Mute
+
+    with Supervisor(tree(ChildSpec("a", thread_child(work))), subscriber=notices):
+        notices.wait_started("top/a", 2)
+
+
+def test_a_trapping_side_is_told_and_not_stopped() -> None:
+    told: SimpleQueue[Down] = SimpleQueue()
+    a, b = Puppet(), Puppet()
+    with Supervisor(tree(ChildSpec("a", a), ChildSpec("b", b))) as top:
+        link(top.lifeline("a"), top.lifeline("b"), on_down=told.put)
+
+        a.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        assert told.get(timeout=LIMIT).path == "top/a"
+        assert b.told.empty()
+
+
+def test_the_tree_is_shown_as_text_with_what_happened(notices: Notices) -> None:
+    sub = SupervisorSpec(
+        "sub", Strategy.REST_FOR_ONE, children=[ChildSpec("x", thread_child(wait_stop))]
+    )
+    with Supervisor(tree(ChildSpec("a", Echo.start), sub), subscriber=notices) as top:
+        top.child("a").tell(ValueError("boom"))
+        notices.wait_started("top/a", 2)
+        top.which_children(timeout=LIMIT)
+
+        text = top.render()
+
+    assert text.splitlines() == [
+        "top  [one_for_one, 1 of 5 restarts in 60 s]",
+        "├─ a  permanent, running, incarnation 2, last exit: crash (ValueError: boom)",
+        "└─ sub  permanent, running, [rest_for_one, 0 of 1 restarts in 5 s]",
+        "   └─ x  permanent, running",
+    ]
+
+
+def test_a_deep_tree_is_shown() -> None:
+    depth = 100
+    spec = SupervisorSpec(f"s{depth}")
+    for i in reversed(range(depth)):
+        spec = SupervisorSpec(f"s{i}", children=[spec])
+    with Supervisor(spec) as top:
+        limit = sys.getrecursionlimit()
+        frames = len(inspect.stack(0))
+        sys.setrecursionlimit(frames + 60)
+        try:
+            text = top.render()
+        finally:
+            sys.setrecursionlimit(limit)
+
+    assert len(text.splitlines()) == depth + 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad"), SystemExit(4)], ids=repr)
+def test_a_subscriber_that_raises_harms_nobody(error: BaseException, notices: Notices) -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+
+        def bad(notice: Notice) -> None:
+            raise error
+
+        top.subscribe(bad)
+        top.subscribe(notices)
+
+        top.child("a").tell(ValueError("boom"))
+
+        notices.wait_started("top/a", 2)

@@ -1,0 +1,34 @@
+"""docs/supervision.md says what the code does."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_drawings_are_what_the_code_draws() -> None:
+    done = subprocess.run(
+        [sys.executable, "docs/draw_supervision.py", "--check"],
+        check=False, cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert done.stdout == "up to date\n", done.stdout + done.stderr
+
+
+def test_every_clause_named_beside_otp_exists() -> None:
+    text = (ROOT / "docs/supervision.md").read_text()
+    table = text[text.index("## OTP beside the code") :]
+
+    names = re.findall(r"`((?:SupervisorMachine\.|RestartWindow\.|verdict)\w*)`", table)
+
+    assert len(names) >= 12
+    for path in names:
+        module = "policy" if path.startswith("RestartWindow") else "machine"
+        found: object = importlib.import_module(f"phalanx.supervision.core.{module}")
+        for part in path.split("."):
+            found = getattr(found, part)

@@ -1,0 +1,207 @@
+# pyright: reportPrivateUsage=false
+# Some tests wait for what lies in a supervisor; users need not.
+"""What a running supervisor is asked: every caller is answered, whatever becomes of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from tests.support.supervised_actors import LIMIT, Echo, Notices, Puppet, tree, wait_stop
+
+from phalanx.supervision import (
+    IGNORE,
+    NORMAL,
+    ChildExited,
+    ChildRefused,
+    ChildSpec,
+    Notice,
+    Restart,
+    SpecError,
+    StartFailed,
+    Strategy,
+    Supervisor,
+    SupervisorDown,
+    SupervisorSpec,
+    WouldDeadlock,
+    pykka_child,
+    thread_child,
+)
+from phalanx.supervision.core.machine import SupervisorMachine
+
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
+
+
+def test_children_are_added_stopped_started_and_deleted() -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        assert top.start_child(ChildSpec("b", thread_child(wait_stop)), timeout=LIMIT) == "b"
+        with pytest.raises(ChildRefused, match="already_started"):
+            top.start_child(ChildSpec("b", Echo.start))
+        with pytest.raises(ChildRefused, match="running"):
+            top.delete_child("b")
+        top.terminate_child("b")
+        assert [(row.key, row.shown) for row in top.which_children()] == [
+            ("b", "undefined"),
+            ("a", "running"),
+        ]
+        assert top.restart_child("b") is True
+        assert top.get_childspec("b").shutdown == 5.0
+        top.terminate_child("b")
+        top.delete_child("b")
+        with pytest.raises(ChildRefused, match="not_found") as caught:
+            top.terminate_child("b")
+
+    assert caught.value.child == "b"
+
+
+def test_instances_are_numbered_and_a_number_is_never_used_twice() -> None:
+    pool = SupervisorSpec(
+        "pool", Strategy.SIMPLE_ONE_FOR_ONE, children=[ChildSpec("w", pykka_child(Echo))]
+    )
+    with Supervisor(tree(pool)) as top:
+        view = top.supervisor("pool")
+        assert [view.start_child(), view.start_child()] == ["w#1", "w#2"]
+
+        top.terminate_child("pool")
+        top.restart_child("pool")
+
+        assert view.start_child() == "w#3"
+        assert view.count_children().active == 1
+
+
+def test_a_failed_start_child_raises_the_cause_and_keeps_nothing() -> None:
+    def bad(ctx: Any) -> Any:
+        raise OSError("no")
+
+    with Supervisor(tree()) as top:
+        with pytest.raises(StartFailed) as caught:
+            top.start_child(ChildSpec("a", bad))
+
+        assert isinstance(caught.value.__cause__, OSError)
+        assert top.which_children() == ()
+
+
+def test_a_significant_child_where_nothing_is_is_refused() -> None:
+    with Supervisor(tree()) as top, pytest.raises(SpecError, match="auto_shutdown"):
+        top.start_child(ChildSpec("a", Echo.start, restart=Restart.TRANSIENT, significant=True))
+
+
+def test_requests_to_an_ended_supervisor_raise_at_once() -> None:
+    top = Supervisor(tree())
+    top.close()
+
+    with pytest.raises(SupervisorDown):
+        top.which_children()
+
+
+def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None:
+    release, starting, puppet = threading.Event(), threading.Event(), Puppet()
+
+    def slow(ctx: Any) -> Any:
+        starting.set()
+        release.wait()
+        return puppet(ctx)
+
+    with Supervisor(tree()) as top:
+        adding = threading.Thread(target=lambda: top.start_child(ChildSpec("a", slow)))
+        adding.start()
+        starting.wait(LIMIT)
+        with pytest.raises(TimeoutError):
+            top.which_children(timeout=0.05)
+        release.set()
+        adding.join(LIMIT)
+
+        assert len(top.which_children(timeout=LIMIT)) == 1
+
+
+def ask_in_thread(ask: Callable[[], object]) -> SimpleQueue[object]:
+    answers: SimpleQueue[object] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put(ask())
+        except Exception as error:  # whatever it is, it is the answer
+            answers.put(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answers
+
+
+def wait_request(top: Supervisor, is_there: Callable[[Any], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not is_there(top._top.machine):
+        assert time.monotonic() < deadline, top._top.machine
+        top._top.actor_ref.proxy().ended.get(timeout=LIMIT)  # one more turn of its loop
+
+
+def test_callers_are_answered_when_the_supervisor_is_killed_under_them() -> None:
+    going, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Any) -> Any:
+        going.set()
+        go_on.wait(LIMIT)
+        return IGNORE
+
+    top = Supervisor(tree())
+    in_task = ask_in_thread(lambda: top.start_child(ChildSpec("slow", slow)))
+    assert going.wait(LIMIT)
+    in_mailbox = ask_in_thread(top.count_children)
+    wait_request(top, lambda machine: bool(machine._mailbox))
+
+    top.kill()
+
+    assert isinstance(in_task.get(timeout=LIMIT), SupervisorDown)
+    assert isinstance(in_mailbox.get(timeout=LIMIT), SupervisorDown)
+    go_on.set()
+
+
+def test_callers_are_answered_when_the_supervisor_fails(
+    notices: Notices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    top = Supervisor(tree(), subscriber=notices)
+
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError("a bug of ours")
+
+    monkeypatch.setattr(SupervisorMachine, "handle", broken)
+    answer = ask_in_thread(top.count_children)
+
+    assert isinstance(answer.get(timeout=LIMIT), SupervisorDown)
+    reason = top.wait_closed(LIMIT)
+    assert reason is not None
+    assert "a bug of ours" in reason.detail
+    top.close()
+
+
+def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() -> None:
+    errors: SimpleQueue[BaseException] = SimpleQueue()
+
+    def ask(notice: Notice) -> None:
+        if isinstance(notice, ChildExited):
+            try:
+                top.which_children()
+            except WouldDeadlock as error:
+                errors.put(error)
+
+    puppet = Puppet()
+    with Supervisor(tree(ChildSpec("a", puppet)), subscriber=ask) as top:
+        puppet.contexts.get(timeout=LIMIT).exited(NORMAL)
+
+        assert "itself" in str(errors.get(timeout=LIMIT))
+
+
+def test_stopping_twice_and_from_two_threads_is_harmless() -> None:
+    top = Supervisor(tree(ChildSpec("a", Echo.start)))
+    threads = [threading.Thread(target=top.close) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT)
+
+    top.close()
+
+    assert top.exit_reason is not None

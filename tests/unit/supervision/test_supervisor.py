@@ -1,0 +1,619 @@
+# pyright: reportPrivateUsage=false
+# Some tests wait for what lies in a supervisor; users need not.
+"""The supervisor as an actor, over threads, Pykka actors, processes and other supervisors."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+import pykka
+import pytest
+from tests.support.supervised_actors import (
+    CRASH,
+    LIMIT,
+    Echo,
+    Notices,
+    Puppet,
+    in_sub_process,
+    tree,
+    wait_stop,
+)
+
+from phalanx.supervision import (
+    BRUTAL_KILL,
+    IGNORE,
+    KILLED,
+    ChildExited,
+    ChildLost,
+    ChildRefused,
+    ChildSpec,
+    ExitKind,
+    ExitReason,
+    HandleFailed,
+    Intensity,
+    Notice,
+    Restart,
+    SpecError,
+    StartContext,
+    StartFailed,
+    Strategy,
+    Supervisor,
+    SupervisorDown,
+    SupervisorGaveUp,
+    SupervisorSpec,
+    WouldDeadlock,
+    pykka_child,
+    thread_child,
+)
+from phalanx.supervision.core.messages import CountRequested, Event, Exited, StartChild, Started
+from phalanx.supervision.tree.services import TreeServices
+
+pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
+
+
+# --- children of every kind ---------------------------------------------------------------
+
+
+def test_a_crashed_actor_is_replaced_and_the_others_go_on(notices: Notices) -> None:
+    spec = tree(ChildSpec("a", Echo.start), ChildSpec("b", pykka_child(Echo)))
+    with Supervisor(spec, subscriber=notices) as top:
+        first, other = top.child("a"), top.child("b")
+
+        first.tell(ValueError("boom"))
+
+        notices.wait_started("top/a", 2)
+        assert top.child("a") is not first
+        assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
+        assert top.child("b") is other
+
+
+def test_an_exception_that_was_answered_leaves_an_actor_alive_as_in_pykka() -> None:
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        with pytest.raises(ValueError, match="boom"):
+            top.child("a").ask(ValueError("boom"), timeout=LIMIT)
+
+        assert top.child("a").ask(1, timeout=LIMIT) == 1
+        assert top.status().children[0].incarnation == 1
+
+
+def test_system_exit_in_one_actor_stops_no_other(notices: Notices) -> None:
+    bystander = Echo.start()
+    spec = tree(ChildSpec("a", Echo.start), ChildSpec("b", Echo.start))
+    with Supervisor(spec, subscriber=notices) as top:
+        with pytest.raises(SystemExit):
+            top.child("a").ask(SystemExit(3), timeout=LIMIT)
+
+        notices.wait_started("top/a", 2)
+        assert top.child("b").ask("still here", timeout=LIMIT) == "still here"
+        assert bystander.ask("me too", timeout=LIMIT) == "me too"
+    bystander.stop()
+
+
+def test_a_thread_that_raises_is_replaced_and_its_reason_told(notices: Notices) -> None:
+    go = threading.Event()
+
+    def work(stop: threading.Event) -> None:
+        if not go.is_set():
+            go.set()
+            raise RuntimeError("first time")
+        stop.wait()
+
+    with Supervisor(tree(ChildSpec("a", thread_child(work))), subscriber=notices):
+        exited = notices.wait(lambda n: isinstance(n, ChildExited))
+        notices.wait_started("top/a", 2)
+
+    assert isinstance(exited, ChildExited)
+    assert exited.reason == ExitReason(ExitKind.CRASH, "RuntimeError: first time")
+    assert exited.decision == "restart 1 of 5 in 60 s"
+
+
+def test_a_real_process_that_is_killed_is_replaced(notices: Notices) -> None:
+    class ProcessChild:
+        def __init__(self, ctx: Any) -> None:
+            code = "import sys; sys.stdin.read()"
+            self.ref = subprocess.Popen([sys.executable, "-S", "-E", "-c", code], stdin=-1)
+            self.ctx = ctx
+            threading.Thread(target=self._wait, daemon=True).start()
+
+        def _wait(self) -> None:
+            code = self.ref.wait()
+            assert self.ref.stdin is not None
+            self.ref.stdin.close()
+            kind = {0: ExitKind.NORMAL, -signal.SIGKILL: ExitKind.KILLED}.get(code, ExitKind.CRASH)
+            self.ctx.exited(ExitReason(kind))
+
+        def terminate(self, reason: ExitReason) -> None:
+            self.ref.terminate()
+
+        def kill(self) -> None:
+            self.ref.kill()
+
+    with Supervisor(tree(ChildSpec("p", ProcessChild)), subscriber=notices) as top:
+        first = top.child("p")
+
+        os.kill(first.pid, signal.SIGKILL)
+
+        notices.wait_started("top/p", 2)
+        assert top.child("p").pid != first.pid
+
+
+def test_a_nested_supervisor_that_gives_up_is_restarted_by_its_parent(notices: Notices) -> None:
+    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", Echo.start)])
+    with Supervisor(tree(sub), subscriber=notices) as top:
+        top.child("sub/a").tell(ValueError("boom"))
+
+        gave_up = notices.wait(lambda n: isinstance(n, SupervisorGaveUp))
+        notices.wait_started("top/sub", 2)
+        assert top.child("sub/a").ask(1, timeout=LIMIT) == 1
+
+    assert isinstance(gave_up, SupervisorGaveUp)
+    assert (gave_up.path, gave_up.child) == ("top/sub", "a")
+
+
+# --- starts and stops that go wrong -------------------------------------------------------
+
+
+def test_a_failed_start_stops_what_had_started_and_raises_with_the_cause() -> None:
+    puppet = Puppet()
+
+    def bad(ctx: Any) -> Any:
+        raise OSError("no such device")
+
+    with pytest.raises(StartFailed, match="no such device") as caught:
+        Supervisor(tree(ChildSpec("a", puppet), ChildSpec("b", bad)))
+
+    assert isinstance(caught.value.__cause__, OSError)
+    assert puppet.told.get(timeout=LIMIT) == "terminate"
+
+
+@pytest.mark.parametrize("nonsense", [None, 5, "handle"])
+def test_a_start_function_that_returns_nonsense_has_failed(nonsense: object) -> None:
+    def start(ctx: Any) -> Any:
+        return nonsense
+
+    with pytest.raises(StartFailed, match="top/a: start returned"):
+        Supervisor(tree(ChildSpec("a", start)))
+
+
+def test_an_ignored_child_is_kept_and_can_be_started_later() -> None:
+    puppet, ready = Puppet(), threading.Event()
+
+    def start(ctx: Any) -> Any:
+        return puppet(ctx) if ready.is_set() else IGNORE
+
+    with Supervisor(tree(ChildSpec("a", start))) as top:
+        assert top.count_children().active == 0
+        with pytest.raises(ChildRefused, match="not_running"):
+            top.child("a")
+        assert top.restart_child("a") is False
+        ready.set()
+
+        assert top.restart_child("a") is True
+
+        assert top.child("a") is puppet
+
+
+def test_a_hanging_start_fails_at_its_deadline_and_what_it_brings_later_is_killed() -> None:
+    release, late = threading.Event(), Puppet()
+
+    def hang(ctx: Any) -> Any:
+        release.wait()
+        return late(ctx)
+
+    with pytest.raises(StartFailed, match="not started within 0.05 s"):
+        Supervisor(tree(ChildSpec("a", hang, start_within=0.05)))
+    release.set()
+
+    assert late.told.get(timeout=LIMIT) == "kill"
+
+
+def test_a_child_that_does_not_stop_is_killed_at_its_deadline() -> None:
+    puppet = Puppet()
+    puppet.answers = False
+    top = Supervisor(tree(ChildSpec("a", puppet, shutdown=0.05)))
+
+    top.close(timeout=LIMIT)
+
+    assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
+
+
+def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: Notices) -> None:
+    release = threading.Event()
+
+    def deaf(stop: threading.Event) -> None:
+        release.wait()
+
+    spec = ChildSpec("a", thread_child(deaf), shutdown=0.05, kill_within=0.0)
+    top = Supervisor(tree(spec), subscriber=notices)
+
+    top.close(timeout=LIMIT)
+
+    assert [n.path for n in notices.seen if isinstance(n, ChildLost)] == ["top/a"]
+    release.set()
+
+
+def test_brutal_kill_of_what_nothing_can_kill_is_refused() -> None:
+    for start in (Echo.start, pykka_child(Echo), thread_child(wait_stop)):
+        with pytest.raises(SpecError, match="nothing can kill") as caught:
+            ChildSpec("a", start, shutdown=BRUTAL_KILL)
+
+        assert caught.value.field == "shutdown"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("bad handle"), SystemExit(3)], ids=repr)
+def test_a_handle_that_raises_costs_its_siblings_nothing(
+    error: BaseException, notices: Notices
+) -> None:
+    class Bad(Puppet):
+        def terminate(self, reason: ExitReason) -> None:
+            raise error
+
+    good, bad = Puppet(), Bad()
+    spec = tree(ChildSpec("good", good), ChildSpec("bad", bad, shutdown=0.05))
+    top = Supervisor(spec, subscriber=notices)
+
+    top.close(timeout=LIMIT)
+
+    assert [n.error for n in notices.seen if isinstance(n, HandleFailed)] == [repr(error)]
+    assert bad.told.get(timeout=LIMIT) == "kill"
+    assert good.told.get(timeout=LIMIT) == "terminate"
+
+
+def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
+    notices: Notices,
+) -> None:
+    armed = threading.Event()
+
+    class Clockwork:
+        def call_at(self, at: float, callback: Callable[[], None]) -> Callable[[], None]:
+            if armed.is_set():
+                armed.clear()
+                raise MemoryError("in the timers")
+            return lambda: None
+
+    puppet, bystander = Puppet(), Puppet()
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", bystander)])
+    with Supervisor(tree(sub), subscriber=notices, timers=Clockwork()):
+        armed.set()
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        notices.wait_started("top/sub", 2)
+        assert bystander.told.get(timeout=LIMIT) == "kill"
+
+    exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/sub"]
+    assert exits[0].reason.kind is ExitKind.CRASH
+    assert "MemoryError" in exits[0].reason.detail
+
+
+def test_a_killed_supervisor_kills_its_children_without_asking() -> None:
+    puppet = Puppet()
+    top = Supervisor(tree(ChildSpec("a", puppet)))
+
+    top.kill()
+
+    assert puppet.told.get(timeout=LIMIT) == "kill"
+    assert top.wait_closed(LIMIT) == KILLED
+
+
+def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_stop() -> None:
+    puppet = Puppet()
+    puppet.answers = False
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet, shutdown=0.05)])
+    top = Supervisor(tree(sub))
+    nested = top._top.nested("sub")
+    assert nested is not None
+    assert nested.member.thread is not None
+
+    top.kill()
+
+    assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
+    nested.member.thread.join(LIMIT)
+    assert not nested.member.thread.is_alive()
+
+
+def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:
+    release, puppet = threading.Event(), Puppet()
+
+    def hang(ctx: Any) -> Any:
+        release.wait()
+        return IGNORE
+
+    top = Supervisor(tree())
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet), ChildSpec("b", hang)])
+
+    def ask() -> None:
+        with suppress(SupervisorDown):
+            top.start_child(sub)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    puppet.contexts.get(timeout=LIMIT)
+
+    top.kill()
+
+    assert puppet.told.get(timeout=LIMIT) == "kill"
+    release.set()
+    asking.join(LIMIT)
+    for thread in threading.enumerate():
+        if thread.name.startswith(("SupervisorActor", "phalanx-start")):
+            thread.join(LIMIT)
+
+
+def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
+    posted: list[Event] = []
+
+    def post(event: Event) -> None:
+        if isinstance(event, Started):  # the child ends now, on a thread of its own
+            ending = threading.Thread(target=context.exited, args=(CRASH,))
+            ending.start()
+            ending.join(LIMIT)
+        posted.append(event)
+
+    spec = ChildSpec("a", Puppet())
+    context = StartContext(
+        "top/a", StartChild("a", 1, 1, spec), LIMIT,
+        decider=None, post=post, services=TreeServices(),
+    )  # fmt: skip
+
+    context.settle(Puppet())
+
+    assert [type(event) for event in posted] == [Started, Exited]
+
+
+@pytest.mark.parametrize(
+    "child", [ChildSpec("b", Echo.start), SupervisorSpec("b")], ids=["child", "supervisor"]
+)
+def test_a_start_for_which_there_is_no_thread_fails_and_its_supervisor_goes_on(
+    monkeypatch: pytest.MonkeyPatch, child: ChildSpec | SupervisorSpec
+) -> None:
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(("phalanx-start", "SupervisorActor")):
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    with Supervisor(tree(ChildSpec("a", Echo.start))) as top:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refuse)
+
+            with pytest.raises(StartFailed, match="can't start new thread"):
+                top.start_child(child, timeout=LIMIT)
+
+        assert top.child("a").ask("hello", timeout=LIMIT) == "hello"
+        assert top.start_child(child, timeout=LIMIT) == "b"
+
+
+# --- the program around it ----------------------------------------------------------------
+
+
+def test_a_tree_without_executors_logs_to_stderr_and_leaves_stdout_to_the_program() -> None:
+    done = in_sub_process("""
+        import pykka
+        from phalanx.supervision import ChildSpec, Intensity, Supervisor, SupervisorSpec
+        class A(pykka.ThreadingActor):
+            def on_receive(self, message):
+                raise message
+        spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", A.start)])
+        top = Supervisor(spec)
+        top.child("a").tell(ValueError("boom"))
+        top.wait_closed(10)
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "critical" in done.stderr
+    assert "phalanx.supervisor_gave_up" in done.stderr
+
+
+def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
+    puppet = Puppet()
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet)])
+    top = Supervisor(spec)
+    timers = top._services._own_timers
+    assert timers is not None
+    threads = [thread for thread in (top._top.member.thread, timers._thread) if thread is not None]
+
+    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+    for thread in threads:
+        thread.join(LIMIT)
+    assert [thread.is_alive() for thread in threads] == [False, False]
+    gone = weakref.ref(top)
+    del top, puppet, spec, timers
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("path", ["a", "sub/b"])
+def test_who_asks_for_a_child_of_a_tree_that_has_ended_hears_of_the_end_and_why(path: str) -> None:
+    puppet = Puppet()
+    sub = SupervisorSpec("sub", children=[ChildSpec("b", Puppet())])
+    spec = SupervisorSpec("top", intensity=Intensity(0), children=[ChildSpec("a", puppet), sub])
+    top = Supervisor(spec)
+    puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+    top.wait_closed(LIMIT)
+
+    for ask in (top.child, top.lifeline, top.restart_child):
+        with pytest.raises(SupervisorDown, match="tree top has ended: .*more than 0 restarts"):
+            ask(path)
+    top.close()
+
+
+def test_stopping_a_tree_on_the_thread_of_a_nested_supervisor_raises_instead_of_waiting_for_ever(
+    notices: Notices,
+) -> None:
+    raised: SimpleQueue[BaseException] = SimpleQueue()
+
+    def stop(notice: Notice) -> None:
+        if isinstance(notice, ChildExited) and notice.path == "top/sub/a":
+            for wait in (top.close, top.which_children):
+                try:
+                    wait()
+                except WouldDeadlock as error:
+                    raised.put(error)
+
+    puppet = Puppet()
+    sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet)])
+    with Supervisor(tree(sub), subscriber=stop) as top:
+        top.subscribe(notices)
+        puppet.contexts.get(timeout=LIMIT).exited(CRASH)
+
+        for _ in range(2):
+            assert "top cannot wait for itself" in str(raised.get(timeout=LIMIT))
+        notices.wait_started("top/sub/a", 2)
+
+
+def test_what_is_known_of_nested_supervisors_of_instances_goes_with_them() -> None:
+    with Supervisor(SupervisorSpec("top", Strategy.DYNAMIC)) as top:
+        for _ in range(3):
+            key = top.start_child(SupervisorSpec("pool", Strategy.DYNAMIC), timeout=LIMIT)
+            assert key is not None
+            top.supervisor(key).start_child(ChildSpec("a", Puppet()), timeout=LIMIT)
+            top.terminate_child(key, timeout=LIMIT)
+
+        assert top._services.instances == {"top": 3}
+
+
+def test_a_program_that_forgets_to_stop_its_tree_ends_and_stops_it() -> None:
+    done = in_sub_process("""
+        import pykka
+        from phalanx.supervision import ChildSpec, Supervisor, SupervisorSpec
+        class A(pykka.ThreadingActor):
+            def on_stop(self):
+                print("stopped", flush=True)
+        top = Supervisor(SupervisorSpec("top", children=[ChildSpec("a", A.start)]))
+        print("end of program", flush=True)
+    """)
+
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == ["end of program", "stopped"]
+
+
+def test_a_tree_without_a_thread_to_run_on_says_so_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    with pytest.raises(StartFailed, match="top: the supervisor did not start: can't start new"):
+        Supervisor(tree(ChildSpec("a", Puppet())))
+
+    assert not pykka.ActorRegistry.get_all()
+
+
+def test_ctrl_c_during_a_hanging_start_ends_the_program_and_what_had_started() -> None:
+    done = in_sub_process("""
+        import os, signal, threading
+        from phalanx.supervision import ChildSpec, Supervisor, SupervisorSpec, thread_child
+        ended = threading.Event()
+        def work(stop):
+            stop.wait()
+            ended.set()
+        def hang(ctx):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+        try:
+            Supervisor(SupervisorSpec("top", children=[
+                ChildSpec("a", thread_child(work)), ChildSpec("b", hang)]))
+        except KeyboardInterrupt:
+            print("interrupted", ended.wait(10), flush=True)
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "interrupted True\n"), done.stderr
+
+
+def test_ctrl_c_before_the_start_is_waited_for_ends_the_tree_too() -> None:
+    done = in_sub_process("""
+        import os, signal, sys, threading
+        from phalanx.supervision import ChildSpec, Supervisor, SupervisorExited, SupervisorSpec
+        sys.setswitchinterval(30)  # threads give way where they wait, the first time for each other
+        notices = []
+        def hang(ctx):
+            os.kill(os.getpid(), signal.SIGINT)
+            threading.Event().wait()
+        spec = SupervisorSpec("top", children=[ChildSpec("b", hang)])
+        for _ in range(10):
+            try:
+                Supervisor(spec, subscriber=notices.append)
+            except KeyboardInterrupt:
+                print("interrupted")
+        print(sum(isinstance(each, SupervisorExited) for each in notices), "ended")
+    """)
+
+    assert (done.returncode, done.stdout) == (0, "interrupted\n" * 10 + "10 ended\n"), done.stderr
+
+
+class Exits(pykka.ThreadingActor):
+    """An actor of the program's own that ends by SystemExit."""
+
+    use_daemon_thread = True
+
+    def on_receive(self, message: Any) -> None:
+        raise SystemExit(message)
+
+
+@pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
+def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: str) -> None:
+    puppet = Puppet()
+    top = Supervisor(tree(ChildSpec("a", puppet)))
+
+    if how == "stop_all":
+        assert pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT) == [True]
+    else:
+        stranger = Exits.start()
+        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
+        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
+        thread.join(LIMIT)
+
+    assert top.count_children(timeout=LIMIT).active == 1
+    assert top.exit_reason is None
+    top.close()
+    assert puppet.told.get(timeout=LIMIT) == "terminate"
+
+
+def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:
+    top = Supervisor(tree(ChildSpec("a", Puppet())))
+    assert top._top.member.thread is not None
+
+    strike(top._top.member.thread, RuntimeError)
+    top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture()))  # it runs again for this
+
+    reason = top.wait_closed(LIMIT)
+    assert reason is not None
+    assert (reason.kind, "RuntimeError" in reason.detail) == (ExitKind.CRASH, True)
+    top.close()
+
+
+def test_an_actor_that_is_struck_between_two_messages_is_restarted(notices: Notices) -> None:
+    child = ChildSpec("a", Echo.start, restart=Restart.TRANSIENT)
+    with Supervisor(tree(child), subscriber=notices) as top:
+        ref = top.child("a")
+        thread = next(t for t in threading.enumerate() if t.name.startswith("Echo-"))
+
+        strike(thread, RuntimeError)
+        ref.tell("wake up")
+
+        exited = notices.wait(lambda notice: isinstance(notice, ChildExited))
+        assert "RuntimeError" in str(exited)
+        notices.wait_started("top/a", 2)
+
+
+def strike(thread: threading.Thread, error: type[BaseException]) -> None:
+    """Have *error* raised in *thread* as soon as it runs again."""
+    struck = ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(error)
+    )
+    assert struck == 1

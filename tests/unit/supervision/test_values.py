@@ -1,0 +1,184 @@
+"""The small values the core is made of."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.conformance.scenario import WholeSeconds
+from tests.support.supervised_actors import LIMIT
+
+from phalanx.supervision import (
+    GPU_WORKER,
+    NORMAL,
+    BackOff,
+    CallTimeout,
+    ChildRefused,
+    Decider,
+    Directive,
+    ExitKind,
+    ExitReason,
+    Intensity,
+    NoDevice,
+    PhalanxError,
+    Restart,
+    Rule,
+    ThreadTimers,
+    Unhealthy,
+    is_broken_process_group,
+)
+from phalanx.supervision.core.machine import Verdict, verdict
+
+CRASH = ExitReason(ExitKind.CRASH)
+SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
+
+
+def test_a_callback_that_raises_is_reported_and_later_ones_are_still_called(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reported: list[BaseException | None] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: reported.append(args.exc_value))
+    timers, called, error = ThreadTimers(), threading.Event(), SystemExit(3)
+
+    def fail() -> None:
+        raise error
+
+    timers.call_at(0.0, fail)
+    timers.call_at(0.0, called.set)
+
+    assert called.wait(LIMIT)
+    assert reported == [error]
+    timers.close()
+
+
+def test_both_ends_of_the_period_count() -> None:
+    window = Intensity(1, 5.0).window().admit(1.0)
+
+    assert window is not None
+    assert window.admit(6.0) is None
+    assert window.admit(6.000001) is not None
+
+
+def test_the_traces_are_compared_under_whole_seconds_as_otp_counts_them() -> None:
+    intensity = WholeSeconds(1, 2)
+    early, late = intensity.window().admit(0.2), intensity.window().admit(0.8)
+    assert early is not None
+    assert late is not None
+
+    assert early.admit(2.8) is None
+    assert late.admit(3.2) is not None
+
+
+def test_no_restart_is_admitted_by_intensity_0() -> None:
+    assert Intensity(0).window().admit(0.0) is None
+
+
+@given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
+def test_delays_stay_within_the_cap(attempt: int, jitter: float) -> None:
+    backoff = BackOff(0.2, 3.0, 20.0, 0.5)
+
+    assert 0 <= backoff.delay(attempt, jitter) <= 20.0
+
+
+def test_delays_grow_by_the_factor_and_start_over_after_a_healthy_time() -> None:
+    backoff = BackOff(1.0, 2.0, 10.0, 0.0, reset_after=30.0)
+
+    assert [backoff.delay(attempt) for attempt in (1, 2, 3, 4, 5, 6)] == [1, 2, 4, 8, 10, 10]
+    assert backoff.attempt_after(4, healthy_for=29.9) == 5
+    assert backoff.attempt_after(4, healthy_for=30.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("restart", "reason", "directive", "wanted"),
+    [
+        (Restart.PERMANENT, NORMAL, None, Verdict.RESTART),
+        (Restart.PERMANENT, SHUTDOWN, None, Verdict.RESTART),
+        (Restart.PERMANENT, CRASH, None, Verdict.RESTART),
+        (Restart.TRANSIENT, NORMAL, None, Verdict.KEEP),
+        (Restart.TRANSIENT, SHUTDOWN, None, Verdict.KEEP),
+        (Restart.TRANSIENT, CRASH, None, Verdict.RESTART),
+        (Restart.TEMPORARY, NORMAL, None, Verdict.REMOVE),
+        (Restart.TEMPORARY, CRASH, None, Verdict.REMOVE),
+        (Restart.PERMANENT, CRASH, Directive.STOP, Verdict.KEEP),
+        (Restart.TRANSIENT, NORMAL, Directive.RESTART, Verdict.RESTART),
+        (Restart.TEMPORARY, CRASH, Directive.RESTART, Verdict.REMOVE),
+        (Restart.TEMPORARY, CRASH, Directive.ESCALATE, Verdict.GIVE_UP),
+        (Restart.TRANSIENT, NORMAL, Directive.RESUME, Verdict.KEEP),
+    ],
+)
+def test_the_table_of_exits(
+    restart: Restart, reason: ExitReason, directive: Directive | None, wanted: Verdict
+) -> None:
+    assert verdict(restart, reason, directive) is wanted
+
+
+def test_the_first_rule_that_applies_decides() -> None:
+    decider = Decider(
+        (
+            Rule(KeyError, Directive.STOP, child="b"),
+            Rule(LookupError, Directive.RESTART),
+            Rule(ExitKind.KILLED, Directive.ESCALATE),
+            Rule(lambda cause: "odd" in str(cause), Directive.RESUME),
+        )
+    )
+
+    assert decider.directive(KeyError("k"), "a") is Directive.RESTART
+    assert decider.directive(KeyError("k"), "b") is Directive.STOP
+    assert decider.directive(ExitReason(ExitKind.KILLED)) is Directive.ESCALATE
+    assert decider.directive(ValueError("odd")) is Directive.RESUME
+    assert decider.directive(ValueError("even")) is None
+
+
+def test_gpu_workers_go_on_after_a_lack_of_memory_and_restart_after_a_broken_context() -> None:
+    class OutOfMemoryError(RuntimeError):
+        """Named as torch names it, which the driver does not import."""
+
+    sticky = RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert GPU_WORKER.directive(OutOfMemoryError("CUDA out of memory")) is Directive.RESUME
+    assert GPU_WORKER.directive(sticky) is Directive.RESTART
+    assert GPU_WORKER.directive(ValueError("bad shape")) is Directive.RESUME
+    assert GPU_WORKER.directive(CRASH) is None
+
+
+def test_errors_of_gloo_count_as_a_broken_process_group_and_others_do_not() -> None:
+    backend_error = type("DistBackendError", (RuntimeError,), {})  # named as torch names it
+
+    def wrapped(cause: Exception) -> Exception:
+        error = KeyError("loss")
+        error.__cause__ = cause
+        return error
+
+    gone = RuntimeError(
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+        "Connection closed by peer [127.0.0.1]:4711"
+    )
+
+    for error in (gone, wrapped(gone), backend_error("NCCL error")):
+        assert is_broken_process_group(error)
+        assert GPU_WORKER.directive(error) is Directive.RESTART
+    for error in (RuntimeError("shape mismatch"), ValueError("gloo"), wrapped(ValueError("x"))):
+        assert not is_broken_process_group(error)
+    assert not is_broken_process_group(CRASH)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ChildRefused("not_found", "a"),
+        CallTimeout("f", (1,), 2.0, sent=False, reports=("r",)),
+        Unhealthy("f", (0,), 1.0, {0: "busy"}, {0: "busy for 3 s"}),
+        NoDevice("rank 0", 2, leased={"cuda:0": ("a",)}, quarantined={}, limit="5 s"),
+    ],
+)
+def test_an_error_keeps_its_text_attributes_and_notes_when_it_is_pickled(
+    error: PhalanxError,
+) -> None:
+    error.add_note("seen")
+
+    again = pickle.loads(pickle.dumps(error))
+
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))

@@ -1,0 +1,215 @@
+"""The folders are layers of rooms that import in one order; the supervision core has no effects."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LAYERS = [
+    "supervision",
+    "runtime",
+    "actors",
+    "testing",
+    "chaos",
+    "integrations",
+]  # lower ones first
+# Room -> the rooms of its layer that it may import; "" is what lies beside the rooms.
+ROOMS: dict[str, dict[str, set[str]]] = {
+    "supervision": {
+        "core": {""},
+        "ranks": {"", "core"},
+        "tree": {"", "core"},
+    },
+    "runtime": {
+        "linux": set(),
+        "threads": {"", "linux"},
+        "memory": {"linux", "threads"},
+        "wire": {"linux", "threads", "memory"},
+        "checkpoint": {"linux", "memory", "wire"},
+        "observe": {"", "linux", "threads", "wire"},
+        "process": {"", "linux", "threads", "observe"},
+        "distributed": {"", "linux", "threads", "observe", "process"},
+        "devices": {"", "linux", "threads", "observe"},
+        "output": {"", "linux", "threads", "observe", "process"},
+        "worker": {"linux", "threads", "memory", "wire", "observe", "distributed"},
+        "remote": {"", "linux", "threads", "memory", "wire", "observe", "process"},
+    },
+    "actors": {
+        "spec": set(),
+        "signals": {"spec"},
+        "calls": {"spec", "signals"},
+        "observe": {"spec", "calls"},
+        # Both post messages to the group's actor, and are parts of it.
+        "checkpoint": {"spec", "signals", "calls", "group"},
+        "health": {"spec", "signals", "calls", "group"},
+        "host": {"spec"},
+        "remote": {"spec", "group"},
+        "group": {
+            *("spec", "signals", "calls", "observe", "checkpoint", "health", "host", "remote"),
+        },
+        "api": {
+            *("spec", "signals", "calls", "observe", "checkpoint", "health", "host", "group"),
+        },
+    },
+    "chaos": {
+        "history": set(),
+        "nemesis": {"history"},
+        "instrumentation": {"history", "nemesis"},
+        "checker": {"history"},
+        "workload": {"history", "nemesis"},
+        "report": {"history", "checker"},
+        "shrink": {"", "nemesis", "workload"},
+    },
+}
+# Imported in functions, for those who use it, or for the type checker: no circle at run time.
+LATER = {
+    (ROOT / "testing/chaos_fixture.py", "chaos"),
+    (ROOT / "actors/api/executor.py", "testing"),
+    (ROOT / "actors/api/calls.py", "testing"),
+    (ROOT / "testing/inline.py", "actors"),  # it stands in for a class of that layer
+}
+MOST_FILES = 12
+EFFECTS = {
+    *("asyncio", "multiprocessing", "os", "random", "signal", "socket", "subprocess"),
+    *("threading", "time", "torch", "zmq"),
+}
+
+
+def imports(path: Path, *, typing: bool = True) -> Iterator[str]:
+    """Yield the full dotted names *path* imports; without *typing*, only those of run time."""
+    package = ("phalanx", *path.relative_to(ROOT).parts[:-1])
+    tree = ast.parse(path.read_text())
+    hints = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in hints and not typing:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, (base, node.module)))
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)
+
+
+def modules(layer: str) -> list[Path]:
+    return sorted((ROOT / layer).rglob("*.py"))
+
+
+def dotted(path: Path) -> str:
+    return ".".join(("phalanx", *path.relative_to(ROOT).with_suffix("").parts))
+
+
+def room(name: str, layer: str) -> str:
+    """Return the room of *layer* in which the module *name* is."""
+    parts = name.split(".")
+    return parts[2] if len(parts) > 2 and (ROOT / layer / parts[2]).is_dir() else ""
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layer_imports_only_the_faces_of_layers_below(layer: str) -> None:
+    below = {f"phalanx.{name}" for name in LAYERS[: LAYERS.index(layer)]}
+    faces = tuple(f"{name}." for name in below)
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(layer)
+        for name in imports(path)
+        if name.partition(".")[0] in ("phalanx", *LAYERS)
+        and name not in below
+        and not name.startswith(f"phalanx.{layer}")
+        and (path, name.partition(".")[2].partition(".")[0]) not in LATER
+        and not (name.startswith(faces) and name.count(".") == 2 and name not in MODULES)
+    ]
+
+    assert found == []
+
+
+MODULES = {dotted(path) for layer in LAYERS for path in modules(layer)} | {
+    f"phalanx.{layer}.{name}" for layer in ROOMS for name in ROOMS[layer]
+}
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_a_room_imports_only_the_rooms_that_the_table_allows(layer: str) -> None:
+    table = ROOMS[layer]
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules(layer)
+        if (here := room(dotted(path), layer))
+        for name in imports(path, typing=False)
+        if name in MODULES and name.startswith(f"phalanx.{layer}.")
+        if room(name, layer) not in table[here] | {here}
+    ]
+
+    assert found == []
+
+
+@pytest.mark.parametrize("layer", ROOMS)
+def test_the_table_has_every_room_and_no_room_is_too_large(layer: str) -> None:
+    rooms = {init.parent.name: init.parent for init in (ROOT / layer).glob("*/__init__.py")}
+    sizes = {
+        name: len([path for path in folder.glob("*.py") if path.name != "__init__.py"])
+        for name, folder in rooms.items()
+    }
+
+    assert rooms.keys() == ROOMS[layer].keys()
+    assert {name: size for name, size in sizes.items() if size > MOST_FILES} == {}
+
+
+def test_what_decides_has_no_effects_and_imports_nothing_that_acts() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in modules("supervision")
+        if room(dotted(path), "supervision") != "tree"
+        for name in imports(path)
+        if name.partition(".")[0] in EFFECTS
+        or (name.startswith("phalanx.supervision.tree") and path.name != "__init__.py")
+    ]
+
+    assert found == []
+
+
+def test_the_actors_of_supervision_use_threads_and_clocks_only() -> None:
+    found = {
+        name.partition(".")[0]
+        for path in modules("supervision")
+        for name in imports(path)
+        if name.partition(".")[0] in EFFECTS
+    }
+
+    assert found == {"random", "threading", "time"}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_the_files_of_a_layer_import_each_other_in_one_direction(layer: str) -> None:
+    names = {dotted(path): path for path in modules(layer) if path.name != "__init__.py"}
+    above = {
+        name: {other for other in loaded_with(path) if other in names and other != name}
+        for name, path in names.items()
+    }
+
+    while free := {name for name, needed in above.items() if not needed & above.keys()}:
+        for name in free:
+            del above[name]
+
+    assert above == {}
+
+
+def loaded_with(path: Path) -> Iterator[str]:
+    """Yield what *path* cannot be loaded without: imports at the top of the file."""
+    package = ("phalanx", *path.relative_to(ROOT).parts[:-1])
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            base = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            name = ".".join(filter(None, (base, node.module)))
+            yield name
+            yield from (f"{name}.{alias.name}" for alias in node.names)

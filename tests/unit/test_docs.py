@@ -1,0 +1,87 @@
+"""What the documents say is there, and the README's program prints what the README says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import phalanx
+from phalanx import actors, errors, events, runtime, supervision
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+DOCUMENTS = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    ]
+)
+
+
+def test_the_readmes_program_prints_what_the_readme_says(tmp_path: Path) -> None:
+    block = re.search(r"```python\n(.*?)```", README, re.DOTALL)
+    promise = re.search(r"It prints `(.*?)`, `(.*?)` and `(.*?)`", README)
+    assert block is not None
+    assert promise is not None
+    program = tmp_path / "program.py"
+    program.write_text(block.group(1))
+
+    done = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == list(promise.groups())
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_link_leads_nowhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
+
+    missing = [
+        link for link in links if "://" not in link and not (document.parent / link).exists()
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_every_make_command_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    named = set(re.findall(r"\bmake ([a-z]+)\b(?= {2}|`| *#|$)", text, re.MULTILINE))
+
+    assert named
+    assert {target for target in named if f"\n{target}:" not in MAKEFILE} == set()
+
+
+@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "docs/semantics.md"])
+def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
+    text = (ROOT / document).read_text()
+    names = set(re.findall(r"`phalanx\.(?:errors\.|events\.)?(\w+)`", text))
+    methods = set(re.findall(r"`Executor\.(\w+)\(\)`", text))
+
+    packages = {path.stem for path in Path(phalanx.__file__).parent.iterdir()}
+    faces = (phalanx, errors, events, actors, runtime, supervision)
+    assert names - packages <= {name for face in faces for name in dir(face)}
+    assert {name for name in methods if not hasattr(phalanx.Executor, name)} == set()
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    files = set(re.findall(r"`((?:supervision|runtime|actors)/[\w/]+\.py)`", text))
+    rooms = set(re.findall(r"^\| `((?:supervision|runtime|actors)/\w+)` \|", text, re.MULTILINE))
+
+    assert len(files) >= 20
+    assert {name for name in files if not (ROOT / name).is_file()} == set()
+    on_disk = {
+        f"{layer}/{init.parent.name}"
+        for layer in ("supervision", "runtime", "actors")
+        for init in (ROOT / layer).glob("*/__init__.py")
+    }
+    assert rooms == on_disk
