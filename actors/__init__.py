@@ -10,7 +10,6 @@ from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.group.actor import GroupActor
 from phalanx.actors.group.handle import Group
-from phalanx.actors.group.messages import Emitted
 from phalanx.actors.group.standby import StandbyLost
 from phalanx.actors.observe.hooks import POINTS, installed
 from phalanx.actors.spec.checkpoint_policy import (
@@ -32,7 +31,7 @@ from phalanx.actors.spec.options import (
     StopPolicy,
 )
 from phalanx.actors.spec.proxy import RemoteMethod
-from phalanx.actors.spec.results import Outcome, OutcomeKind, RankInfo, Status
+from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, RankInfo, Status
 from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, method, step
 from phalanx.runtime import AsyncOutput, CrashReport
 

@@ -19,11 +19,10 @@ import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import InlineStream
-from phalanx.actors.group.messages import Emitted
 from phalanx.actors.host.host import Seed, WorkerHost
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
-from phalanx.actors.spec.results import Outcome, OutcomeKind, RankInfo, Status
+from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, RankInfo, Status
 from phalanx.runtime import (
     AsyncOutput,
     DevicePool,

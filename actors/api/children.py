@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.checkpoint.coordinator import coordinator_of
-from phalanx.actors.group.handle import Place
+from phalanx.actors.group.handle import Parent
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.actors.spec.options import (
     REPLACED,
@@ -103,7 +103,7 @@ def executor_child(
             mine.append(checkpoints)
             ctx.exited(reason)
 
-        place = Place(
+        parent = Parent(
             on_end=ended,
             on_use=ctx.progressed,
             emit_by=ctx.emit_by,
@@ -111,7 +111,7 @@ def executor_child(
             checkpoints=checkpoints,
         )
         try:
-            executor = Executor.in_tree(replace(spec, name=ctx.path), runtime, place)
+            executor = Executor.in_tree(replace(spec, name=ctx.path), runtime, parent)
         except BaseException:
             if checkpoints not in mine:  # it ended before there was anything to end
                 mine.append(checkpoints)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors.calls.call import Call, check_timeout, options_of
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.group.messages import Overdue
 from phalanx.actors.signals.process_exit import living
 from phalanx.actors.spec.factory import culprit
 from phalanx.runtime import Payload, encode
@@ -209,6 +208,6 @@ def _restart_late(group: Group, call: Call, late: Mapping[int, int]) -> None:
     """Have those who owe *call* (rank: incarnation) restarted, where it asks for that."""
     if call.options.on_timeout != "restart":
         return
-    detail = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
+    why = f"{call.name} (call {call.seq}) took longer than {call.options.timeout:g} s"
     for rank, incarnation in late.items():
-        group.tell(Overdue(rank, incarnation, "call", detail))
+        group.post(group.actor.health.overdue, rank, incarnation, why)

@@ -9,7 +9,7 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Self
 
-from phalanx.actors.group.messages import Planned
+from phalanx.actors.group.actor import PlannedChange
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
 from phalanx.actors.spec.validate import check_rank
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from phalanx.actors.group.handle import Place
+    from phalanx.actors.group.handle import Parent
     from phalanx.actors.spec.checkpoint_policy import Checkpoint, CheckpointPolicy
     from phalanx.actors.spec.layout import Layout
     from phalanx.actors.spec.options import (
@@ -126,10 +126,10 @@ class Executor(CallMethods[W]):
         self._start(spec, runtime, named=name, replace=replace)
 
     @classmethod
-    def in_tree(cls, spec: ExecutorSpec, runtime: Runtime | None, place: Place) -> Executor[Any]:
+    def in_tree(cls, spec: ExecutorSpec, runtime: Runtime | None, parent: Parent) -> Executor[Any]:
         """Return an executor of *spec*, as a child of a supervision tree."""
         executor: Executor[Any] = cls.__new__(cls)
-        executor._start(spec, runtime, place=place)
+        executor._start(spec, runtime, parent=parent)
         return executor
 
     def _start(
@@ -139,7 +139,7 @@ class Executor(CallMethods[W]):
         *,
         named: str | None = None,
         replace: bool = False,
-        place: Place | None = None,
+        parent: Parent | None = None,
     ) -> None:
         methods = Methods(spec.worker)
         steps = methods.steps()
@@ -157,7 +157,7 @@ class Executor(CallMethods[W]):
             raise called_from_inside("building an executor")
         interrupts.install()
         try:
-            group = self._build(methods, steps, runtime, named, place, replace=replace)
+            group = self._build(methods, steps, runtime, named, parent, replace=replace)
             group.start()
             group.wait_ready()
         except BaseException:
@@ -172,12 +172,12 @@ class Executor(CallMethods[W]):
         steps: Mapping[str, Method],
         runtime: Runtime | None,
         named: str | None,
-        place: Place | None,
+        parent: Parent | None,
         *,
         replace: bool,
     ) -> RankGroup:
         with occupied:
-            group = RankGroup(self._spec, methods, runtime, named, place, replace=replace)
+            group = RankGroup(self._spec, methods, runtime, named, parent, replace=replace)
             super().__init__(group, steps)
             self._finalizer = weakref.finalize(self, group.request_close)
             self._finalizer.atexit = False  # `process_exit` ends it at the end of the program
@@ -308,12 +308,12 @@ class Executor(CallMethods[W]):
                 message says which.
         """
 
-        def plan() -> Planned:  # anew at each attempt: another thread may resize the group
+        def plan() -> PlannedChange:  # anew at each attempt: another thread may resize the group
             size = self.world_size
             if rank is not None:
                 check_rank("rank", rank, size)
             ranks = frozenset(range(size) if rank is None else (rank,))
-            return Planned(ranks=ranks, force=force)
+            return PlannedChange(ranks=ranks, force=force)
 
         plan()
         self._group.change(plan, timeout, force=force)
@@ -330,7 +330,7 @@ class Executor(CallMethods[W]):
         """
         plan = layout_for(self._spec, world_size, layout, now=self._layout)
         self._group.reserve(world_size)
-        self._group.change(lambda: Planned(size=world_size, layout=plan), timeout)
+        self._group.change(lambda: PlannedChange(size=world_size, layout=plan), timeout)
 
     def drain(self, timeout: float | None = None) -> None:
         """Return once every call made so far has ended; those made meanwhile may wait until then.

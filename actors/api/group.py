@@ -10,7 +10,7 @@ from phalanx.actors.health.diagnosis import check_health
 from .client import CallClient
 
 if TYPE_CHECKING:
-    from phalanx.actors.group.handle import Place
+    from phalanx.actors.group.handle import Parent
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.actors.spec.worker import Methods
     from phalanx.runtime import Runtime
@@ -25,12 +25,12 @@ class RankGroup(Group):
         methods: Methods,
         runtime: Runtime | None,
         named: str | None,
-        place: Place | None,
+        parent: Parent | None,
         *,
         replace: bool = False,
         **seams: Any,
     ) -> None:
-        super().__init__(spec, runtime, named, place, replace=replace, **seams)
+        super().__init__(spec, runtime, named, parent, replace=replace, **seams)
         self.call = CallClient(self, methods).call
 
     def check_health(self, timeout: float) -> None:

@@ -16,10 +16,9 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
-from phalanx.actors.group.messages import CheckpointDue, SnapshotFailed, SnapshotsChanged
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
 from phalanx.actors.spec.worker import declared_limit
 from phalanx.runtime import FarFrame, Flag, Kind, OwnedLock, RemoteFailure, descriptors, encode
@@ -29,7 +28,7 @@ from .snapshot import Snapshot, SnapshotPart
 from .store import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
     from phalanx.actors.calls.plane import CallPlane
@@ -103,6 +102,22 @@ class Counts:
         return all(count.saved >= count.sent for count in self._by_key.values())
 
 
+class Observer(Protocol):
+    """What a coordinator tells its executor, on any thread and under locks; none blocks."""
+
+    def due(self) -> None:
+        """It is time to take the state of the ranks."""
+        ...
+
+    def failed(self, rank: int, number: int, failure: RemoteFailure) -> None:
+        """*rank* could not store its part of snapshot *number*."""
+        ...
+
+    def changed(self, kept: Snapshot | None) -> None:
+        """There is something to remove; *kept* is a snapshot that is kept from now on."""
+        ...
+
+
 class CheckpointCoordinator:
     """The checkpoints of one executor, or of those that follow each other in one place of a tree.
 
@@ -136,7 +151,7 @@ class CheckpointCoordinator:
         self._last = 0  # the highest number so far
         self._counts = Counts()
         self._timer: Timer | None = None
-        self._tell: Callable[[Any], None] = _drop
+        self._observer: Observer | None = None  # None while no executor is served
         self._loop: EventLoop | None = None
         self._pid = os.getpid()
 
@@ -146,16 +161,14 @@ class CheckpointCoordinator:
 
     # --- the life of an executor --------------------------------------------------------
 
-    def open(
-        self, loop: EventLoop, tell: Callable[[Any], None], *, can_reshard: bool, size: int
-    ) -> None:
+    def open(self, loop: EventLoop, observer: Observer, *, can_reshard: bool, size: int) -> None:
         """Serve an executor of *size* ranks, and claim the folder.
 
         Raises:
             SpecError: see `SnapshotStore.open` and `accept`.
         """
         with self._lock.asked():
-            self._loop, self._tell = loop, tell
+            self._loop, self._observer = loop, observer
             self._last = max(self._last, self.store.open())
             self.base = self._last
             self.store.accept(size, can_reshard=can_reshard)
@@ -166,7 +179,7 @@ class CheckpointCoordinator:
             self._void(list(self._open.values()))
             self._stop_timer()
             self._counts.clear()
-            self._loop, self._tell = None, _drop
+            self._loop, self._observer = None, None
         self.prune(everything=True)
         if forget:
             self.store.close()
@@ -190,7 +203,7 @@ class CheckpointCoordinator:
             seconds = self._policy.every_seconds
             if seconds is not None and len(marked) < len(ranks) and self._timer is None:
                 assert self._loop is not None
-                self._timer = self._loop.call_at(time.monotonic() + seconds, self._due)
+                self._timer = self._loop.call_at(self._loop.time() + seconds, self._due)
             return marked
 
     def hear(self, rank: int, frame: Frame) -> None:
@@ -200,10 +213,11 @@ class CheckpointCoordinator:
             if snapshot is None:  # void since: a rank has died
                 frame.drop()
                 self.store.note_stray()  # it may have left a file
-                self._tell(SnapshotsChanged())
+                self._changed(None)
             elif frame.kind == Kind.NOT_SAVED:
                 failure = snapshot.failures[rank] = RemoteFailure.read(frame)
-                self._tell(SnapshotFailed(rank, snapshot.number, failure))
+                if self._observer is not None:
+                    self._observer.failed(rank, snapshot.number, failure)
             elif frame.flags & Flag.LOST:
                 frame.drop()  # so the part is missing when the call is answered
             elif isinstance(frame, FarFrame) and frame.fds:
@@ -230,7 +244,7 @@ class CheckpointCoordinator:
             else:
                 snapshot.end = "failed"
                 self.store.discard(snapshot)
-            self._tell(SnapshotsChanged(snapshot if snapshot.end == "kept" else None))
+            self._changed(snapshot if snapshot.end == "kept" else None)
 
     def abandon(self, wire: int) -> None:
         """Void the snapshots of the call *wire*, which not every rank will answer."""
@@ -249,7 +263,7 @@ class CheckpointCoordinator:
             if self._counts.is_begun:
                 self._stop_timer()
             if lost:
-                self._tell(SnapshotsChanged())
+                self._changed(None)
 
     # --- kept snapshots ---------------------------------------------------------------------
 
@@ -302,7 +316,8 @@ class CheckpointCoordinator:
             return ranks
         # It goes to some ranks only: a call with which all ranks store their state follows it.
         self._counts.begin([_GROUP])
-        self._tell(CheckpointDue())
+        if self._observer is not None:
+            self._observer.due()
         return ()
 
     def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Snapshot]:
@@ -333,6 +348,10 @@ class CheckpointCoordinator:
             self.store.discard(snapshot)
             self._counts.void(snapshot.covers)
 
+    def _changed(self, kept: Snapshot | None) -> None:
+        if self._observer is not None:
+            self._observer.changed(kept)
+
     def _stop_timer(self) -> None:
         timer, self._timer = self._timer, None
         if timer is not None:
@@ -342,15 +361,12 @@ class CheckpointCoordinator:
         """Have a snapshot taken after `every_seconds`; runs on the event loop."""
         with self._lock.asked():
             self._timer = None
-            tell = _drop if self._counts.is_begun else self._tell
-        tell(CheckpointDue())
+            observer = None if self._counts.is_begun else self._observer
+        if observer is not None:
+            observer.due()
 
 
 _GROUP = -1
-
-
-def _drop(_notice: Any) -> None:
-    """Drop a notice: no executor is served."""
 
 
 _RETRIES = 3  # of a checkpoint that deaths interrupt; arbitrary

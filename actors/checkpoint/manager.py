@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from phalanx.actors.group.messages import CheckpointDue, SnapshotFailed, SnapshotsChanged
 from phalanx.actors.spec.checkpoint_policy import (
     CheckpointFailed,
     CheckpointRejected,
@@ -23,16 +22,14 @@ from phalanx.supervision import ExitKind
 from .coordinator import checkpoint_call
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-    from phalanx.actors.calls.plane import CallPlane
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.group.worker import Worker
-    from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import EventLoop
+    from phalanx.runtime import RemoteFailure
     from phalanx.supervision import ExitReason, StartRanks
 
-    from .coordinator import CheckpointCoordinator
-    from .snapshot import RestorePoint
+    from .snapshot import RestorePoint, Snapshot
 
 
 _TAKEN_INTERVAL = 1.0  # seconds between two log records of checkpoints taken
@@ -40,82 +37,78 @@ _FAILED_INTERVAL = 60.0  # seconds between two log records of failures for the s
 
 
 class CheckpointManager:
-    """See the module.
+    """The checkpoints of *group*; an `Observer` of its coordinator. See the module."""
 
-    Args:
-        coordinator: None without a policy.
-        publish: Logs an event and passes it to the subscribers.
-        deliver: Only passes it to the subscribers.
-        ends: Whether the snapshots end with the executor.
-    """
-
-    def __init__(
-        self,
-        spec: ExecutorSpec,
-        coordinator: CheckpointCoordinator | None,
-        plane: CallPlane,
-        publish: Callable[[Any], None],
-        deliver: Callable[[Any], None],
-        *,
-        ends: bool,
-    ) -> None:
-        self._spec = spec
-        self._coordinator = coordinator
-        self._plane = plane
-        self._publish = publish
-        self._deliver = deliver
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._coordinator = group.checkpoints
         self._logged_at = -_TAKEN_INTERVAL
         self._failing: dict[str, float] = {}  # error: when it was logged
-        self._ends = ends
 
-    def open(self, loop: EventLoop, tell: Callable[[Any], None]) -> int | None:
-        """Claim the folder; return `CheckpointCoordinator.base`.
+    def open(self) -> None:
+        """Claim the folder.
 
         Raises:
             SpecError, OSError: it, or what is in it, cannot be used.
         """
-        if self._coordinator is None:
-            return None
-        can_reshard = self._spec.worker.reshard is not WorkerActor.reshard
-        self._coordinator.open(loop, tell, can_reshard=can_reshard, size=self._spec.world_size)
-        return self._coordinator.base
+        if self._coordinator is not None:
+            spec = self._group.spec
+            can_reshard = spec.worker.reshard is not WorkerActor.reshard
+            self._coordinator.open(
+                self._group.runtime.loop, self, can_reshard=can_reshard, size=spec.world_size
+            )
 
     def close(self) -> None:
         """Stop serving."""
         if self._coordinator is not None:
-            self._coordinator.close(forget=self._ends)
+            self._coordinator.close(forget=self._group.owns_checkpoints)
 
-    def hear(self, notice: CheckpointDue | SnapshotFailed | SnapshotsChanged) -> None:
-        """Handle a message of the coordinator."""
+    # --- notices of the coordinator, on any thread --------------------------------------
+
+    def due(self) -> None:
+        """Have every rank store its state."""
+        self._group.post(self._checkpoint)
+
+    def failed(self, rank: int, number: int, failure: RemoteFailure) -> None:
+        """Publish that *rank* could not store its part of snapshot *number*."""
+        self._group.post(self._publish_failure, rank, number, failure)
+
+    def changed(self, kept: Snapshot | None) -> None:
+        """Remove what is void, and publish what is *kept*."""
+        self._group.post(self._publish_kept, kept)
+
+    # --- on the actor's thread ----------------------------------------------------------
+
+    def _checkpoint(self) -> None:
+        plane = self._group.plane
+        with contextlib.suppress(Exception):  # the group is ending, or memory is short
+            plane.insert(checkpoint_call(plane, 0, None, plane.clock()))
+
+    def _publish_failure(self, rank: int, number: int, failure: RemoteFailure) -> None:
+        now, error = time.monotonic(), failure.headline
+        is_new = now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
+        if is_new:
+            self._failing[error] = now
+        publish = self._group.publish if is_new else self._group.deliver
+        name, trace = self._group.spec.name, failure.trace
+        publish(
+            CheckpointFailed(group=name, rank=rank, number=number, error=error, trace=trace, at=now)
+        )
+
+    def _publish_kept(self, kept: Snapshot | None) -> None:
         assert self._coordinator is not None
+        self._coordinator.prune()
+        if kept is None:
+            return
+        self._failing.clear()
         now = time.monotonic()
-        group = self._spec.name
-        match notice:
-            case CheckpointDue():
-                with contextlib.suppress(Exception):  # the group is ending, or memory is short
-                    self._plane.insert(checkpoint_call(self._plane, 0, None, now))
-            case SnapshotFailed(rank, number, failure):
-                error = failure.headline
-                lost = CheckpointFailed(
-                    group=group, rank=rank, number=number, error=error, trace=failure.trace, at=now
-                )
-                if now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL:
-                    self._failing[error] = now
-                    self._publish(lost)
-                else:
-                    self._deliver(lost)
-            case SnapshotsChanged(kept):
-                self._coordinator.prune()
-                if kept is not None:
-                    self._failing.clear()
-                    taken = kept.show(self._coordinator.store.where)
-                    took = now - kept.began
-                    event = CheckpointTaken(group=group, checkpoint=taken, took=took, at=now)
-                    if now - self._logged_at >= _TAKEN_INTERVAL:
-                        self._logged_at = now
-                        self._publish(event)
-                    else:
-                        self._deliver(event)
+        is_logged = now - self._logged_at >= _TAKEN_INTERVAL
+        if is_logged:
+            self._logged_at = now
+        publish = self._group.publish if is_logged else self._group.deliver
+        checkpoint = kept.show(self._coordinator.store.where)
+        took, name = now - kept.began, self._group.spec.name
+        publish(CheckpointTaken(group=name, checkpoint=checkpoint, took=took, at=now))
 
     def restore_points(self, start: StartRanks) -> Mapping[int, RestorePoint]:
         """Return what the ranks of *start* are restored from; the caller closes them.
@@ -129,36 +122,36 @@ class CheckpointManager:
             [rank for rank, _ in start.ranks], start.size, self._reject
         )
 
-    def welcome(self, member: Worker) -> None:
-        """Publish that *member*, which is ready, has been restored."""
-        if (point := member.restore_point) is not None:
-            self._publish(
+    def publish_restored(self, worker: Worker) -> None:
+        """Publish that *worker*, which is ready, has been restored."""
+        if (point := worker.restore_point) is not None:
+            self._group.publish(
                 CheckpointRestored(
-                    group=self._spec.name,
-                    rank=member.rank,
-                    incarnation=member.incarnation,
+                    group=self._group.spec.name,
+                    rank=worker.rank,
+                    incarnation=worker.incarnation,
                     number=point.number,
                     age=point.age,
                     at=time.monotonic(),
                 )
             )
 
-    def blame(self, member: Worker, reason: ExitReason) -> None:
-        """Reject the snapshot of *member* if it died of restoring it."""
+    def blame(self, worker: Worker, reason: ExitReason) -> None:
+        """Reject the snapshot of *worker* if it died of restoring it."""
         if (
             self._coordinator is None
-            or member.restore_point is None
-            or member.ready
-            or not member.restoring
+            or worker.restore_point is None
+            or worker.ready
+            or not worker.restoring
         ):
             return
         # A kill says nothing about the state, and may hit the next snapshot too.
         if reason.kind not in (ExitKind.CRASH, ExitKind.UNRESPONSIVE):
             return
-        if self._coordinator.store.reject(member.rank, member.restore_point.number):
+        if self._coordinator.store.reject(worker.rank, worker.restore_point.number):
             self._reject(
-                member.restore_point.number,
-                f"rank {member.rank} could not be restored from it: {reason}",
+                worker.restore_point.number,
+                f"rank {worker.rank} could not be restored from it: {reason}",
             )
 
     def prune(self) -> None:
@@ -178,4 +171,5 @@ class CheckpointManager:
 
     def _reject(self, number: int, why: str) -> None:
         now = time.monotonic()
-        self._publish(CheckpointRejected(group=self._spec.name, number=number, why=why, at=now))
+        name = self._group.spec.name
+        self._group.publish(CheckpointRejected(group=name, number=number, why=why, at=now))

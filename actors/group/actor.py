@@ -1,13 +1,13 @@
 """`GroupActor`: the only thread that changes the membership of a rank group.
 
-- It handles one message at a time, and waits for no process to start.
+- It handles one message at a time, and waits for no process to start. Most messages are calls that
+  it makes; one about a worker that has been released is void.
 - A death is classified, reported and settled before anything is started in its place.
 - When the group ends for good, every call is settled, everything is given back, the failure
   callbacks have run at most once, and `Group.gone` is set; an exception in this actor ends the
   group in the same way.
-- A message about an earlier incarnation is dropped.
 
-`decide_ranks` decides, `Workers` holds processes, `CallPlane` carries calls, which do not pass
+`decide_ranks` decides, `Membership` holds processes, `CallPlane` carries calls, which do not pass
 through here: they run in their callers' threads.
 """
 
@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-from contextlib import suppress
-from dataclasses import replace
+import threading
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from phalanx.actors.checkpoint.manager import CheckpointManager
 from phalanx.actors.health.monitor import HealthMonitor
 from phalanx.actors.remote.links import Links
 from phalanx.actors.spec.factory import SourceFile
-from phalanx.actors.spec.results import Status, rank_infos
+from phalanx.actors.spec.results import Emitted, Status, rank_infos
 from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
     Frame,
@@ -37,7 +37,6 @@ from phalanx.runtime import (
     Payload,
     RemoteFailure,
     RendezvousStore,
-    ReportFolder,
     WorkerReady,
     WorkerStarted,
     descriptor_limit,
@@ -75,71 +74,60 @@ from phalanx.supervision import (
 
 from .deaths import Deaths, EndErrors, deaths_behind, reason_of
 from .devices import DeviceLeases
-from .events import EventBus
-from .launcher import EpochSpec, Launches, WorkerBuilder, threads_of_each
-from .members import Members
-from .messages import (
-    CheckpointDue,
-    Close,
-    Emitted,
-    Examined,
-    HubLost,
-    KillAll,
-    Launched,
-    LinkLost,
-    Look,
-    NotStarted,
-    OutOfStep,
-    Overdue,
-    Planned,
-    ProcessGone,
-    RankSaid,
-    RankSaidNothing,
-    ReformOverdue,
-    SnapshotFailed,
-    SnapshotsChanged,
-    Started,
-    StreamEnded,
-    Timeout,
-)
+from .launcher import EpochSpec, WorkerBuilder, threads_of_each
+from .membership import Membership
 from .shutdown import Shutdown
 from .standby import Standby
+from .worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import Rendezvous, Runtime
+    from phalanx.actors.spec.layout import Layout
+    from phalanx.runtime import Rendezvous
     from phalanx.supervision import RankAction, RankEvent
 
-    from .handle import Group, Place
-    from .launcher import Launch
-    from .worker import Worker
+    from .handle import Group, Parent
+    from .membership import Launch
 
 _CALLBACKS = 5.0  # seconds for the last callbacks to be run
 
 
+@dataclass(slots=True)
+class PlannedChange:
+    """A planned restart or resize; nothing is in flight, but for a restart by force.
+
+    Attributes:
+        force: Whether calls in flight are ended.
+        done: Set once the group is whole again, has ended, or the request came too late.
+        accepted: Whether it was carried out.
+    """
+
+    ranks: frozenset[int] = frozenset()
+    size: int | None = None
+    layout: Layout | None = None
+    force: bool = False
+    accepted: bool = False
+    done: threading.Event = field(default_factory=threading.Event)
+
+
 class GroupActor(ProtectedActor):
-    """See the module's docstring. Started by `Group`, which is posted to as `Message` values.
+    """See the module's docstring. Built and started by its `Group`.
 
     Args:
         release_runtime: Gives back the runtime; called last.
-        place: Where the executor is in a supervision tree; None if it stands alone.
+        parent: The supervisor that it is a child of; None if it stands alone.
     """
 
     def __init__(
-        self,
-        spec: ExecutorSpec,
-        runtime: Runtime,
-        group: Group,
-        release_runtime: Callable[[], None],
-        place: Place | None,
+        self, group: Group, release_runtime: Callable[[], None], parent: Parent | None
     ) -> None:
         super().__init__()
-        self._spec = spec
-        self._runtime = runtime
+        group.actor = self  # from here on it may be posted to
+        self._spec = spec = group.spec
+        self._runtime = runtime = group.runtime
         self._release_runtime = release_runtime
-        self._place = place
+        self._parent = parent
         self._state: GroupState = new_group(
             spec.policy.strategy,
             spec.policy.intensity.window(),
@@ -149,83 +137,44 @@ class GroupActor(ProtectedActor):
             keep=spec.policy.survivors == "keep",
         )
         self.group = group
-        self._plane = plane = group.plane
+        self._plane = group.plane
         self._clock = group.clock
+        self._publish = group.publish
         self._ending = False
         self._layout = spec.layout  # of the ranks that are started from now on
         self._no_device: NoDevice | None = None  # why the group has given up
-        self._plan: Planned | None = None  # the planned change under way
+        self._plan: PlannedChange | None = None  # the planned change under way
         self._planned = 0
         self._planned_at = self._clock()
-        tell, loop = self._tell, runtime.loop
-        self._forget = loop.when_lost(lambda cause: tell(HubLost(cause)))
-        self._events = events = EventBus(runtime.collector, group)
-        publish = events.publish
-        self._leases = DeviceLeases(spec, runtime, tell, publish, group.deliver, clock=group.clock)
+        self._forget = runtime.loop.when_lost(partial(group.post, self._loop_lost))
+        self._leases = DeviceLeases(group, self._start_again, self.look_at_devices)
         group.devices = self._leases.status
-        self._stopping = Shutdown(spec.limits.stop, loop, group.watchdog, tell, group.clock)
-        self._builder = WorkerBuilder(
-            spec,
-            runtime,
-            plane.arena,
-            probe=group.probe,
-            clock=group.clock,
-            channel=group.channel,
-        )
-        self._launches = Launches(spec.name, tell, group.spawn)
-        self._members = Members(
-            spec,
-            runtime,
-            leases=self._leases,
-            builder=self._builder,
-            launches=self._launches,
-            stopping=self._stopping,
-            links=Links(spec.transport, runtime, spec.name, tell, publish)
-            if spec.transport is not None
-            else None,
-            heartbeats=group.heartbeats,
-            tell=tell,
-            clock=group.clock,
-        )
-        self._checkpoints = CheckpointManager(
-            spec, group.checkpoints, plane, publish, group.deliver, ends=group.owns_checkpoints
-        )
-        self._standby = Standby(
-            spec.policy.standby,
-            self._members,
-            self._stopping,
-            loop,
-            tell=tell,
-            publish=publish,
-            clock=group.clock,
-        )
-        self._deaths = Deaths(
-            spec,
+        self._shutdown = Shutdown(group, self._abandon)
+        links = None
+        if spec.transport is not None:
+            links = Links(group, spec.transport, lost=self._link_lost, gone=self._exited)
+        self._membership = Membership(
             group,
-            self._members,
-            self._checkpoints,
-            events,
-            folder=spec.report_dir or runtime.reports or ReportFolder.from_environment(),
-            show=self._show,
+            self._leases,
+            WorkerBuilder(group),
+            links,
+            on_launched=self._launched,
+            on_exit=self._exited,
         )
+        self._checkpoints = CheckpointManager(group)
+        self._standby = Standby(group, self._membership, self._shutdown)
+        self._deaths = Deaths(group, self._membership, self._checkpoints, self._show)
         self._store = RendezvousStore(
-            loop,
+            runtime.loop,
             runtime.launcher,
             preload=spec.launch.preload,
             group=spec.name,
-            on_event=publish,
+            on_event=self._publish,
         )
         self._rendezvous: Rendezvous | None = None
         self._source = SourceFile(spec.worker)
-        self._health = HealthMonitor(
-            spec,
-            group,
-            self._members,
-            self._stopping,
-            loop,
-            tell=tell,
-            find=self._find,
-            state=lambda: self._state,
+        self.health = HealthMonitor(
+            group, self._membership, self._shutdown, state=lambda: self._state
         )
 
     def _start_actor_loop(self) -> None:
@@ -240,197 +189,158 @@ class GroupActor(ProtectedActor):
 
     # --- messages -----------------------------------------------------------------------
 
-    def _tell(self, message: object) -> None:
-        with suppress(pykka.ActorDeadError):  # it has ended meanwhile
-            self.actor_ref.tell(message)
-
     def _actor_loop_running(self) -> None:
         with occupied:
             super()._actor_loop_running()
 
-    def hear(self, notice: Any, /) -> None:
-        """Act on one message; a value that is no `Message` has no effect."""
-        if self._ending:
-            if isinstance(notice, Planned):
-                notice.done.set()
-            elif isinstance(notice, RankSaid):
-                notice.frame.drop()
-            return
-        match notice:
-            case Started():
-                self._begin()
-            case RankSaid():
-                self._said(notice)
-            case RankSaidNothing(rank, incarnation, packets):
-                self._plane.count_foreign(rank, incarnation, packets)
-            case ProcessGone(rank, incarnation):
-                self._gone(rank, incarnation)
-            case StreamEnded(rank, incarnation):
-                member = self._members.find(rank, incarnation)
-                if member is not None:
-                    self._stopping.expect_exit(member)
-            case LinkLost(rank, incarnation, why):
-                member = self._find(rank, incarnation)
-                if member is not None:
-                    self._stopping.examine(member, why)
-            case Overdue() | ReformOverdue() | Look() | Examined() | OutOfStep():
-                self._health.handle(notice)
-            case Timeout():
-                self._timeout(notice)
-            case Launched(launch):
-                self._land(launch)
-                self._show()
-            case NotStarted(ranks, reason):
-                self._not_started(ranks, reason)
-            case Planned():
-                self._change(notice)
-            case Close(reason):
-                self.group.heartbeats.tell_draining()
-                self._finish_plan(accepted=False)
-                self._act(CloseAsked(reason, self._clock()))
-                if self.group.probe is not None:
-                    self.group.probe.on_point("closing")
-            case CheckpointDue() | SnapshotFailed() | SnapshotsChanged():
-                self._checkpoints.hear(notice)
-            case KillAll():
-                for member in self._members.current():
-                    self._stopping.kill(member)
-            case HubLost(cause):
-                fault = RuntimeFault(cause)
-                self._plane.end(lambda call: RuntimeFault(f"{call.name}: {cause}"), lambda: fault)
-                raise fault
+    def hear(self, message: Any, /) -> None:
+        """Act on one message; a value that is none of these has no effect."""
+        match message:
+            case PlannedChange():
+                self._change(message)
+            case (Worker() as worker, Frame() as frame):
+                self._said(worker, frame)
+            case _ if callable(message) and not self._ending:
+                message()
             case _:
                 pass
 
-    def _timeout(self, timeout: Timeout) -> None:
-        match timeout:
-            case Timeout("group"):
-                self._act(WaitOver(self._clock()))
-            case Timeout("standby"):
-                if self._state.phase is Phase.SERVING:
-                    self._standby.fill()
-            case Timeout("devices", StartRanks() as start):
-                if self._leases.is_waiting(start):
-                    self._start_ranks(start)
-                    self._show()
-            case Timeout("devices"):
-                self._stopping.kill_broken(self._members.current(), self._leases.look())
-            case Timeout((rank, incarnation), stage):
-                member = self._find(rank, incarnation)
-                if member is None:
-                    return
-                if stage != "abandon":
-                    self._stopping.escalate(member, stage)
-                elif left := self._stopping.abandon(member):
-                    self._abandon(member, left)
-            case _:
-                pass
+    def close(self, reason: ExitReason = SHUTDOWN) -> None:
+        """Have the group end."""
+        self.group.heartbeats.tell_draining()
+        self._finish_plan(accepted=False)
+        self._act(CloseAsked(reason, self._clock()))
+        if self.group.probe is not None:
+            self.group.probe.on_point("closing")
 
-    def _find(self, rank: int, incarnation: int) -> Worker | None:
-        """Return that spare, while it is one, or that incarnation, while it is the current one."""
-        return self._standby.find(rank) or self._members.find(rank, incarnation)
+    def kill_all(self) -> None:
+        """Kill every rank now."""
+        for worker in self._membership.current():
+            self._shutdown.kill(worker)
 
-    def _said(self, said: RankSaid) -> None:
+    def look_at_devices(self) -> None:
+        """Kill the ranks whose devices cannot go on."""
+        broken = self._leases.look()
+        for worker in self._membership.current():
+            why = None if worker.lease is None else broken.get(worker.lease)
+            if why is not None and not worker.asked and not worker.broken:
+                worker.broken = why
+                self._shutdown.kill(worker)
+
+    def expect_exit(self, rank: int, incarnation: int) -> None:
+        """Note that the call socket of that incarnation has ended."""
+        if (worker := self._membership.find(rank, incarnation)) is not None:
+            self.health.expect_exit(worker)
+
+    def _link_lost(self, worker: Worker, why: str) -> None:
+        if not worker.released:
+            self._shutdown.examine(worker, why)
+
+    def _loop_lost(self, cause: str) -> None:
+        """End the group: no death and no timer is noticed from now on."""
+        fault = RuntimeFault(cause)
+        self._plane.end(lambda call: RuntimeFault(f"{call.name}: {cause}"), lambda: fault)
+        raise fault
+
+    def _said(self, worker: Worker, frame: Frame) -> None:
         """Act on a message of a worker's control socket."""
-        member, frame = self._find(said.rank, said.incarnation), said.frame
-        if member is None or frame.incarnation != member.incarnation:
+        if self._ending or worker.released or frame.incarnation != worker.incarnation:
             frame.drop()
             return
         match frame.kind:
             case Kind.STANDBY:
-                self._standby.warm(member)
+                self._standby.warm(worker)
                 self._show()
-            case Kind.READY if member.seated:
+            case Kind.READY if worker.seated:
                 now = self._clock()
-                self._act(RankReformed(member.rank, member.incarnation, frame.epoch, now))
+                self._act(RankReformed(worker.rank, worker.incarnation, frame.epoch, now))
             case Kind.READY:
-                self._attach(member)
+                self._attach(worker)
             case Kind.LEFT:
-                member.left = frame.epoch
+                worker.left = frame.epoch
             case Kind.ENDING:
-                self._plane.expect_end(member.rank, member.incarnation)
+                self._plane.expect_end(worker.rank, worker.incarnation)
             case Kind.NOT_REFORMED:
                 failure = RemoteFailure.read(frame)
-                if frame.epoch == member.epoch:
-                    member.failure = failure
-                    self._stopping.doubt_reform(member)
+                if frame.epoch == worker.epoch:
+                    worker.failure = failure
+                    self.health.doubt_reform(worker)
             case Kind.RESTORING:
-                member.restoring = True
+                worker.restoring = True
             case Kind.EVENT:
-                self._emit(member, frame)
+                self._emit(worker, frame)
             case Kind.START_FAILED | Kind.LAST_WORDS:
-                member.failure = RemoteFailure.read(frame)
+                worker.failure = RemoteFailure.read(frame)
                 # A thread of the user's may keep the process from ending by itself.
-                self._stopping.expect_exit(member)
+                self.health.expect_exit(worker)
             case _:
                 frame.drop()
 
-    def _attach(self, member: Worker) -> None:
-        """Have *member*, which is ready for the first time, take part in calls."""
-        greeting = member.channel.receive()
+    def _attach(self, worker: Worker) -> None:
+        """Have *worker*, which is ready for the first time, take part in calls."""
+        greeting = worker.channel.receive()
         if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
-            member.hung = f"its call socket is broken: {greeting!r}"
-            self._stopping.kill(member)
+            worker.hung = f"its call socket is broken: {greeting!r}"
+            self._shutdown.kill(worker)
             return
-        member.ready = member.seated = True
-        self._plane.attach(member.rank, member.incarnation, member.channel)
+        worker.ready = worker.seated = True
+        self._plane.attach(worker.rank, worker.incarnation, worker.channel)
         now = self._clock()
-        self._events.publish(WorkerReady(**member.who(), took=now - member.started_at, at=now))
-        self._checkpoints.welcome(member)
-        self._act(RankReady(member.rank, member.incarnation, now))
+        self._publish(WorkerReady(**worker.who(), took=now - worker.started_at, at=now))
+        self._checkpoints.publish_restored(worker)
+        self._act(RankReady(worker.rank, worker.incarnation, now))
 
-    def _emit(self, member: Worker, frame: Frame) -> None:
+    def _emit(self, worker: Worker, frame: Frame) -> None:
         """Hand an event of the user's to the subscribers."""
         try:
             value = frame.value()
         except Exception as error:  # noqa: BLE001  # a type this process does not know
             value = error
         name, now = self._spec.name, self._clock()
-        self.group.deliver(Emitted(name, member.rank, member.incarnation, member.epoch, value, now))
+        self.group.deliver(Emitted(name, worker.rank, worker.incarnation, worker.epoch, value, now))
 
     # --- deaths -------------------------------------------------------------------------
 
-    def _gone(self, rank: int, incarnation: int) -> None:
-        member = self._find(rank, incarnation)
-        if member is None:
+    def _exited(self, worker: Worker) -> None:
+        if worker.released:
             return
-        if self._standby.find(rank) is None:
-            self._settle(member, reason_of(member))
+        if worker.rank >= 0:
+            self._settle(worker, reason_of(worker))
             return
-        report = self._deaths.report_spare(member)
-        self._standby.gone(member)
+        report = self._deaths.report_spare(worker)
+        self._standby.gone(worker)
         self._show()
         self._deaths.file(report)
 
-    def _abandon(self, member: Worker, left: str) -> None:
-        self._events.abandoned(member.who(), left)
-        if self._standby.find(member.rank) is not None:
-            self._standby.gone(member)
+    def _abandon(self, worker: Worker, left: str) -> None:
+        self.group.log.error("phalanx.worker_abandoned", **worker.who(), left=left)
+        if worker.rank < 0:
+            self._standby.gone(worker)
             self._show()
         else:
-            detail = f"{member.hung}; {left}" if member.hung else left
-            self._settle(member, ExitReason(ExitKind.UNRESPONSIVE, detail))
+            detail = f"{worker.hung}; {left}" if worker.hung else left
+            self._settle(worker, ExitReason(ExitKind.UNRESPONSIVE, detail))
 
-    def _settle(self, member: Worker, reason: ExitReason) -> None:
-        """Have it decided what follows from the end of *member*, and do it."""
+    def _settle(self, worker: Worker, reason: ExitReason) -> None:
+        """Have it decided what follows from the end of *worker*, and do it."""
         now = self._clock()
-        self._checkpoints.blame(member, reason)
-        progress = self._plane.progress(member.rank, member.incarnation)
-        if progress.served and self._place is not None:
-            self._place.on_use()
+        self._checkpoints.blame(worker, reason)
+        progress = self._plane.progress(worker.rank, worker.incarnation)
+        if progress.served and self._parent is not None:
+            self._parent.on_use()
         event = RankExited(
-            member.rank,
-            member.incarnation,
+            worker.rank,
+            worker.incarnation,
             reason,
             now,
             _jitter(),
-            self._deaths.directive(member, reason),
-            out_of_step=member.out_of_step,
+            self._deaths.directive(worker, reason),
+            out_of_step=worker.out_of_step,
         )
         epoch = self._state.epoch
         self._state, actions = decide_ranks(self._state, event)
-        self._deaths.settle(member, reason, progress, self._state, actions, epoch=epoch, at=now)
-        self._members.release(member)
+        self._deaths.settle(worker, reason, progress, self._state, actions, epoch=epoch, at=now)
+        self._membership.release(worker)
         self._perform(actions)
 
     def _not_started(self, ranks: tuple[tuple[int, int], ...], reason: ExitReason) -> None:
@@ -442,7 +352,7 @@ class GroupActor(ProtectedActor):
 
     # --- planned changes ----------------------------------------------------------------
 
-    def _change(self, plan: Planned) -> None:
+    def _change(self, plan: PlannedChange) -> None:
         """Begin a planned change, unless it comes too late, or too early."""
         has_ranks = plan.ranks <= {rank.number for rank in self._state.ranks}
         if self._state.phase is not Phase.SERVING or self._plan is not None or not has_ranks:
@@ -462,8 +372,8 @@ class GroupActor(ProtectedActor):
             self._plane.expect(plan.layout.world_size, self._show)
         self._state, actions = decide_ranks(self._state, event)
         stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
-        for member in self._members.current():
-            member.forced = plan.force and member.rank in stopped
+        for worker in self._membership.current():
+            worker.forced = plan.force and worker.rank in stopped
         self._perform(actions)
 
     def _finish_plan(self, *, accepted: bool) -> None:
@@ -475,20 +385,19 @@ class GroupActor(ProtectedActor):
 
     # --- actions ------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
         """Start the group for the first time, unless what its ranks go on from cannot be used."""
         if "OMP_NUM_THREADS" not in os.environ and "OMP_NUM_THREADS" not in self._spec.launch.env:
-            self._events.threads_limited(threads_of_each(self._spec.world_size))
+            threads = threads_of_each(self._spec.world_size)
+            self.group.log.info("phalanx.threads_limited", **threads)
         try:
-            base = self._checkpoints.open(self._runtime.loop, self._tell)
+            self._checkpoints.open()
         except (CallerError, OSError) as error:
             self.group.start_error = error
             reason = ExitReason(ExitKind.CRASH, str(error))
             self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
             self._end(reason)
             return
-        if base is not None:
-            self._builder.save_from(base)
         self._act(Begin(self._clock()))
 
     def _act(self, event: RankEvent) -> None:
@@ -509,14 +418,16 @@ class GroupActor(ProtectedActor):
                 case Serve(epoch):
                     self._serve(epoch)
                 case WaitUntil(at):
-                    over = Timeout("group", "back-off")
-                    self._runtime.loop.call_at(at, partial(self._tell, over))
+                    self._runtime.loop.call_at(at, partial(self.group.post, self._wait_over))
                 case Decided():
                     pass  # it is in the report
                 case End(reason):
                     self._end(reason)
         if not self._ending:
             self._show()
+
+    def _wait_over(self) -> None:
+        self._act(WaitOver(self._clock()))
 
     @property
     def _is_first(self) -> bool:
@@ -527,61 +438,71 @@ class GroupActor(ProtectedActor):
         """Begin to start ranks, or have them wait for their devices."""
         self._plane.resize(action.size)
         if not self._is_first and self._source.has_changed():
-            self._events.code_changed(
-                self._spec.worker, self._source.path, self._spec.launch.preload
+            is_preloaded = self._spec.worker.__module__ in self._spec.launch.preload
+            runs = "the old code" if is_preloaded else "the new code"
+            self.group.log.warning(
+                "phalanx.worker_code_changed", file=self._source.path, starts_run=runs
             )
         try:
             leases = self._leases.ask(action, first=self._is_first)
             if leases is None:
-                return  # a `Timeout` of the devices follows
+                return  # `_start_again` follows
             try:
                 epoch = self._epoch(action.epoch)
                 restore_points = self._checkpoints.restore_points(action)
             except BaseException:
                 self._leases.give_all_back(leases)
                 raise
-            taken = self._members.start(
+            taken = self._membership.start(
                 epoch, action.ranks, leases, self._standby.take, restore_points
             )
         except NoDevice as none:
             self._no_device = none
             reason = replace(SHUTDOWN, detail=f"gave up: {none}")
             # To try again would only wait again.
-            self._tell(Close(reason))
+            self.group.post(self.close, reason)
             self._start_failed(action.ranks, none, reason)
         except Exception as error:  # noqa: BLE001  # a start that fails is an exit of those ranks
             self._start_failed(action.ranks, error)
         else:
             self._started(taken)
 
-    def _land(self, launch: Launch) -> None:
-        """Take over what *launch* has brought, once."""
-        if not self._launches.take(launch):
-            return
-        members = launch.members
-        if members[0].spare:
-            self._standby.land(launch)
-            return
-        error = self._members.land(launch)
-        if error is None:
-            self._started(members)
-            for member in members:
-                self._stopping.kill_unwanted(member)
-            return
-        asked = tuple((each.rank, each.incarnation) for each in members if each.asked)
-        if asked:
-            self._tell(NotStarted(asked, SHUTDOWN))
-        missed = tuple((each.rank, each.incarnation) for each in members if not each.asked)
-        if missed:
-            self._start_failed(missed, error)
+    def _start_again(self, action: StartRanks) -> None:
+        self._start_ranks(action)
+        self._show()
 
-    def _started(self, members: Sequence[Worker]) -> None:
-        """Publish that *members* have a process."""
-        for member in members:
-            device, at = member.labels.device, member.started_at
-            self._events.publish(WorkerStarted(**member.who(), device=device, at=at))
-        if members and self.group.probe is not None:
-            pairs = tuple((each.rank, each.incarnation) for each in members)
+    def _launched(self, launch: Launch) -> None:
+        """Take over what *launch* has brought, once."""
+        if not self._membership.take(launch):
+            return
+        workers = launch.workers
+        error = self._membership.land(launch)
+        if error is None:
+            self._started(workers)
+            for worker in workers:
+                self._shutdown.kill_unwanted(worker)
+        elif workers[0].rank < 0:
+            self._standby.failed(workers[0], error)
+        else:
+            asked = tuple((each.rank, each.incarnation) for each in workers if each.asked)
+            if asked:
+                self.group.post(self._not_started, asked, SHUTDOWN)
+            missed = tuple((each.rank, each.incarnation) for each in workers if not each.asked)
+            if missed:
+                self._start_failed(missed, error)
+        if not self._ending:
+            self._show()
+
+    def _started(self, workers: Sequence[Worker]) -> None:
+        """Limit the starts of *workers*, which have a process, and publish those of ranks."""
+        for worker in workers:
+            self.health.limit_start(worker)
+        ranks = [worker for worker in workers if worker.rank >= 0]
+        for worker in ranks:
+            device, at = worker.labels.device, worker.started_at
+            self._publish(WorkerStarted(**worker.who(), device=device, at=at))
+        if ranks and self.group.probe is not None:
+            pairs = tuple((each.rank, each.incarnation) for each in ranks)
             self.group.probe.on_point("restarting", ranks=pairs)
 
     def _start_failed(
@@ -599,42 +520,44 @@ class GroupActor(ProtectedActor):
             detail = f"it could not be started: {type(error).__name__}: {error}"
             reason = ExitReason(ExitKind.CRASH, detail)
             if not isinstance(error, CallerError):  # the caller alone gets that one
-                self._events.start_failed(error)
+                self.group.log.error("phalanx.start_failed", exc_info=error)
         # Through the mailbox, as any exit: a retry that fails again must not nest.
-        self._tell(NotStarted(ranks, reason))
+        self.group.post(self._not_started, ranks, reason)
 
     def _reform_ranks(self, action: ReformRanks) -> None:
         """Have ranks that are kept leave their process group and join another."""
         why, epoch = "", None
         try:
             epoch = self._epoch(action.epoch)
-        except Exception as error:  # noqa: BLE001  # ranks that get no order are replaced
-            self._events.start_failed(error)
+        except Exception as error:
+            self.group.log.exception("phalanx.start_failed")
+            # Ranks that get no order are replaced.
             why = f"it could not be re-formed: {type(error).__name__}: {error}"
         for rank, incarnation in action.ranks:
-            member = self._members.find(rank, incarnation)
-            if member is None:
+            worker = self._membership.find(rank, incarnation)
+            if worker is None:
                 continue
             if epoch is None:
-                member.broken = why
-                self._stopping.kill(member)
+                worker.broken = why
+                self._shutdown.kill(worker)
             else:
-                order = self._members.reform(member, epoch)
+                order = self._membership.reform(worker, epoch)
+                self.health.limit_reform(worker)
                 self._plane.post(rank, incarnation, order, leaves_epoch=True)
 
     def _stop_ranks(self, action: StopRanks) -> None:
         """Begin to stop ranks; those that wait for a device, or a process, never start."""
         for start in self._leases.withdraw(frozenset(action.ranks)):
-            self._tell(NotStarted(start.ranks, SHUTDOWN))
-        for member in self._members.current():
-            if member.rank not in action.ranks:
+            self.group.post(self._not_started, start.ranks, SHUTDOWN)
+        for worker in self._membership.current():
+            if worker.rank not in action.ranks:
                 continue
             # In its start it reads no message; with its group broken it may never.
-            hurry = action.hurry or not member.seated
+            hurry = action.hurry or not worker.seated
             if not hurry:
-                stop = Payload.of(None).packet(Kind.STOP, epoch=member.epoch, call_id=0)
-                self._plane.post(member.rank, member.incarnation, stop)
-            self._stopping.ask_to_stop(member, hurry=hurry)
+                stop = Payload.of(None).packet(Kind.STOP, epoch=worker.epoch, call_id=0)
+                self._plane.post(worker.rank, worker.incarnation, stop)
+            self._shutdown.ask(worker, hurry=hurry)
 
     def _serve(self, number: int) -> None:
         """Let collective calls go under epoch *number*: every rank is up."""
@@ -642,7 +565,7 @@ class GroupActor(ProtectedActor):
         recovered, self._deaths.is_down = self._deaths.is_down, False
         self._plane.open(number)
         self._checkpoints.prune()
-        self._events.publish(
+        self._publish(
             GroupUp(
                 group=self._spec.name,
                 epoch=number,
@@ -655,13 +578,13 @@ class GroupActor(ProtectedActor):
         self._show()
         self._finish_plan(accepted=True)
         self.group.ready.set()
-        self._tell(Timeout("standby", "refill"))  # after the messages that are queued already
+        self._standby.fill_soon()
 
     def _epoch(self, number: int) -> EpochSpec:
         if self._rendezvous is None or self._rendezvous.epoch != number:
             self._rendezvous = self._store.open(number)
         trace = self.group.trace.starting()
-        return EpochSpec(number, self._layout, not self._spec.is_plain, self._rendezvous, trace)
+        return EpochSpec(number, self._layout, self._rendezvous, trace)
 
     # --- the end ------------------------------------------------------------------------
 
@@ -676,18 +599,18 @@ class GroupActor(ProtectedActor):
         farewell = EndErrors(self._spec.name, cause, deaths, self._no_device)
         self._plane.end(farewell.settle, farewell.refuse)
         self._finish_plan(accepted=False)
-        for launch in self._launches.close():
-            self._land(launch)
-        for member in self._members.current():
-            member.asked = True
-            if member.process is not None:  # no deadline behind it: the event loop may have ended
-                member.process.send_signal(signal.SIGKILL)
-            self._plane.detach(member.rank, member.incarnation)
-            self._members.release(member)
+        for launch in self._membership.end_launches():
+            self._launched(launch)
+        for worker in self._membership.current():
+            worker.asked = True
+            if worker.process is not None:  # no deadline behind it: the event loop may have ended
+                worker.process.send_signal(signal.SIGKILL)
+            self._plane.detach(worker.rank, worker.incarnation)
+            self._membership.release(worker)
         self._show()
         was_lost = cause is not None and reason.kind is not ExitKind.NORMAL
-        level = "error" if self._place is not None else "critical"
-        self._events.publish(
+        level = "error" if self._parent is not None else "critical"
+        self._publish(
             GroupEnded(
                 group=self._spec.name,
                 epoch=self._state.epoch,
@@ -700,22 +623,22 @@ class GroupActor(ProtectedActor):
             group.tell_failed(reason)
         group.ready.set()
         self._checkpoints.close()
-        place, self._place = self._place, None  # it may hold on to what holds on to us
-        if place is not None:
+        parent, self._parent = self._parent, None  # it may hold on to what holds on to us
+        if parent is not None:
             # Before the shared parts are let go: the next executor finds them warm.
-            place.on_end(reason)
+            parent.on_end(reason)
         self._give_back()
         self.stop()
         group.gone.set()
 
     def _give_back(self) -> None:
-        """Give everything back; the ranks are buried. The shared parts go last."""
+        """Give everything back; the workers are released. The shared parts go last."""
         group = self.group
         for give_back in (
             self._forget,
             group.watchdog.close,
             self._standby.close,
-            self._members.close,
+            self._membership.close,
             self._store.close,
             self._leases.close,
             self._plane.close,
@@ -726,11 +649,11 @@ class GroupActor(ProtectedActor):
             try:
                 give_back()
             except Exception as error:  # noqa: BLE001  # the rest must still be given back
-                self._events.complain(error)
+                self.group.complain(error)
 
     def failed(self, error: BaseException, /) -> None:
         """End the group after an exception of our own."""
-        self._events.complain(error)
+        self.group.complain(error)
         if not self._ending:
             if not self.group.ready.is_set():
                 self.group.start_error = error
@@ -740,7 +663,7 @@ class GroupActor(ProtectedActor):
             try:
                 self._end(reason)
             except BaseException as second:  # noqa: BLE001  # nothing is left to try
-                self._events.complain(second)
+                self.group.complain(second)
             else:
                 return
         self.group.ready.set()
@@ -756,7 +679,7 @@ class GroupActor(ProtectedActor):
                 layout=self._layout,
                 phase=state.phase,
                 epoch=state.epoch,
-                ranks=rank_infos(state, self._members.current()),
+                ranks=rank_infos(state, self._membership.current()),
                 restarts=self._deaths.restarts,
                 window=state.window,
                 planned=self._planned,

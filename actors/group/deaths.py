@@ -48,13 +48,11 @@ if TYPE_CHECKING:
 
     from phalanx.actors.calls.call import Call
     from phalanx.actors.checkpoint.manager import CheckpointManager
-    from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import CallFate, RemoteFailure
     from phalanx.supervision import GroupState, NoDevice, RankAction
 
-    from .events import EventBus
     from .handle import Group
-    from .members import Members
+    from .membership import Membership
     from .worker import Worker
 
 
@@ -63,49 +61,36 @@ _PATIENCE = 5.0  # seconds for the disk at the end
 
 
 class ReportWriter:
-    """Writes the reports of one group.
+    """Writes the reports of *group* to *folder*, None for nowhere, and publishes each outcome."""
 
-    Args:
-        folder: Where to; None for nowhere.
-        publish: Told of each report that was written, and of each that could not be.
-        complain: Told of what else went wrong.
-    """
-
-    def __init__(
-        self,
-        folder: ReportFolder | None,
-        publish: Callable[[Any], None],
-        complain: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, folder: ReportFolder | None, group: Group) -> None:
         self._folder = folder
-        self._publish = publish
-        self._thread = CallbackThread(complain)
+        self._publish = group.publish
+        self._thread = CallbackThread(group.complain)
         self._unwritten: list[CrashReport] = []  # the thread's own
 
     def file(self, report: CrashReport) -> None:
         """Have *report* written soon."""
         if self._folder is not None:
-            self._thread.run(self._write, report)
+            self._thread.run(self._write, self._folder, report)
 
     def close(self) -> None:
         """Write what is left, as far as there is room; waits for a few seconds at most."""
         if self._folder is not None:
-            self._thread.run(self._catch_up)
+            self._thread.run(self._catch_up, self._folder)
         self._thread.close(_PATIENCE)
 
-    def _write(self, report: CrashReport) -> None:
-        assert self._folder is not None
-        self._catch_up()
-        told = self._folder.write(report)
+    def _write(self, folder: ReportFolder, report: CrashReport) -> None:
+        self._catch_up(folder)
+        told = folder.write(report)
         if isinstance(told, ReportNotWritten):
             self._unwritten = [*self._unwritten[1 - _KEPT :], report]
         self._publish(told)
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, folder: ReportFolder) -> None:
         """Write the reports for which there was no room, while there is."""
-        assert self._folder is not None
         while self._unwritten:
-            told = self._folder.write(self._unwritten[0])
+            told = folder.write(self._unwritten[0])
             if isinstance(told, ReportNotWritten):
                 return  # that was said when it was tried first
             del self._unwritten[0]
@@ -178,12 +163,12 @@ _COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_n
 
 
 def report_on(
-    member: Worker, reason: ExitReason, progress: Progress, decided: Decided, now: float
+    worker: Worker, reason: ExitReason, progress: Progress, decided: Decided, now: float
 ) -> CrashReport:
-    """Return the report on *member*, whose process has ended, as far as it can be told by now."""
-    assert member.process is not None
-    status = member.process.status
-    last = member.last_lines()
+    """Return the report on *worker*, whose process has ended, as far as it can be told by now."""
+    assert worker.process is not None
+    status = worker.process.status
+    last = worker.last_lines()
     call = None
     if progress.method is not None and progress.call is not None:
         call = CallInProgress(
@@ -202,52 +187,52 @@ def report_on(
             rusage=_used(status.usage),
         )
     return CrashReport.of(
-        member.labels,
+        worker.labels,
         reason,
         at=dt.datetime.now(dt.UTC).isoformat(timespec="microseconds"),
         at_monotonic=now,
-        ran_for=now - member.started_at,
+        ran_for=now - worker.started_at,
         call=call,
         logs=last.logs,
         stdout=last.stdout,
         stderr=last.stderr,
-        last_words=last.last_words or (member.failure.trace if member.failure is not None else ""),
-        stacks=member.stacks(),
+        last_words=last.last_words or (worker.failure.trace if worker.failure is not None else ""),
+        stacks=worker.stacks(),
         evidence=evidence,
         decision=decided.text,
         why=decided.why,
     )
 
 
-def reason_of(member: Worker) -> ExitReason:
-    """Return why *member*, whose process has ended, did."""
-    assert member.process is not None
-    status = member.process.status
+def reason_of(worker: Worker) -> ExitReason:
+    """Return why *worker*, whose process has ended, did."""
+    assert worker.process is not None
+    status = worker.process.status
     assert status is not None
-    detail = "restart(force=True)" if member.forced else ""
-    if member.failure is not None:
-        detail = member.failure.headline
+    detail = "restart(force=True)" if worker.forced else ""
+    if worker.failure is not None:
+        detail = worker.failure.headline
     if status.out_of_memory:
         detail = "out of memory"
     reason = exit_of_process(
         status.code,
         status.signal,
-        asked=member.asked and not member.hung,
-        unresponsive=bool(member.hung),
-        detail=member.hung or detail,
+        asked=worker.asked and not worker.hung,
+        unresponsive=bool(worker.hung),
+        detail=worker.hung or detail,
     )
-    if member.broken:
-        return replace(reason, kind=ExitKind.CRASH, detail=member.broken)
-    if not member.ready and not member.asked and not reason.is_failure:
+    if worker.broken:
+        return replace(reason, kind=ExitKind.CRASH, detail=worker.broken)
+    if not worker.ready and not worker.asked and not reason.is_failure:
         # Exit code 0 before READY is no normal end: the start was left by sys.exit or os._exit.
         return replace(reason, kind=ExitKind.CRASH, detail="it exited during its start")
     return reason
 
 
-def start_error(member: Worker, reason: ExitReason, report: CrashReport) -> StartFailed:
+def start_error(worker: Worker, reason: ExitReason, report: CrashReport) -> StartFailed:
     """Return what the constructor raises; its cause is the worker's own exception, if it raised."""
-    detail = f"rank {member.rank} (pid {report.pid}) did not become ready: {reason}"
-    failure: RemoteFailure | None = member.failure
+    detail = f"rank {worker.rank} (pid {report.pid}) did not become ready: {reason}"
+    failure: RemoteFailure | None = worker.failure
     if failure is not None and failure.type_name != "SystemExit":
         error = StartFailed(detail, (report,))
         error.__cause__ = failure.revive()
@@ -266,7 +251,6 @@ class Deaths:
     """The deaths of one group. Used by its actor's thread alone.
 
     Args:
-        folder: Where reports are written; None for nowhere.
         show: Has the group's view made anew; called under the plane's lock as well.
 
     Attributes:
@@ -278,47 +262,44 @@ class Deaths:
 
     def __init__(
         self,
-        spec: ExecutorSpec,
         group: Group,
-        members: Members,
+        membership: Membership,
         checkpoints: CheckpointManager,
-        events: EventBus,
-        *,
-        folder: ReportFolder | None,
         show: Callable[[], None],
     ) -> None:
-        self._name = spec.name
+        spec = group.spec
         self._decider = spec.policy.decider
         self._group = group
         self._plane = group.plane
-        self._members = members
+        self._membership = membership
         self._checkpoints = checkpoints
-        self._events = events
         self._show = show
-        self._filing = ReportWriter(folder, events.publish, events.complain)
+        folder = spec.report_dir or group.runtime.reports or ReportFolder.from_environment()
+        self._writer = ReportWriter(folder, group)
         self._reports: deque[CrashReport] = deque(maxlen=_KEPT)
         self.restarts = 0
         self.at = 0.0
         self.last: CrashReport | None = None
         self.is_down = False
+        self.close = self._writer.close
 
     @property
     def reports(self) -> tuple[CrashReport, ...]:
         """The latest reports, oldest first."""
         return tuple(self._reports)
 
-    def directive(self, member: Worker, reason: ExitReason) -> Directive | None:
+    def directive(self, worker: Worker, reason: ExitReason) -> Directive | None:
         """Return what the user's decider says of an unasked exit, or said in the worker."""
-        failure, decider = member.failure, self._decider
+        failure, decider = worker.failure, self._decider
         if failure is not None and failure.directive:
             return Directive(failure.directive)
-        if decider is None or member.asked:
+        if decider is None or worker.asked:
             return None
-        return decider.directive(reason, str(member.rank), failed=self._events.complain)
+        return decider.directive(reason, str(worker.rank), failed=self._group.complain)
 
     def settle(
         self,
-        member: Worker,
+        worker: Worker,
         reason: ExitReason,
         progress: Progress,
         state: GroupState,
@@ -327,10 +308,10 @@ class Deaths:
         epoch: int,
         at: float,
     ) -> None:
-        """Tell of the end of *member*, and settle or re-send what it cut short.
+        """Tell of the end of *worker*, and settle or re-send what it cut short.
 
         Args:
-            member: Whose process has ended, or is given up.
+            worker: Whose process has ended, or is given up.
             reason: Why.
             progress: What it was doing.
             state: What the group is after it.
@@ -338,16 +319,16 @@ class Deaths:
             epoch: The group's when it ended.
             at: When the end was heard of.
         """
-        ran_for = at - member.started_at
-        self._events.publish(WorkerExited(**member.who(), reason=reason, ran_for=ran_for, at=at))
+        ran_for = at - worker.started_at
+        self._group.publish(WorkerExited(**worker.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)
-        if decided is None and member.forced and (progress.method or progress.queued):
+        if decided is None and worker.forced and (progress.method or progress.queued):
             decided = Decided("restart it", "restart(force=True) was called")
         if decided is None:
-            self._plane.lose({member.rank: member.incarnation}, None, self._stopped)
+            self._plane.lose({worker.rank: worker.incarnation}, None, self._stopped)
         else:
-            self._report(member, reason, progress, state, actions, decided=decided, epoch=epoch)
-        self._plane.detach(member.rank, member.incarnation)
+            self._report(worker, reason, progress, state, actions, decided=decided, epoch=epoch)
+        self._plane.detach(worker.rank, worker.incarnation)
 
     def report_spare(self, spare: Worker) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""
@@ -356,16 +337,12 @@ class Deaths:
 
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""
-        self._events.publish(WorkerCrashed(report=report, at=report.at_monotonic))
-        self._filing.file(report)
-
-    def close(self) -> None:
-        """Write the reports that are not written yet, as far as there is room."""
-        self._filing.close()
+        self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        self._writer.file(report)
 
     def _report(
         self,
-        member: Worker,
+        worker: Worker,
         reason: ExitReason,
         progress: Progress,
         state: GroupState,
@@ -376,21 +353,21 @@ class Deaths:
     ) -> None:
         now = self._group.clock()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
-        if not ends and not member.forced:
+        if not ends and not worker.forced:
             self.restarts += 1
             self.at = now
-        known = report_on(member, reason, progress, decided, now)
-        message = f"rank {member.rank} (pid {known.pid}) died: {reason}; {decided}"
-        lost = {member.rank: member.incarnation}
+        known = report_on(worker, reason, progress, decided, now)
+        message = f"rank {worker.rank} (pid {known.pid}) died: {reason}; {decided}"
+        lost = {worker.rank: worker.incarnation}
         for action in actions:
             # Without hurry the others may finish what they have.
             if isinstance(action, StopRanks) and action.hurry:
-                others = (m for m in self._members.current() if m.rank in action.ranks)
+                others = (m for m in self._membership.current() if m.rank in action.ranks)
                 lost |= {other.rank: other.incarnation for other in others}
 
         def story(fates: tuple[CallFate, ...], waiting: int) -> CrashReport:
             settled = known.settled(fates, waiting)
-            prospect = "" if ends else self._checkpoints.prospect(member.rank)
+            prospect = "" if ends else self._checkpoints.prospect(worker.rank)
             self.last = report = replace(settled, checkpoint=prospect)
             self._reports.append(report)
             self._show()  # whoever hears of the death from a call finds its report in the status
@@ -403,11 +380,13 @@ class Deaths:
         report = self.last
         assert report is not None
         if state.served_at is None and self._group.start_error is None:
-            self._group.start_error = start_error(member, reason, report)
+            self._group.start_error = start_error(worker, reason, report)
         self.file(report)
-        if not member.forced:
+        if not worker.forced:
             self.is_down = True
-            self._events.publish(GroupDown(group=self._name, epoch=epoch, cause=message, at=now))
+            self._group.publish(
+                GroupDown(group=self._group.spec.name, epoch=epoch, cause=message, at=now)
+            )
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""

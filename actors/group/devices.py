@@ -12,20 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import DeviceAwaited, DeviceQuarantined, Request
 from phalanx.supervision import NoDevice, StartRanks
 
-from .messages import Timeout
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import DevicePool, DeviceRestored, DeviceStatus, Lease, Runtime, Timer
+    from phalanx.runtime import DevicePool, DeviceRestored, Lease, Timer
 
-    from .messages import Message
+    from .handle import Group
 
 _SOON = 0.02  # seconds until a release is looked at again: NVML has no event for it
 _LATER = 0.25  # the same for a device that others hold, or that is in quarantine
@@ -46,32 +43,30 @@ class _Wait:
 
 
 class DeviceLeases:
-    """The leases of one group. Used by its actor's thread alone."""
+    """The leases of one group. Used by its actor's thread alone.
+
+    Args:
+        retry: Called with a start that is to ask for its devices again.
+        on_look_due: Called when it is time to `look`.
+    """
 
     def __init__(
-        self,
-        spec: ExecutorSpec,
-        runtime: Runtime,
-        tell: Callable[[Message], None],
-        publish: Callable[[Any], None],
-        deliver: Callable[[Any], None],
-        *,
-        clock: Callable[[], float],
+        self, group: Group, retry: Callable[[StartRanks], None], on_look_due: Callable[[], None]
     ) -> None:
-        self._clock = clock
-        self._spec = spec
-        self._hub = runtime.loop
-        self._tell = tell
-        self._publish = publish
-        self._pool: DevicePool = runtime.devices(
+        self._group = group
+        self._spec = spec = group.spec
+        self._loop = group.runtime.loop
+        self._retry = retry
+        self._on_look_due = partial(group.post, on_look_due)
+        self._pool: DevicePool = group.runtime.devices(
             spec.devices.names, spec.world_size, spec.devices.per_rank
         )
         self._last: dict[int, tuple[str, ...]] = {}
         self._waiting: dict[StartRanks, _Wait] = {}
         self._given_back: list[Lease] = []
         self._timer: Timer | None = None
-        self._deliver = deliver
-        self._forget = self._pool.subscribe(self._hear, runtime.collector.emit)
+        self._forget = self._pool.subscribe(self._hear, group.runtime.collector.emit)
+        self.status = self._pool.status
 
     def ask(self, start: StartRanks, *, first: bool) -> dict[int, Lease] | None:
         """Return a lease for each rank of *start*; None if they are waited for.
@@ -98,7 +93,7 @@ class DeviceLeases:
 
     def _wait(self, start: StartRanks, none: NoDevice, *, first: bool) -> None:
         """Have *start* ask again, as long as it may wait; raises where it may not."""
-        spec, now = self._spec, self._clock()
+        spec, now = self._spec, self._group.clock()
         wait = self._waiting.setdefault(start, _Wait(now))
         timeout = 0.0 if first else spec.devices.timeout
         fresh = not none.soon and wait.without is None
@@ -114,17 +109,17 @@ class DeviceLeases:
             raise none.after(f"{name}={limit:g} s" if limit else "") from None
         if fresh:
             ranks = tuple(rank for rank, _ in start.ranks)
-            self._publish(
+            self._group.publish(
                 DeviceAwaited(
                     group=spec.name, ranks=ranks, reason=str(none), timeout=timeout, at=now
                 )
             )
         later = _SOON if none.soon else _LATER
-        self._hub.call_at(now + later, partial(self._tell, Timeout("devices", start)))
+        self._loop.call_at(now + later, partial(self._group.post, self._ask_again, start))
 
-    def is_waiting(self, start: StartRanks) -> bool:
-        """Whether *start* still waits for its devices."""
-        return start in self._waiting
+    def _ask_again(self, start: StartRanks) -> None:
+        if start in self._waiting:
+            self._retry(start)
 
     def withdraw(self, ranks: frozenset[int]) -> list[StartRanks]:
         """Return the starts that any of *ranks* waits in; they wait no more."""
@@ -151,10 +146,6 @@ class DeviceLeases:
         self._look_later()
         return self._pool.look()
 
-    def status(self) -> tuple[DeviceStatus, ...]:
-        """Return the pool's devices as they were when anybody last looked."""
-        return self._pool.status()
-
     def close(self) -> None:
         """Wait until the memory of what was given back is released, or put aside; let go."""
         if self._timer is not None:
@@ -166,11 +157,11 @@ class DeviceLeases:
 
     def _hear(self, event: DeviceQuarantined | DeviceRestored) -> None:
         """Hand on what is told of a device; called in whichever thread has looked at it."""
-        self._deliver(event)
+        self._group.deliver(event)
         if isinstance(event, DeviceQuarantined) and event.fatal:
-            self._tell(Timeout("devices", "look"))
+            self._on_look_due()
 
     def _look_later(self) -> None:
         if self._timer is None and self._pool.has_gpus:
-            at = self._clock() + _CHECK
-            self._timer = self._hub.call_at(at, partial(self._tell, Timeout("devices", "look")))
+            at = self._group.clock() + _CHECK
+            self._timer = self._loop.call_at(at, self._on_look_due)

@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 import time
+import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -53,7 +54,6 @@ from phalanx.supervision import (
 
 from .actor import GroupActor
 from .launcher import spawn_thread
-from .messages import Close, KillAll, OutOfStep, Started, StreamEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,11 +65,14 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.actors.spec.results import RankInfo
-    from phalanx.runtime import Arena, DeviceStatus, Runtime
+    from phalanx.runtime import Arena, DeviceStatus, Frame, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, SupervisorSnapshot
 
+    from .actor import PlannedChange
     from .launcher import Spawn
-    from .messages import Planned
+    from .worker import Worker
+
+    Message = PlannedChange | tuple[Worker, Frame] | Callable[[], object]
 
 _QUIET = 0.5  # seconds of a close before the log says what it waits for
 _TEARDOWN = 30.0  # seconds beyond the stop policy for trees, devices and shared parts to go
@@ -77,8 +80,8 @@ _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """What an executor has of the supervisor it is a child of; holds no reference to the executor.
+class Parent:
+    """The supervisor that an executor is a child of; holds no reference to the executor.
 
     Attributes:
         on_end: Called with the reason once the group has ended, once, whatever the cause.
@@ -102,7 +105,7 @@ class Group:
         runtime: The shared parts to use; None takes this process's own.
         named: The name its user gave, which no other may have; None for none.
         replace: Whether an executor that has that name is ended first.
-        place: Where it is in a tree; None if it stands alone.
+        parent: The supervisor that it is a child of; None if it stands alone.
         clock: The monotonic clock of its limits and of the runtime's event loop.
         poller: The readiness of channels; None for epoll(7).
         spawn: Runs launches beside the actor.
@@ -110,6 +113,7 @@ class Group:
         channel: Makes a channel to a worker that is not there yet, from the arena and the epoch.
 
     Attributes:
+        actor: The only thread that changes the membership.
         view: What the group looks like; replaced as a whole.
         ready: Set once the group has served for the first time, or has ended.
         gone: Set once everything has been given back.
@@ -126,7 +130,7 @@ class Group:
         spec: ExecutorSpec,
         runtime: Runtime | None,
         named: str | None,
-        place: Place | None = None,
+        parent: Parent | None = None,
         *,
         replace: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -139,6 +143,7 @@ class Group:
         self.clock = clock
         self.spawn = spawn
         self.channel = channel
+        self.actor: GroupActor
         self._begin = begin
         self._poller = poller
         self.spec = spec = spec if probe is None else probe.adjust(spec)
@@ -161,14 +166,14 @@ class Group:
         self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
         try:
             self._before = None if named is None else living.claim(named, self, replace=replace)
-            self._build(runtime, place, probe)
+            self._build(runtime, parent, probe)
         except BaseException:
             living.remove(self)
             raise
         # Only now: from here on any thread may end it, and there is something to end.
         living.add(self)
 
-    def _build(self, runtime: Runtime | None, place: Place | None, probe: Probe | None) -> None:
+    def _build(self, runtime: Runtime | None, parent: Parent | None, probe: Probe | None) -> None:
         spec = self.spec
         self._room = descriptor_limit.Reservation()
         check_machine()
@@ -184,21 +189,23 @@ class Group:
             self.runtime.launcher.warm(spec.launch.preload)
             if spec.transport is not None:
                 self.runtime.launcher.warm(RELAY_PRELOAD)
-            if place is not None:
-                place.emit_by(self.runtime.collector.emit)
+            if parent is not None:
+                parent.emit_by(self.runtime.collector.emit)
             self.log = self.runtime.collector.log.bind(group=spec.name)
-            checkpoints = None if place is None else place.checkpoints
+            checkpoints = None if parent is None else parent.checkpoints
             self.owns_checkpoints = checkpoints is None
             self.checkpoints = coordinator_of(spec) if checkpoints is None else checkpoints
             self.callbacks = CallbackThread(self._callback_failed)
-            self.watchdog = Watchdog(self.runtime.loop, spec.limits.stopped, self.tell)
+            self.watchdog = Watchdog(
+                self.runtime.loop,
+                spec.limits.stopped,
+                lambda due: self.post(self.actor.health.check_limits, due),
+            )
             self.plane = plane = self._make_plane()
             if probe is not None:
                 self.probe = probe.attach(spec, self)
             ended = partial(self._ended, release.close)
-            actor = GroupActor(spec, self.runtime, self, ended, place)
-            self.ref: pykka.ActorRef[GroupActor] = actor.actor_ref
-            self._begin(actor)
+            self._begin(GroupActor(self, ended, parent))
         except BaseException as error:
             if plane is not None and not self.gone.is_set():
                 self.watchdog.close()
@@ -207,7 +214,7 @@ class Group:
             if descriptor_limit.is_shortage(error):
                 raise too_few_descriptors(error) from error
             raise
-        look = None if place is None else place.look
+        look = None if parent is None else parent.look
         self._unshow = self.runtime.glances.add(partial(glance_of, spec, self, look))
 
     def _make_plane(self) -> CallPlane:
@@ -226,10 +233,10 @@ class Group:
             snapshots=self.checkpoints,
             spins=self.spec.transport is None,
             on_foreign=lambda rank: log.warning("phalanx.foreign_packet", rank=rank, on="driver"),
-            on_end=lambda rank, incarnation: self.tell(StreamEnded(rank, incarnation)),
+            on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
             on_busy=self.watchdog.wake,
             on_untaken=untaken,
-            on_desync=lambda wire: self.tell(OutOfStep(wire)),
+            on_desync=lambda wire: self.post(self.actor.health.out_of_step, wire),
             inner=(self._state_lock.is_mine,),
             poller=self._poller,
             clock=self.clock,
@@ -246,10 +253,31 @@ class Group:
 
     # --- the actor's part ---------------------------------------------------------------
 
-    def tell(self, message: object) -> None:
-        """Post *message* to the actor; void once it has ended."""
+    def tell(self, message: Message) -> None:
+        """Put *message* into the actor's mailbox; void once it has ended."""
         with suppress(pykka.ActorDeadError):
-            self.ref.tell(message)
+            self.actor.actor_ref.tell(message)
+
+    def post(self, call: Callable[..., object], *args: Any) -> None:
+        """Have *call* made on the actor's thread; void once the group has ended."""
+        self.tell(partial(call, *args))
+
+    def publish(self, event: Any) -> None:
+        """Publish *event* to the log, fault injection, tracing and the subscribers, in this order.
+
+        Raises nothing, and waits for no callback.
+        """
+        self.runtime.collector.emit(event)
+        if self.probe is not None:
+            self.probe.on_point("event", event=event)
+        self.trace.hear(event)
+        self.deliver(event)
+
+    def complain(self, error: BaseException) -> None:
+        """Log *error*, which is a fault of ours."""
+        trace = "".join(traceback.format_exception(error))
+        with suppress(Exception):
+            self.log.error("phalanx.executor_failed", trace=trace)
 
     def show(self, view: Status) -> None:
         """Publish *view* as what the group looks like now."""
@@ -357,7 +385,7 @@ class Group:
             if not before.is_ending:
                 self.log.warning("phalanx.executor_replaced")
             before.end(drains=False)
-        self.tell(Started())
+        self.post(self.actor.begin)
 
     def wait_ready(self) -> None:
         """Return once the group has served for the first time.
@@ -424,7 +452,7 @@ class Group:
         return take_checkpoint(self.plane, self.checkpoints, call, under_hold=under_hold)
 
     def change(
-        self, make: Callable[[], Planned], timeout: float | None, *, force: bool = False
+        self, make: Callable[[], PlannedChange], timeout: float | None, *, force: bool = False
     ) -> None:
         """Have a planned change carried out while nothing is in flight; try until it is.
 
@@ -549,7 +577,7 @@ class Group:
             if not self.closing:
                 self.closing = True
                 self._refuse()
-                self.tell(Close(SHUTDOWN))
+                self.post(self.actor.close)
 
     def kill(self) -> None:
         """Kill every rank and have the group end; returns at once."""
@@ -557,7 +585,7 @@ class Group:
             self.runtime.loop.post(self.kill)
             return
         self.request_close()
-        self.tell(KillAll())
+        self.post(self.actor.kill_all)
 
     def _refuse(self) -> None:
         message = f"executor {self.spec.name} was closed; build a new one"

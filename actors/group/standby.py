@@ -1,4 +1,4 @@
-"""The warm spares of one rank group.
+"""Warm spares of a rank group.
 
 - After the group is up, as many spares as were asked for are starting or warm.
 - A rank that died gets a warm one at once. One that is taken, or dies while it waits, is replaced,
@@ -11,20 +11,13 @@ from __future__ import annotations
 import random
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from phalanx.supervision import BackOff, PhalanxError
-
-from .messages import Timeout
+from phalanx.supervision import BackOff, PhalanxError, Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phalanx.runtime import EventLoop
-
-    from .launcher import Launch
-    from .members import Members
-    from .messages import Message
+    from .handle import Group
+    from .membership import Membership
     from .shutdown import Shutdown
     from .worker import Worker
 
@@ -51,24 +44,11 @@ class StandbyLost:
 class Standby:
     """The spares of one group. Used by its actor's thread alone."""
 
-    def __init__(
-        self,
-        wanted: int,
-        members: Members,
-        stopping: Shutdown,
-        hub: EventLoop,
-        *,
-        tell: Callable[[Message], None],
-        publish: Callable[[Any], None],
-        clock: Callable[[], float],
-    ) -> None:
-        self._clock = clock
-        self._wanted = wanted
-        self._members = members
-        self._stopping = stopping
-        self._hub = hub
-        self._tell = tell
-        self._publish = publish
+    def __init__(self, group: Group, membership: Membership, shutdown: Shutdown) -> None:
+        self._group = group
+        self._wanted = group.spec.policy.standby
+        self._membership = membership
+        self._shutdown = shutdown
         self._spares: dict[int, Worker] = {}
         self._last = 0
         self._losses = 0  # in a row, without one that became warm
@@ -79,26 +59,22 @@ class Standby:
         """How many are warm."""
         return sum(spare.ready for spare in self._spares.values())
 
-    def find(self, number: int) -> Worker | None:
-        """Return that spare, while it is one."""
-        return self._spares.get(number)
+    def fill_soon(self) -> None:
+        """Start what is missing, after the messages that the actor has already. Any thread's."""
+        self._group.post(self._fill)
 
-    def fill(self) -> None:
-        """Start what is missing, unless it is too early for that."""
-        while len(self._spares) < self._wanted and self._clock() >= self._not_before:
+    def _fill(self) -> None:
+        if self._group.view.phase is not Phase.SERVING:
+            return  # with the next epoch
+        while len(self._spares) < self._wanted and self._group.clock() >= self._not_before:
             self._last -= 1
             try:
-                self._spares[self._last] = self._members.start_spare(self._last)
+                self._spares[self._last] = self._membership.start_spare(self._last)
             except (PhalanxError, OSError) as error:
                 self._lost(None, f"{type(error).__name__}: {error}")
 
-    def land(self, launch: Launch) -> None:
-        """Take over the spare that was launched, or see to another."""
-        (spare,) = launch.members
-        error = self._members.land(launch)
-        if error is None:
-            self._stopping.kill_unwanted(spare)
-            return
+    def failed(self, spare: Worker, error: BaseException) -> None:
+        """Replace *spare*, whose launch has failed."""
         del self._spares[spare.rank]
         if not spare.asked:
             self._lost(None, f"{type(error).__name__}: {error}")
@@ -126,7 +102,7 @@ class Standby:
         return None
 
     def gone(self, spare: Worker) -> None:
-        """Bury *spare*, whose process has ended, and see to another."""
+        """Release *spare*, whose process has ended, and start another in time."""
         del self._spares[spare.rank]
         failure = spare.failure
         status = spare.process.status if spare.process is not None else None
@@ -136,17 +112,16 @@ class Standby:
         elif status is not None and status.signal is not None:
             cause = spare.hung or f"signal {status.signal}"
         pid = spare.labels.pid or None
-        self._members.release(spare)
+        self._membership.release(spare)
         self._lost(pid, cause)
 
     def close(self) -> None:
         """End them all."""
-        self._wanted = 0
         spares, self._spares = list(self._spares.values()), {}
         for spare in spares:
-            self._stopping.kill(spare)
+            self._shutdown.kill(spare)
         for spare in spares:
-            self._members.release(spare)
+            self._membership.release(spare)
 
     def _lost(self, pid: int | None, cause: str) -> None:
         self._losses += 1
@@ -154,8 +129,8 @@ class Standby:
         if self._losses > 1:
             jitter = random.random()  # noqa: S311  # spreads starts, hides nothing
             wait = _BACKOFF.delay(self._losses - 1, jitter)
-        now = self._clock()
+        now = self._group.clock()
         self._not_before = now + wait
-        group = self._members.name
-        self._publish(StandbyLost(group=group, pid=pid, cause=cause, wait=wait, at=now))
-        self._hub.call_at(self._not_before, lambda: self._tell(Timeout("standby", "refill")))
+        name = self._group.spec.name
+        self._group.publish(StandbyLost(group=name, pid=pid, cause=cause, wait=wait, at=now))
+        self._group.runtime.loop.call_at(self._not_before, self.fill_soon)

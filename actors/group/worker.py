@@ -7,14 +7,15 @@ to it; the driver's end is closed in forks; packets that arrived before its end 
 from __future__ import annotations
 
 import contextlib
-import socket
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Frame, descriptors, read_stacks, receive
+from phalanx.runtime import Frame, read_stacks, receive
 
 if TYPE_CHECKING:
+    import socket
+
     from phalanx.actors.checkpoint.snapshot import RestorePoint
     from phalanx.actors.remote.links import Remote
     from phalanx.runtime import (
@@ -28,52 +29,17 @@ if TYPE_CHECKING:
         WorkerOutput,
     )
 
-
-def control_pair(made: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
-    """Return the driver's end and the worker's, which are closed with *made*."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    descriptors.own(ours)
-    made.callback(shut_control, ours)
-    made.callback(theirs.close)
-    return ours, theirs
-
-
-def shut_control(sock: socket.socket) -> None:
-    """Close the driver's end."""
-    descriptors.close(sock)
-
-
-def read_control(control: socket.socket) -> tuple[list[Frame], int, bool]:
-    """Return what has arrived on *control*, how many packets were none, and whether it ended."""
-    frames: list[Frame] = []
-    foreign = 0
-    while True:
-        try:
-            frame = receive(control)
-        except BlockingIOError:
-            return frames, foreign, False
-        except ConnectionResetError:
-            continue
-        except OSError:
-            return frames, foreign, True
-        if isinstance(frame, Frame):
-            frames.append(frame)
-        elif frame is None:
-            foreign += 1
-        else:
-            return frames, foreign, True
-
-
 _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One incarnation of one rank, as the driver holds it.
 
     Attributes:
-        spare: Its number among the spares, below 0, if it is or was one; also its rank until it
-            takes one.
+        rank: Below 0 for a spare, until it takes a rank.
+        released: Everything that it held in the driver has been given back; a message about it is
+            void from then on.
         asked: A stop was requested, so its exit is no failure.
         forced: Whether that was by force: the calls that it runs are ended, which is reported.
         hung: Why it is being killed for hanging; empty otherwise.
@@ -99,13 +65,13 @@ class Worker:
     control: socket.socket
     control_end: socket.socket
     output: WorkerOutput
-    lease: Lease | None
     started_at: float
-    spare: int = 0
+    lease: Lease | None = None
     process: Process | None = None
     watch: Watch | None = None
     seated: bool = False
     ready: bool = False
+    released: bool = False
     asked: bool = False
     forced: bool = False
     hung: str = ""
@@ -146,6 +112,26 @@ class Worker:
         self.output.close_child_ends()
         if self.remote is not None:
             self.remote.outpost.close_ends()
+
+    def read_control(self) -> tuple[list[Frame], int, bool]:
+        """Return what has arrived, how many packets were no messages, and whether that was all."""
+        frames: list[Frame] = []
+        foreign = 0
+        while True:
+            try:
+                frame = receive(self.control)
+            except BlockingIOError:
+                return frames, foreign, False
+            except ConnectionResetError:
+                continue
+            except OSError:
+                return frames, foreign, True
+            if isinstance(frame, Frame):
+                frames.append(frame)
+            elif frame is None:
+                foreign += 1
+            else:
+                return frames, foreign, True
 
     def stacks(self) -> str:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from phalanx.actors.calls.rank import Running
-from phalanx.actors.group.messages import Examined, Look, OutOfStep, Overdue, ReformOverdue
 from phalanx.runtime import Pulse, Vitals
 from phalanx.supervision import Phase, RankState
 
@@ -23,12 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from phalanx.actors.group.handle import Group
-    from phalanx.actors.group.members import Members
-    from phalanx.actors.group.messages import Message
+    from phalanx.actors.group.membership import Membership
     from phalanx.actors.group.shutdown import Shutdown
     from phalanx.actors.group.worker import Worker
-    from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.runtime import EventLoop
     from phalanx.supervision import GroupState
 
     from .heartbeat import HeartbeatRequest
@@ -36,17 +32,15 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
-
-HealthNotice = Overdue | ReformOverdue | Look | Examined | OutOfStep
-"""The messages of the group's actor that the monitor handles."""
+_LAST_BREATH = 1.0  # seconds a process may live on after its call socket, or its last words
+_DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A rank that may hang: *why*, whether that still *holds*, and if a call takes too long."""
+    """A worker that may hang: *why*, whether that still *holds*, and if a call takes too long."""
 
-    rank: int
-    incarnation: int
+    worker: Worker
     why: str
     holds: Callable[[], bool]
     in_call: bool = False
@@ -67,8 +61,12 @@ def find_hung(
         pulse = replies.get(rank)
         return pulse is not None and pulse.is_in_collective
 
-    waiting = {each.rank: each.why for each in suspects if each.in_call and waits(each.rank)}
-    hung = {each.rank: each.why for each in suspects if each.rank not in waiting}
+    hung = {each.worker.rank: each.why for each in suspects}
+    waiting = {
+        each.worker.rank: hung.pop(each.worker.rank)
+        for each in suspects
+        if each.in_call and waits(each.worker.rank)
+    }
     late = False
     for other in others if waiting else ():
         if waits(other.rank):
@@ -81,182 +79,183 @@ def find_hung(
 
 
 class HealthMonitor:
-    """The suspects of one group. Used on its actor's thread alone.
+    """The suspects of *group*. Used on its actor's thread alone.
 
     Args:
-        find: Returns the member, or spare, of that rank and incarnation.
         state: Returns the group's present state.
     """
 
     def __init__(
         self,
-        spec: ExecutorSpec,
         group: Group,
-        members: Members,
-        stopping: Shutdown,
-        loop: EventLoop,
-        *,
-        tell: Callable[[Message], None],
-        find: Callable[[int, int], Worker | None],
+        membership: Membership,
+        shutdown: Shutdown,
         state: Callable[[], GroupState],
     ) -> None:
-        self._spec = spec
+        self._group = group
+        self._spec = group.spec
         self._plane = group.plane
         self._watchdog = group.watchdog
-        self._heartbeats = group.heartbeats
-        self._members = members
-        self._stopping = stopping
-        self._loop = loop
-        self._tell = tell
-        self._find = find
+        self._membership = membership
+        self._shutdown = shutdown
         self._state = state
         self._numbers = itertools.count(1)
         self._open: dict[int, tuple[HeartbeatRequest, list[Suspect], list[Running]]] = {}
 
-    def handle(self, notice: HealthNotice) -> None:
-        """Suspect, examine or end the rank that *notice* names."""
-        match notice:
-            case Overdue():
-                self._overdue(notice)
-            case ReformOverdue():
-                self._reform_overdue(notice)
-            case Look():
-                self._check_limits(notice)
-            case Examined(number):
-                self._conclude(number)
-            case OutOfStep(wire):
-                self._out_of_step(wire)
+    # --- limits of starts, ends and re-forms --------------------------------------------
 
-    # --- suspects -----------------------------------------------------------------------
+    def limit_start(self, worker: Worker) -> None:
+        """Suspect *worker* if it does not become ready in time."""
+        limit = self._spec.limits.start
+        why = f"its start took longer than limits.start={limit:g} s"
 
-    def _check_limits(self, look: Look) -> None:
-        """Suspect the ranks that are past their limits."""
+        def starts() -> bool:
+            return not worker.ready
+
+        self._suspect_after(limit, Suspect(worker, why, starts))
+        self._watchdog.wake(None)
+
+    def expect_exit(self, worker: Worker) -> None:
+        """Suspect *worker*, which has said or shown that it ends, if it lives on."""
+        why = "it closed its call socket and lived on"
+        self._suspect_after(_LAST_BREATH, Suspect(worker, why, lambda: True))
+
+    def limit_reform(self, worker: Worker) -> None:
+        """Suspect *worker* if it does not leave its process group, or join the next, in time."""
+        epoch = worker.epoch
+        leave, join = self._spec.policy.leave_within, self._spec.limits.start
+
+        def reforms() -> bool:
+            return self._reforms(worker, epoch)
+
+        def lingers() -> bool:
+            return reforms() and worker.left < epoch
+
+        def part() -> None:
+            if lingers():  # from now on the connections of the old group are ended under it
+                self._group.heartbeats.part(worker.rank, worker.incarnation, epoch)
+
+        self._shutdown.after(worker, leave / 2, part)
+        why = f"it had not left the old process group within leave_within={leave:g} s"
+        self._suspect_after(leave, Suspect(worker, why, lingers))
+        why = f"on_reform took longer than limits.start={join:g} s"
+        self._suspect_after(join, Suspect(worker, why, reforms))
+        self._watchdog.wake(None)
+
+    def doubt_reform(self, worker: Worker) -> None:
+        """End *worker*, which could not join, unless the news of another death explains that."""
+        epoch = worker.epoch
+
+        def failed() -> None:
+            # While ranks are to be mended a further epoch of all ranks follows.
+            if self._reforms(worker, epoch) and not self._state().mending:
+                if worker.failure is not None and not worker.hung:
+                    worker.broken = f"it could not be re-formed: {worker.failure.headline}"
+                self._shutdown.kill(worker)
+
+        self._shutdown.after(worker, _DOUBT, failed)
+
+    def _suspect_after(self, seconds: float, suspect: Suspect) -> None:
+        def due() -> None:
+            if suspect.holds():
+                self._examine([suspect])
+
+        self._shutdown.after(suspect.worker, seconds, due)
+
+    def _reforms(self, worker: Worker, epoch: int) -> bool:
+        mine = worker.epoch == epoch and not worker.asked
+        return mine and self._is_reforming(worker.rank)
+
+    def _is_reforming(self, rank: int) -> bool:
+        return self._state().ranks[rank].state is RankState.REFORMING
+
+    # --- limits of calls ----------------------------------------------------------------
+
+    def check_limits(self, due: float) -> None:
+        """Suspect the ranks that are past their limits; the check was *due* then."""
 
         def is_stopped(running: Running) -> bool:
-            return self._is_stopped(self._members.find(running.rank, running.incarnation))
+            return _is_stopped(self._membership.find(running.rank, running.incarnation))
 
         running = self._plane.running()
-        arriving = {each.rank: each for each in self._members.current() if self._arrives(each)}
+        current = {each.rank: each for each in self._membership.current()}
+        arriving = {rank: each for rank, each in current.items() if self._arrives(each)}
         watched = [each for each in running if each.rank not in arriving]
         watched += [Running(each.rank, each.incarnation) for each in arriving.values()]
         suspects: list[Suspect] = []
-        for rank, why in self._watchdog.judge(look, watched, is_stopped, self._loop.time()):
-            member = arriving.get(rank.rank)
-            in_call = member is None
-            holds = partial(self._arrives, member) if member else partial(self._runs_on, rank)
-            if holds():
-                suspects.append(Suspect(rank.rank, rank.incarnation, why, holds, in_call))
+        now = self._group.clock()
+        for rank, why in self._watchdog.judge(due, watched, is_stopped, now):
+            worker = self._membership.find(rank.rank, rank.incarnation)
+            if worker is None:
+                continue
+            in_call = rank.rank not in arriving
+            check = (
+                partial(self._runs_on, worker, rank) if in_call else partial(self._arrives, worker)
+            )
+            if check():
+                suspects.append(Suspect(worker, why, check, in_call))
         self._examine(suspects, running)
 
-    def _arrives(self, member: Worker) -> bool:
-        """Whether *member* starts, or is about to join another epoch."""
-        if member.process is None or member.asked:
-            return False
-        return not member.ready or self._is_reforming(member.rank)
+    def overdue(self, rank: int, incarnation: int, why: str) -> None:
+        """Suspect that incarnation, which has had its time for a call."""
+        worker = self._membership.find(rank, incarnation)
+        if worker is not None:
+            self._examine([Suspect(worker, why, lambda: True)])
 
-    def _runs_on(self, rank: Running) -> bool:
-        """Whether *rank* is still in the same call, and subject to its limit."""
-        member = self._members.find(rank.rank, rank.incarnation)
-        if member is None or member.asked or self._is_reforming(rank.rank):
-            return False
-        return any(
-            each.rank == rank.rank and each.began == rank.began for each in self._plane.running()
-        )
+    def out_of_step(self, wire: int) -> None:
+        """End a rank of a group that is to be formed anew.
 
-    def _overdue(self, notice: Overdue) -> None:
-        member = self._find(notice.rank, notice.incarnation)
-        starting = notice.what == "start"
-        if member is None or (starting and member.ready):
-            return
-        match notice.what:
-            case "start":
-                why = f"its start took longer than limits.start={self._spec.limits.start:g} s"
-            case "stream":
-                why = "it closed its call socket and lived on"
-            case "call":
-                why = notice.detail
-
-        def holds() -> bool:
-            return not (starting and member.ready)
-
-        self._examine([Suspect(notice.rank, notice.incarnation, why, holds)])
-
-    def _reform_overdue(self, notice: ReformOverdue) -> None:
-        """Free, suspect or end a survivor that has not joined the new epoch in time."""
-        member = self._members.find(notice.rank, notice.incarnation)
-        if member is None:
-            return
-
-        def reforms() -> bool:
-            mine = member.epoch == notice.epoch and not member.asked
-            return mine and self._is_reforming(member.rank)
-
-        def lingers() -> bool:
-            return reforms() and member.left < notice.epoch
-
-        if not reforms():
-            return
-        match notice.what:
-            case "part":
-                if lingers():
-                    self._heartbeats.part(member.rank, member.incarnation, notice.epoch)
-            case "leave":
-                if lingers():
-                    limit = self._spec.policy.leave_within
-                    why = f"it had not left the old process group within leave_within={limit:g} s"
-                    self._examine([Suspect(member.rank, member.incarnation, why, lingers)])
-            case "join":
-                limit = self._spec.limits.start
-                why = f"on_reform took longer than limits.start={limit:g} s"
-                self._examine([Suspect(member.rank, member.incarnation, why, reforms)])
-            case "failed":
-                if not self._state().mending:  # else a further epoch of all ranks follows
-                    failure = member.failure
-                    if failure is not None and not member.hung:
-                        member.broken = f"it could not be re-formed: {failure.headline}"
-                    self._stopping.kill(member)
-
-    def _out_of_step(self, wire: int) -> None:
-        """End a rank of a group whose ranks are in different calls, so that it is formed anew."""
+        Some of its ranks have left the call *wire* by an exception, others have not, or the process
+        group itself is broken. Called again until something is done about it.
+        """
         state = self._state()
         if state.keep and state.phase is not Phase.SERVING:
             return  # it is being formed anew
         desync = self._plane.out_of_step(wire)
         if desync is None:
             return
-        member = self._members.find(desync.rank, desync.incarnation)
-        if member is None or member.asked or member.hung or member.broken:
+        worker = self._membership.find(desync.rank, desync.incarnation)
+        if worker is None or worker.asked or worker.hung or worker.broken:
             return
-        member.out_of_step = True
+        worker.out_of_step = True
         if desync.is_stuck:
-            self._stopping.examine(member, desync.why)
+            self._shutdown.examine(worker, desync.why)
         else:
-            member.broken = desync.why
-            self._stopping.kill(member)
+            worker.broken = desync.why
+            self._shutdown.kill(worker)
+
+    def _arrives(self, worker: Worker) -> bool:
+        """Whether *worker* starts, or is about to join another epoch."""
+        if worker.process is None or worker.asked:
+            return False
+        return not worker.ready or self._is_reforming(worker.rank)
+
+    def _runs_on(self, worker: Worker, rank: Running) -> bool:
+        """Whether *worker* is still in the same call, and subject to its limit."""
+        if worker.asked or self._is_reforming(rank.rank):
+            return False
+        return any(
+            each.rank == rank.rank and each.began == rank.began for each in self._plane.running()
+        )
 
     # --- examination --------------------------------------------------------------------
 
     def _examine(self, suspects: Sequence[Suspect], running: Sequence[Running] = ()) -> None:
-        """Request heartbeats of *suspects* and of the others *running*; `Examined` follows."""
-        known = {
-            (each.rank, each.incarnation)
-            for _, suspected, _ in self._open.values()
-            for each in suspected
-        }
-        new = [each for each in suspects if (each.rank, each.incarnation) not in known]
+        """Request heartbeats of *suspects* and of the others *running*; `_conclude` follows."""
+        known = [each.worker for _, suspected, _ in self._open.values() for each in suspected]
+        new = [each for each in suspects if each.worker not in known]
         if not new:
             return
-        ranks = {each.rank for each in new}
-        others = [each for each in running if each.rank not in ranks]
-        everyone: list[Suspect | Running] = [*others, *new]
-        asked = {
-            each.rank: each.incarnation
-            for each in everyone
-            if not self._is_stopped(self._find(each.rank, each.incarnation))
-        }
-        done = partial(self._tell, Examined(number := next(self._numbers)))
-        self._open[number] = self._heartbeats.request(asked, done), new, others
-        self._loop.call_at(self._loop.time() + _PATIENCE, done)
+        workers = {each.worker.rank: each.worker for each in new}
+        others = [each for each in running if each.rank not in workers]
+        asked = {rank: each.incarnation for rank, each in workers.items() if not _is_stopped(each)}
+        for each in others:
+            if not _is_stopped(self._membership.find(each.rank, each.incarnation)):
+                asked[each.rank] = each.incarnation
+        number = next(self._numbers)
+        done = partial(self._group.post, self._conclude, number)
+        self._open[number] = self._group.heartbeats.request(asked, done), new, others
+        self._group.runtime.loop.call_at(self._group.clock() + _PATIENCE, done)
 
     def _conclude(self, number: int) -> None:
         """End the ranks that an examination has found to hang."""
@@ -265,30 +264,27 @@ class HealthMonitor:
         request, suspects, others = self._open.pop(number)
         replies = request.replies()
         request.close()
-        members: dict[int, Worker] = {}
-        everyone: list[Suspect | Running] = [*suspects, *others]
-        for each in everyone:
-            member = self._find(each.rank, each.incarnation)
-            if member is not None and member.process is not None:
-                members[each.rank] = member
-        there = [each for each in suspects if each.rank in members]
-        holding = [each for each in there if each.holds()]
-        here = [each for each in others if each.rank in members]
-        hung = find_hung(holding, here, replies)
-        if any(each.rank not in hung for each in there):
+        there = [each for each in suspects if not each.worker.released and each.worker.process]
+        workers = {each.worker.rank: each.worker for each in there}
+        here: list[Running] = []
+        for each in others:
+            worker = self._membership.find(each.rank, each.incarnation)
+            if worker is not None and worker.process is not None:
+                workers[each.rank] = worker
+                here.append(each)
+        hung = find_hung([each for each in there if each.holds()], here, replies)
+        if any(each.worker.rank not in hung for each in there):
             self._watchdog.wake(_LOOK_AGAIN)
         for rank, why in hung.items():
-            process = members[rank].process
+            process = workers[rank].process
             assert process is not None
             # A stopped rank, which is not asked, is suspected for that.
             seen = _describe(replies[rank], process.pid) if rank in replies else ""
-            self._stopping.examine(members[rank], why, seen)
+            self._shutdown.examine(workers[rank], why, seen)
 
-    def _is_reforming(self, rank: int) -> bool:
-        return self._state().ranks[rank].state is RankState.REFORMING
 
-    def _is_stopped(self, member: Worker | None) -> bool:
-        return member is not None and member.process is not None and member.process.is_stopped()
+def _is_stopped(worker: Worker | None) -> bool:
+    return worker is not None and worker.process is not None and worker.process.is_stopped()
 
 
 def _describe(pulse: Pulse | None, pid: int) -> str:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.actors.group.messages import Look
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -29,15 +27,15 @@ class Watchdog:
 
     Args:
         stopped_after: Seconds a rank may be stopped; None for no limit.
-        tell: Called with `Look` when a check is due.
+        on_due: Called when a check is due, with the time for which it was scheduled.
     """
 
     def __init__(
-        self, loop: EventLoop, stopped_after: float | None, tell: Callable[[Look], None]
+        self, loop: EventLoop, stopped_after: float | None, on_due: Callable[[float], None]
     ) -> None:
         self._loop = loop
         self._stopped_after = stopped_after
-        self._tell = tell
+        self._on_due = on_due
         self._timer: Timer | None = None
         self._resumed = 0.0  # when this process was last seen to go on after a pause
         self._stopped: dict[tuple[int, int], float] = {}  # (rank, incarnation): first seen so
@@ -52,13 +50,16 @@ class Watchdog:
 
     def judge(
         self,
-        look: Look,
+        due: float,
         running: Iterable[Running],
         is_stopped: Callable[[Running], bool],
         now: float,
     ) -> list[tuple[Running, str]]:
-        """Return the ranks past their limits, each with why; schedule the next check."""
-        if now - look.due > _PAUSE:
+        """Return the ranks past their limits, each with why; schedule the next check.
+
+        *due* is when this one was to be.
+        """
+        if now - due > _PAUSE:
             self._resumed = now
             self._stopped.clear()
         hung: list[tuple[Running, str]] = []
@@ -99,4 +100,4 @@ class Watchdog:
             if timer.at <= at:
                 return
             timer.cancel()
-        self._timer = self._loop.call_at(at, lambda: self._tell(Look(at)))
+        self._timer = self._loop.call_at(at, lambda: self._on_due(at))

@@ -1,65 +1,44 @@
-"""The links of one group whose ranks are elsewhere: one process here, and one beside each rank.
+"""Links of a group whose ranks are elsewhere: one process beside the driver, one beside each rank.
 
-Guarantees: to the rest of the group a rank elsewhere is one next door: it has a channel, a control
-socket and a process. Several launches may be under way at once.
-
-Left to others: the processes themselves (`runtime.gateway`, `runtime.outpost`), what is heard of
-each link (`Remote`).
-
-The link of one rank that is elsewhere, as the driver hears of it.
-
-Guarantees: the end of the rank's process is told once everything it had sent is there, or after a
-moment; a link that is lost is told as such, once, with what is known of it.
-
-Left to others: what a lost link means (`executor_actor`).
+- To the rest of the group a rank elsewhere is one next door: it has a channel, a control socket and
+  a process. Several launches may be under way at once.
+- The end of the rank's process is reported once everything it had sent is there, or after a moment.
+- A lost link is reported once, with what is known of it.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING
 
-from phalanx.actors.group.messages import LinkLost, ProcessGone
 from phalanx.runtime import Gateway, Kind, Outpost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from phalanx.actors.group.messages import Message
+    from phalanx.actors.group.handle import Group
     from phalanx.actors.group.worker import Worker
-    from phalanx.runtime import EventLoop, Frame, LoggedEvent, Process, Runtime, Timer, Zmq
+    from phalanx.runtime import Frame, Process, Zmq
 
 
-_LAST_WORDS = 1.0
-"""Seconds from a process's end in which its link may still bring what it had sent."""
-
-
-class Linked(Protocol):
-    """Whose link it is: the member, which may take another rank."""
-
-    rank: int
-    incarnation: int
-    timers: list[Timer]
+_LAST_WORDS = 1.0  # seconds from a process's end in which its link may bring what it had sent
 
 
 class Remote:
-    """One member's link, as the driver hears of it. Its methods run on the hub's thread.
+    """The link of one worker. Its methods run on the event loop's thread.
 
     Attributes:
         outpost: The process at the other end.
     """
 
-    def __init__(
-        self, member: Linked, outpost: Outpost, hub: EventLoop, tell: Callable[[Message], None]
-    ) -> None:
+    def __init__(self, worker: Worker, outpost: Outpost, links: Links) -> None:
         self.outpost = outpost
-        self._member = member
-        self._hub = hub
-        self._tell = tell
+        self._worker = worker
+        self._links = links
         self._said = False  # the link has told how it ended; else its process here has died
         self._ended = False  # nothing more comes over it
-        self._gone = False  # the member's process has ended
+        self._gone = False  # the worker's process has ended
         self._gone_told = False
         self._lost = False
 
@@ -82,15 +61,15 @@ class Remote:
             self._tell_gone()
 
     def process_gone(self) -> None:
-        """Tell of the end of the member's process, once everything it had sent is there."""
+        """Report the end of the worker's process, once everything it had sent is there."""
         self._gone = True
         if self._ended:
             self._tell_gone()
         else:
-            self._later(self._tell_gone)
+            self._links.later(self._worker, self._tell_gone)
 
     def outpost_gone(self, process: Process) -> None:
-        """Say that the other end has died, unless the link says more about it."""
+        """Report that the other end has died, unless the link says more about it."""
         if self._gone_told:
             return
         if why := self.outpost.why_it_left(process):
@@ -104,56 +83,63 @@ class Remote:
                 how = "" if number is None else f" by signal {number}"
                 self._lose(f"the process at the rank's end died{how}")
 
-        self._later(tell)
+        self._links.later(self._worker, tell)
 
     def _lose(self, why: str) -> None:
         if not self._lost:
             self._lost = True
-            member = self._member
-            self._tell(LinkLost(member.rank, member.incarnation, f"its link was lost: {why}"))
+            self._links.lost(self._worker, f"its link was lost: {why}")
 
     def _tell_gone(self) -> None:
         if not self._gone_told:
             self._gone_told = True
-            self._tell(ProcessGone(self._member.rank, self._member.incarnation))
-
-    def _later(self, then: Callable[[], None]) -> None:
-        at = time.monotonic() + _LAST_WORDS
-        self._member.timers.append(self._hub.call_at(at, then))
+            self._links.gone(self._worker)
 
 
 class Links:
-    """The links of one group."""
+    """The links of one group.
+
+    Args:
+        lost: Called with a worker that cannot be reached any longer, and what is known of it.
+        gone: Called with a worker whose process has ended.
+    """
 
     def __init__(
         self,
+        group: Group,
         options: Zmq,
-        runtime: Runtime,
-        group: str,
-        tell: Callable[[Message], None],
-        on_event: Callable[[LoggedEvent], None],
+        *,
+        lost: Callable[[Worker, str], None],
+        gone: Callable[[Worker], None],
     ) -> None:
-        self._runtime = runtime
-        self._group = group
-        self._tell = tell
+        self._runtime = runtime = group.runtime
+        self.lost = partial(group.post, lost)
+        self.gone = partial(group.post, gone)
         self._lock = threading.Lock()
         self._gateway = Gateway(
-            runtime.loop, runtime.launcher, options, group=group, on_event=on_event
+            runtime.loop,
+            runtime.launcher,
+            options,
+            group=group.spec.name,
+            on_event=group.publish,
         )
 
+    def later(self, worker: Worker, then: Callable[[], None]) -> None:
+        """Call *then* in a moment, unless *worker* has been released by then."""
+        loop = self._runtime.loop
+        worker.timers.append(loop.call_at(loop.time() + _LAST_WORDS, then))
+
     def launch(
-        self, members: Sequence[Worker], deadline: float, is_wanted: Callable[[], bool]
+        self, workers: Sequence[Worker], deadline: float, is_wanted: Callable[[], bool]
     ) -> None:
-        """Give each of *members* a link, whose other end has been started.
+        """Give each of *workers* a link, whose other end has been started.
 
         Raises:
             RuntimeFault, OSError: one could not be; then no other end is left.
         """
         with self._lock:
             self._gateway.open(is_wanted)
-            for member in members:
-                self._equip(member)
-        remotes = [member.remote for member in members if member.remote is not None]
+            remotes = [self._equip(worker) for worker in workers]
         by_label = {remote.outpost.label: remote for remote in remotes}
         processes = self._runtime.launcher.launch_many(
             [remote.outpost.launch_spec() for remote in remotes],
@@ -165,14 +151,14 @@ class Links:
             remote.outpost.process = process
 
     def close(self) -> None:
-        """End the driver's side; every rank is buried."""
+        """End the driver's side; every worker is released."""
         self._gateway.close()
 
-    def _equip(self, member: Worker) -> None:
-        control = {"control": member.control_end.fileno()}
-        posting = self._gateway.berth({**member.channel.child_fds(), **control})
-        labels = member.labels
+    def _equip(self, worker: Worker) -> Remote:
+        control = {"control": worker.control_end.fileno()}
+        posting = self._gateway.berth({**worker.channel.child_fds(), **control})
+        labels = worker.labels
         name = f"{labels.child}#{labels.incarnation}"
-        title = f"phalanx: {name} outpost"
-        outpost = Outpost(posting, f"{name} outpost", title, member.epoch)
-        member.remote = Remote(member, outpost, self._runtime.loop, self._tell)
+        outpost = Outpost(posting, f"{name} outpost", f"phalanx: {name} outpost", worker.epoch)
+        worker.remote = remote = Remote(worker, outpost, self)
+        return remote

@@ -59,6 +59,22 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Emitted:
+    """A worker's own event, as `Executor.subscribe` hands it on.
+
+    Attributes:
+        at: When the driver read it, in seconds on the monotonic clock.
+    """
+
+    group: str
+    rank: int
+    incarnation: int
+    epoch: int
+    value: Any
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class RankInfo:
     """One rank, as `Executor.ranks` shows it.
 

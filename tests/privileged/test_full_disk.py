@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from phalanx.actors.checkpoint.manager import CheckpointManager
-from phalanx.actors.group.messages import SnapshotFailed
 from phalanx.runtime import RemoteFailure
 
 ROOT = Path(__file__).parents[2]
@@ -51,15 +50,20 @@ def test_a_group_goes_on_while_its_disk_is_full_and_when_there_is_room_again(
 def test_what_keeps_states_from_being_stored_is_logged_once() -> None:
     logged: list[Any] = []
     told: list[Any] = []
-    spec: Any = SimpleNamespace(name="group")
-    nothing: Any = object()
-    manager = CheckpointManager(spec, nothing, nothing, logged.append, told.append, ends=True)
+    group: Any = SimpleNamespace(
+        spec=SimpleNamespace(name="group"),
+        checkpoints=None,
+        publish=logged.append,
+        deliver=told.append,
+        post=lambda call, *args: call(*args),
+    )
+    manager = CheckpointManager(group)
     full = RemoteFailure.of(OSError(28, "No space left on device"))
     broken = RemoteFailure.of(ValueError("no state"))
 
     for number in range(100):
-        manager.hear(SnapshotFailed(number % 2, number, full))
-    manager.hear(SnapshotFailed(0, 100, broken))
+        manager.failed(number % 2, number, full)
+    manager.failed(0, 100, broken)
 
     assert [event.error for event in logged] == [
         "OSError: [Errno 28] No space left on device",

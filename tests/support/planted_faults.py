@@ -25,9 +25,9 @@ from phalanx.actors.calls import plane, recovery
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.calls.queue import CallQueue
 from phalanx.actors.calls.sender import Sender
-from phalanx.actors.group.events import EventBus
+from phalanx.actors.group.handle import Group
 from phalanx.actors.group.launcher import WorkerBuilder
-from phalanx.actors.group.members import Members
+from phalanx.actors.group.membership import Membership
 from phalanx.actors.host.host import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
@@ -184,13 +184,13 @@ def retry_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def lost_exit(patch: pytest.MonkeyPatch) -> None:
-    publish = EventBus.publish
+    publish = Group.publish
 
     def deaf(self: Any, event: Any) -> None:
         if not isinstance(event, WorkerExited) or not event.reason.is_failure:
             publish(self, event)
 
-    patch.setattr(EventBus, "publish", deaf)
+    patch.setattr(Group, "publish", deaf)
 
 
 def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
@@ -199,8 +199,8 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
-    land = Members.land
-    release = Members.release
+    land = Membership.land
+    release = Membership.release
     lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
@@ -209,22 +209,22 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         return resume(state, at, jitter)
 
     def noted(self: Any, launch: Any) -> Any:
-        lost.update((id(member), (self, member)) for member in launch.members)
+        lost.update((id(worker), (self, worker)) for worker in launch.workers)
         return land(self, launch)
 
-    def released(self: Any, member: Any) -> None:
-        lost.pop(id(member), None)
-        release(self, member)
+    def released(self: Any, worker: Any) -> None:
+        lost.pop(id(worker), None)
+        release(self, worker)
 
     patch.setattr(decide, "_resume", early)
-    patch.setattr(Members, "land", noted)
-    patch.setattr(Members, "release", released)
+    patch.setattr(Membership, "land", noted)
+    patch.setattr(Membership, "release", released)
 
     def clear() -> None:
-        for members, member in lost.values():
-            release(members, member)
-            if member.seated:
-                member.channel.close()
+        for membership, worker in lost.values():
+            release(membership, worker)
+            if worker.seated:
+                worker.channel.close()
 
     return clear
 

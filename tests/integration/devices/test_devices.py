@@ -15,7 +15,6 @@ from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
 from phalanx.actors import Devices, Executor, Launch, Limits, executor_child
-from phalanx.actors.group.messages import Timeout
 from phalanx.runtime import (
     DeviceAwaited,
     DevicePool,
@@ -299,7 +298,7 @@ def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(mak
     heard = Heard(ex)
 
     gpus.lose(gpus.uuid(0))
-    ex._group.tell(Timeout("devices", "look"))
+    ex._group.post(ex._group.actor.look_at_devices)
     told = heard.wait(DeviceQuarantined)
     heard.wait(WorkerCrashed)  # until then the rank may still answer, on the device that is lost
 
@@ -331,7 +330,7 @@ def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(ma
     heard = Heard(ex)
 
     gpus.report_xid(gpus.uuid(0), 94)
-    ex._group.tell(Timeout("devices", "look"))
+    ex._group.post(ex._group.actor.look_at_devices)
     heard.wait(DeviceQuarantined)
 
     assert (seen(ex), ex.status().restarts) == (gpus.uuid(0), 0)

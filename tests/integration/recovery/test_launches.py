@@ -18,8 +18,7 @@ from tests.support.rank_faults import LONG, OFTEN, kill, wait_for_view, wait_unt
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, RestartPolicy, WorkerContext
-from phalanx.actors.group.launcher import THREAD
-from phalanx.actors.group.messages import Look
+from phalanx.actors.group.membership import THREAD
 from phalanx.actors.group.standby import StandbyLost
 from phalanx.runtime import Runtime
 from phalanx.supervision import ExecutorClosed, Strategy, WorkerDied
@@ -276,7 +275,7 @@ def test_an_error_in_the_executors_own_thread_withdraws_what_waits_for_a_process
         kill(ex, rank)
     wait_launching(ex, 1)
 
-    ex._group.tell(Look(due="soon"))  # type: ignore[arg-type]  # what no code of ours would say
+    ex._group.post(len)  # a TypeError: it wants an argument
 
     assert "the executor itself: TypeError" in str(call.exception(LONG))
     assert ex.wait_closed(LONG)

@@ -11,15 +11,40 @@ import pytest
 
 from phalanx.actors.calls.call import Call, Shape, options_of
 from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-from phalanx.actors.group.messages import CheckpointDue, SnapshotsChanged
+from phalanx.actors.checkpoint.snapshot import Snapshot
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
-from phalanx.runtime import FarFrame, Flag, Frame, Kind, Stamp, encode, store_snapshot
+from phalanx.runtime import (
+    FarFrame,
+    Flag,
+    Frame,
+    Kind,
+    RemoteFailure,
+    Stamp,
+    encode,
+    store_snapshot,
+)
 
 BOTH = (0, 1)
 
 
 def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+class Noted:
+    """An observer that keeps the names of what it is told, and of the snapshots."""
+
+    def __init__(self, told: list[Any]) -> None:
+        self._told = told
+
+    def due(self) -> None:
+        self._told.append("due")
+
+    def failed(self, rank: int, number: int, failure: RemoteFailure) -> None:
+        self._told.append(("failed", rank, number, failure))
+
+    def changed(self, kept: Snapshot | None) -> None:
+        self._told.append(("changed", kept))
 
 
 def call(wire: int) -> Call:
@@ -50,7 +75,7 @@ def opened(
     policy: CheckpointPolicy, told: list[Any], *, together: bool = True
 ) -> Iterator[CheckpointCoordinator]:
     coordinator = CheckpointCoordinator(policy, None, together=together)
-    coordinator.open(cast("Any", None), told.append, can_reshard=False, size=2)
+    coordinator.open(cast("Any", None), Noted(told), can_reshard=False, size=2)
     yield coordinator
     coordinator.close(forget=True)
 
@@ -140,7 +165,7 @@ def test_a_call_to_some_ranks_has_a_cut_of_all_asked_for(
 ) -> None:
     assert not coordinator.mark(call(1), (1,), 2)
 
-    assert told == [CheckpointDue()]
+    assert told == ["due"]
     assert coordinator.is_unsaved()
 
 
@@ -150,11 +175,12 @@ def test_numbers_go_on_where_an_executor_left_off(
     take(coordinator, 7)
     coordinator.close(forget=False)
 
-    coordinator.open(cast("Any", None), told.append, can_reshard=False, size=2)
+    coordinator.open(cast("Any", None), Noted(told), can_reshard=False, size=2)
     take(coordinator, 1)
 
     assert latest(coordinator) == 8
-    assert isinstance(told[-1], SnapshotsChanged)
+    assert told[-1][0] == "changed"
+    assert told[-1][1].number == 8
 
 
 def test_a_rejected_cut_is_given_only_where_there_is_no_other(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from phalanx.actors.calls.rank import Running
-from phalanx.actors.group.messages import Look
 from phalanx.actors.health.monitor import Suspect, find_hung
 from phalanx.actors.health.watchdog import Watchdog
 from phalanx.runtime import Pulse
@@ -34,7 +34,7 @@ def timers() -> Timers:
 
 @pytest.fixture
 def watchdog(timers: Timers) -> Watchdog:
-    return Watchdog(cast("Any", timers), 10.0, lambda _look: None)
+    return Watchdog(cast("Any", timers), 10.0, lambda _due: None)
 
 
 def judge(
@@ -45,8 +45,8 @@ def judge(
     due: float | None = None,
     stopped: bool = False,
 ) -> list[str]:
-    look = Look(now if due is None else due)
-    return [how for _, how in watchdog.judge(look, [running], lambda _: stopped, now)]
+    due = now if due is None else due
+    return [how for _, how in watchdog.judge(due, [running], lambda _: stopped, now)]
 
 
 def in_call(began: float, limit: float | None = 5.0, **rest: Any) -> Running:
@@ -71,7 +71,7 @@ def test_the_next_look_is_when_something_can_be_over_its_limit(
 
 
 def test_without_anything_owed_there_is_no_next_look(watchdog: Watchdog, timers: Timers) -> None:
-    assert watchdog.judge(Look(1.0), [], lambda _: False, 1.0) == []
+    assert watchdog.judge(1.0, [], lambda _: False, 1.0) == []
     assert timers.at == []
 
 
@@ -103,7 +103,8 @@ NEVER_BEGAN = "others wait for it in a call that it has not begun"
 
 
 def suspect(rank: int, *, in_call: bool = True) -> Suspect:
-    return Suspect(rank, 1, "too long", lambda: True, in_call)
+    worker: Any = SimpleNamespace(rank=rank)
+    return Suspect(worker, "too long", lambda: True, in_call)
 
 
 @pytest.mark.parametrize(

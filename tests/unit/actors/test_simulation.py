@@ -13,7 +13,7 @@ from tests.support.simulator import HANGS, Log, Machine, Simulation
 
 from phalanx.actors.api.calls import CallMethods
 from phalanx.actors.api.group import RankGroup
-from phalanx.actors.group.handle import Place
+from phalanx.actors.group.handle import Parent
 from phalanx.actors.spec.options import spec_of
 from phalanx.actors.spec.worker import Methods, WorkerActor
 from phalanx.supervision import (
@@ -76,7 +76,7 @@ class Child:
             hang_after=5.0,
             launch={"preload": ()},
         )
-        place = Place(
+        parent = Parent(
             on_end=ctx.exited,
             on_use=ctx.progressed,
             emit_by=ctx.emit_by,
@@ -89,7 +89,7 @@ class Child:
             Methods(Shard),
             runtime,
             None,
-            place,
+            parent,
             **self.machine.seams(),
         )
         self.groups.append(group)

@@ -1,0 +1,346 @@
+"""`Membership`: the workers of one rank group, started together and released one by one.
+
+- All that a worker holds in the driver (sockets, pages, output, lease) is made for one incarnation,
+  and is given back in `release`, also if the start failed half-way.
+- Processes are launched on a thread of their own, since that may wait for a zygote that imports
+  torch, or is stopped. A launch whose workers have all been asked to stop is given up within a
+  moment; after `end_launches` none is under way.
+- A worker is released only when its whole process tree is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from select import EPOLLIN
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import Kind, LaunchSpec, Payload, WorkerLabels, descriptors, occupied, send
+from phalanx.supervision import RuntimeFault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from phalanx.actors.checkpoint.snapshot import RestorePoint
+    from phalanx.actors.remote.links import Links
+    from phalanx.runtime import Lease, Process
+
+    from .devices import DeviceLeases
+    from .handle import Group
+    from .launcher import EpochSpec, Join, WorkerBuilder
+    from .worker import Worker
+
+THREAD = "phalanx-launch"
+"""What the names of the threads of launches begin with."""
+
+_RELEASE = 10.0  # seconds for a dead rank's tree and device; generous: 100 ms per GiB it held
+_LAST_TRY = 0.5  # seconds for the tree of one that was given up
+_LAUNCHES_END = 30.0  # seconds for launches that are not wanted: a gateway may have to be ended
+
+
+@dataclass(slots=True, eq=False)
+class Launch:
+    """One launch, of all its workers or of none.
+
+    Attributes:
+        processes: Theirs, in their order, once they have been started.
+        error: Why they could not be; None where they were.
+    """
+
+    workers: tuple[Worker, ...]
+    processes: list[Process] = field(default_factory=list["Process"])
+    error: BaseException | None = None
+
+
+class Membership:
+    """See the module. Used by the thread of the actor of *group* alone.
+
+    Args:
+        links: Where the ranks are elsewhere; else None.
+        on_launched: Called with each `Launch` once it is over, on the actor's thread.
+        on_exit: Called with each worker whose process has ended, on the actor's thread.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        leases: DeviceLeases,
+        builder: WorkerBuilder,
+        links: Links | None,
+        *,
+        on_launched: Callable[[Launch], None],
+        on_exit: Callable[[Worker], None],
+    ) -> None:
+        self._group = group
+        self._spec = group.spec
+        self._loop = group.runtime.loop
+        self._leases = leases
+        self._builder = builder
+        self._links = links
+        self._on_launched = on_launched
+        self._on_exit = on_exit
+        self._workers: dict[int, Worker] = {}
+        self._launches: dict[Launch, Join] = {}  # under way
+
+    def find(self, rank: int, incarnation: int) -> Worker | None:
+        """Return that incarnation if it is the current one."""
+        worker = self._workers.get(rank)
+        return worker if worker is not None and worker.incarnation == incarnation else None
+
+    def current(self) -> list[Worker]:
+        """Return those that have a rank, by rank."""
+        return [self._workers[rank] for rank in sorted(self._workers)]
+
+    # --- starting -----------------------------------------------------------------------
+
+    def start(
+        self,
+        epoch: EpochSpec,
+        ranks: Iterable[tuple[int, int]],
+        leases: Mapping[int, Lease],
+        take_spare: Callable[[], Worker | None],
+        restore_points: Mapping[int, RestorePoint],
+    ) -> list[Worker]:
+        """Begin to start these (rank, incarnation) together; return those that have a process.
+
+        Those are the spares, which come first; the others have theirs launched, and are taken over
+        by `land`. Each rank's lease is its process's from here on, or given back; so is each of
+        *restore_points*, the states that ranks are given back.
+
+        Raises:
+            PhalanxError, OSError: one could not be equipped; then none of them is left.
+        """
+        made: list[Worker] = []
+        taken: list[Worker] = []
+        launches: list[LaunchSpec] = []
+        unused = dict(leases)
+        try:
+            for rank, incarnation in ranks:
+                worker = take_spare()
+                if worker is not None:
+                    taken.append(worker)
+                else:
+                    labels = self._builder.labels(epoch, rank, incarnation, unused[rank])
+                    worker = self._builder.equip(labels, rank, incarnation, epoch.number)
+                    made.append(worker)
+                worker.lease = unused.pop(rank)
+                worker.restore_point = restore_points.get(rank)
+                if worker.process is not None:
+                    self._assign(worker, epoch, rank, incarnation)
+                else:
+                    launches.append(self._builder.launch(worker, epoch))
+                self._workers[rank] = worker
+                self._restore(worker)
+            if made:
+                self._launch(made, launches)
+        except BaseException:
+            for worker in (*taken, *made):
+                worker.asked = True
+                self.release(worker)
+            for worker in made:
+                worker.close_child_ends()
+            self._leases.give_all_back(unused)
+            raise
+        finally:
+            for restore_point in restore_points.values():
+                restore_point.close()
+        return taken
+
+    def start_spare(self, number: int) -> Worker:
+        """Begin to start a process that has no rank yet; *number*, below 0, stands for one.
+
+        Raises:
+            PhalanxError, OSError: it could not be equipped; nothing is left of it.
+        """
+        name = self._spec.name
+        labels = WorkerLabels(child=f"{name}/standby", group=name, rank=None, incarnation=-number)
+        with contextlib.ExitStack() as made:
+            worker = self._builder.equip(labels, number, 0, 0)
+            made.callback(self.release, worker)
+            made.callback(worker.close_child_ends)
+            self._launch([worker], [self._builder.launch_spare(worker)])
+            made.pop_all()
+        return worker
+
+    def _launch(self, made: list[Worker], specs: list[LaunchSpec]) -> None:
+        """Have each of *made* given its process.
+
+        Raises:
+            RuntimeFault: there is no thread for it.
+        """
+        launch = Launch(tuple(made))
+        deadline = self._group.clock() + self._spec.limits.start
+        by_label = {spec.label: worker for spec, worker in zip(specs, made, strict=True)}
+
+        def is_wanted() -> bool:
+            return not all(worker.asked for worker in made)
+
+        def start() -> None:
+            if self._links is not None:
+                self._links.launch(made, deadline, is_wanted)
+            preload = self._spec.launch.preload
+            complete = [
+                replace(spec, fds={**spec.fds, **worker.worker_fds()}, preload=preload)
+                for spec, worker in zip(specs, made, strict=True)
+            ]
+            launch.processes = self._group.runtime.launcher.launch_many(
+                complete,
+                on_exit=lambda process: self._exited(by_label[process.label]),
+                deadline=deadline,
+                is_wanted=is_wanted,
+            )
+
+        def run() -> None:
+            with occupied:
+                try:
+                    start()
+                except BaseException as error:  # noqa: BLE001  # told to the actor
+                    launch.error = error
+            self._group.post(self._on_launched, launch)
+
+        try:
+            self._launches[launch] = self._group.spawn(run, f"{THREAD} {self._spec.name}")
+        except RuntimeError as error:
+            raise RuntimeFault(f"no thread to start processes from: {error}") from error
+
+    def take(self, launch: Launch) -> bool:
+        """Return whether *launch*, which is over, was not taken over yet; it is from now on."""
+        join = self._launches.pop(launch, None)
+        if join is None:
+            return False
+        join(_LAUNCHES_END)  # the message was the last thing that its thread did
+        return True
+
+    def end_launches(self) -> list[Launch]:
+        """Give up what is under way; return it once it has come to an end, to be taken over."""
+        for launch in self._launches:
+            for worker in launch.workers:
+                worker.asked = True
+        deadline = time.monotonic() + _LAUNCHES_END
+        launches = self._launches.items()
+        return [each for each, join in launches if join(max(0.0, deadline - time.monotonic()))]
+
+    def land(self, launch: Launch) -> BaseException | None:
+        """Take over what *launch* has brought; return why it failed: nothing is left of it then."""
+        for worker in launch.workers:
+            worker.close_child_ends()
+        if launch.error is not None:
+            for worker in launch.workers:
+                self.release(worker)
+            return launch.error
+        for worker, process in zip(launch.workers, launch.processes, strict=True):
+            worker.process = process
+        for worker, process in zip(launch.workers, launch.processes, strict=True):
+            worker.labels = replace(worker.labels, pid=process.pid)
+            worker.output.label(pid=process.pid)
+            hear = partial(self._hear, worker)
+            worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, hear)
+            self._group.heartbeats.attach(worker.rank, worker.incarnation, worker.control.send)
+            if process.status is not None:
+                # Dead already. Where that was told, nothing could be made of it yet.
+                self._loop.post(partial(self._exited, worker))
+        return None
+
+    def _assign(self, spare: Worker, epoch: EpochSpec, rank: int, incarnation: int) -> None:
+        """Make *spare* that rank."""
+        assert spare.lease is not None
+        assert spare.process is not None
+        self._group.heartbeats.detach(spare.rank, spare.incarnation)
+        self._group.heartbeats.attach(rank, incarnation, spare.control.send)
+        labels = self._builder.labels(epoch, rank, incarnation, spare.lease)
+        spare.rank, spare.incarnation, spare.epoch = rank, incarnation, epoch.number
+        spare.labels = replace(labels, pid=spare.process.pid)
+        spare.started_at = self._group.clock()
+        spare.ready = False
+        spare.output.label(spare.labels)
+        payload = self._builder.assignment(spare, epoch)
+        try:
+            packet = payload.packet(Kind.ASSIGN, epoch=epoch.number, call_id=0)
+            self._send(spare, packet, payload.file)
+        finally:
+            payload.close()
+
+    def _restore(self, worker: Worker) -> None:
+        """Send *worker* the state it is given back, which it looks for after `on_start`."""
+        if worker.restore_point is not None:
+            file = worker.restore_point.file
+            payload = Payload.in_file(file, os.fstat(file).st_size)
+            packet = payload.packet(Kind.RESTORE, epoch=worker.epoch, call_id=0)
+            self._send(worker, packet, file)
+
+    def _send(self, worker: Worker, packet: bytes, file: int | None) -> None:
+        # Where a spare has just died its end is on the way to the actor, and is that rank's.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(worker.control, packet, file)
+
+    def reform(self, worker: Worker, epoch: EpochSpec) -> bytes:
+        """Return the order for *worker*, which is kept, to join *epoch*."""
+        worker.failure = None  # of an epoch that is void
+        worker.epoch = epoch.number
+        worker.labels = replace(worker.labels, epoch=epoch.number)
+        worker.output.label(worker.labels)
+        return self._builder.reform(worker, epoch)
+
+    # --- the end ------------------------------------------------------------------------
+
+    def release(self, worker: Worker) -> None:
+        """Give back what *worker* holds; kills what is left of its process tree first."""
+        worker.released = True
+        if self._workers.get(worker.rank) is worker:
+            del self._workers[worker.rank]
+        for timer in worker.timers:
+            timer.cancel()
+        if worker.watch is not None:
+            worker.watch.cancel()
+        self._group.heartbeats.detach(worker.rank, worker.incarnation)
+        deadline = self._group.clock() + (_LAST_TRY if worker.abandoned else _RELEASE)
+        process = worker.process
+        if process is not None:
+            process.kill_tree(deadline)
+            if not worker.abandoned or process.status is not None:
+                process.close()
+        if worker.lease is not None:
+            self._leases.give_back(worker.lease, None if process is None else process.pid)
+        if worker.remote is not None:
+            worker.remote.outpost.bury()
+        descriptors.close(worker.control)
+        if not worker.seated:
+            worker.channel.close()
+        worker.output.close()
+
+    def close(self) -> None:
+        """Give back what the ranks shared; all of them are released."""
+        self._builder.close()
+        if self._links is not None:
+            self._links.close()
+
+    # --- on the event loop's thread -----------------------------------------------------
+
+    def _exited(self, worker: Worker) -> None:
+        if worker.process is None:
+            return  # `land` sees it
+        if worker.abandoned:
+            worker.process.close()
+        elif worker.remote is not None:
+            worker.remote.process_gone()
+        else:
+            self._group.post(self._on_exit, worker)
+
+    def _hear(self, worker: Worker, _events: int) -> None:
+        """Pass on the messages of *worker*."""
+        group, remote = self._group, worker.remote
+        frames, foreign, ended = worker.read_control()
+        if foreign:
+            group.post(group.plane.count_foreign, worker.rank, worker.incarnation, foreign)
+        for frame in frames:
+            if frame.kind == Kind.PULSE:
+                group.heartbeats.receive(worker.rank, frame)
+            elif remote is None or not remote.heard(frame):
+                group.tell((worker, frame))
+        if ended and worker.watch is not None:
+            worker.watch.cancel()
+            if remote is not None:
+                remote.ended()
