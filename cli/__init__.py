@@ -33,6 +33,7 @@ _SUBCOMMANDS = {
     "logs": "follow output, log records and events of a running driver",
     "reports": "list and show crash reports",
     "top": "show the groups and trees of a running driver, live",
+    "torchrun": "run a script for torchrun on ranks that are restarted at once",
 }
 _ACTIONS = {"chaos": ("run", "shrink"), "reports": ("list", "show")}  # the first, if none is named
 _OLD_NAMES = {"report": ("reports", "show"), "version": ("--version",)}

@@ -211,16 +211,19 @@ class WorkerBuilder:
         return f"phalanx: {self._spec.name} {at}"
 
     def _launch_in(self, worker: Worker, boot: Boot, env: dict[str, str], title: str) -> LaunchSpec:
+        launch = self._spec.launch
+        inherits = launch.stdio == "inherit"
+        stdin = {"stdin": 0} if inherits else {}
         return LaunchSpec(
             entry="phalanx.runtime.worker.main:main",
             payload=pickle.dumps(boot),
-            fds={"locks": self._locks, **worker.output.child_fds()},
+            fds={"locks": self._locks, **stdin, **worker.output.child_fds()},
             label=f"{worker.labels.child}#{worker.labels.incarnation}",
             title=title,
             env=env,
-            stdout=worker.output.stdout,
-            stderr=worker.output.stderr,
-            method="exec" if self._spec.launch.method == "exec" else "zygote",
+            stdout=None if inherits else worker.output.stdout,
+            stderr=None if inherits else worker.output.stderr,
+            method="exec" if launch.method == "exec" else "zygote",
         )
 
     def close(self) -> None:

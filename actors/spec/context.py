@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Kind, SharedLock
+from phalanx.runtime import Board, Kind, SharedLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,6 +48,7 @@ class WorkerContext:
     _lock_file: int = field(repr=False)
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
+    _board: Board | None = field(default=None, repr=False)
 
     @property
     def device(self) -> str:
@@ -70,6 +71,13 @@ class WorkerContext:
             self._link.tell(Kind.EVENT, event)
         elif self._listener is not None:
             self._listener(self.rank, event)
+
+    def report_progress(self) -> None:
+        """Have the limit of the call that runs (`hang_after`) begin anew; from any thread."""
+        if self._link is not None:
+            if self._board is None:
+                self._board = Board(self._link.fds["board"])
+            self._board.go_on()
 
     def lock(self, name: str, timeout: float | None = None) -> SharedLock:
         """Return the lock *name*, which the workers of this group share.

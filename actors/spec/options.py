@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 Survivors = Literal["restart", "keep"]
 LaunchMethod = Literal["zygote", "exec", "inline"]
+Stdio = Literal["collect", "inherit"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 _G = TypeVar("_G")
 _INTENSITY = Intensity(3, 60.0)
@@ -226,6 +227,9 @@ class Launch:
         transport: How messages reach the ranks: ``"local"`` by sockets and memory that this
             machine's processes share, ``"zmq"`` or a `Zmq` by ZeroMQ with keys made per group, as
             for ranks that share neither.
+        stdio: ``"collect"``: stdout and stderr of the workers are read, shown with the rank and
+            kept for crash reports; stdin is empty. ``"inherit"``: all three are the driver's, as
+            for any child process.
     """
 
     method: LaunchMethod = "zygote"
@@ -234,9 +238,11 @@ class Launch:
     rank_env: Sequence[Mapping[str, str]] = ()
     rank_kwargs: Sequence[Mapping[str, Any]] = ()
     transport: Transport = "local"
+    stdio: Stdio = "collect"
 
     def __post_init__(self) -> None:
         check_choice("launch.method", self.method, ("zygote", "exec", "inline"))
+        check_choice("launch.stdio", self.stdio, ("collect", "inherit"))
         modules: object = self.preload
         if not isinstance(modules, list | tuple) or not all(
             isinstance(each, str) for each in cast("Sequence[object]", modules)
@@ -245,6 +251,8 @@ class Launch:
         transport = check_transport(self.transport)
         if transport is not None and self.method == "inline":
             raise SpecError("launch.transport", transport, 'method="inline" sends no messages')
+        if transport is not None and self.stdio == "inherit":
+            raise SpecError("launch.stdio", self.stdio, 'needs transport="local"')
         for name in ("rank_env", "rank_kwargs"):
             check_per_rank(f"launch.{name}", getattr(self, name), None)
         rank_env = enumerate(self.rank_env)

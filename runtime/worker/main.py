@@ -37,6 +37,9 @@ _MOST_OOM_SCORE = 1000
 
 def main(payload: bytes, fds: Mapping[str, int]) -> int:
     """Run one worker; return its exit code."""
+    if "stdin" in fds:
+        os.dup2(fds["stdin"], 0)
+        os.close(fds["stdin"])
     control = socket.socket(fileno=fds["control"])
     data = descriptors.own(
         socket.socket(fileno=fds["data"])

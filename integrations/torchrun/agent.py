@@ -1,0 +1,248 @@
+"""The launcher's side of a run: an executor of scripts, its signals, its end and exit code."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phalanx.actors import Executor, Launch, Limits, RestartPolicy, StopPolicy
+from phalanx.runtime import (
+    GroupEnded,
+    GroupUp,
+    Runtime,
+    WorkerCrashed,
+    WorkerExited,
+)
+from phalanx.supervision import BackOff, ExitKind, Intensity, Restart, StartFailed, Strategy
+
+from .logs import Tail, open_logs
+from .summary import Failure, pass_on, summary
+from .worker import Job, ScriptWorker
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import Any, Self
+
+    from .logs import LogPlan
+    from .options import Options
+
+_PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torchrun.worker")
+_FOREVER = 1e9  # seconds
+_MOMENT = 0.05  # seconds a group that goes on failing waits before its second restart
+_HEALTHY = 5.0  # seconds after which a round counts as one that worked
+
+
+class _Signalled(BaseException):
+    """A signal that ends the launcher came while the ranks were being started."""
+
+
+class _Signals:
+    """The launcher's signals, from `__enter__` to `__exit__`: put into a queue.
+
+    Attributes:
+        raises: Raise `_Signalled` as well.
+    """
+
+    def __init__(self, numbers: tuple[signal.Signals, ...], inbox: queue.SimpleQueue[Any]) -> None:
+        self._numbers = numbers
+        self._inbox = inbox
+        self._before: dict[int, Any] = {}
+        self.raises = False
+
+    def __enter__(self) -> Self:
+        for number in self._numbers:
+            # What nohup has set stays.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        self._inbox.put(signal.Signals(number))
+        if self.raises:
+            self.raises = False
+            raise _Signalled
+
+
+def run(options: Options) -> int:
+    """Run the program of *options* on all ranks; return the exit code: torchrun's, 0 or 1."""
+    for line in options.ignored:
+        _say(line)
+    if "OMP_NUM_THREADS" not in os.environ and options.world_size > 1:
+        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun; read when torch is imported
+    handled = ",".join(each.name for each in options.signals)
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = handled
+    if not sys.flags.safe_path:
+        sys.path.pop(0)  # the folder of this command
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    logs = open_logs(options.logs, options.environment.run_id, options.world_size)
+    role, console = options.environment.role, {"stdout": sys.stdout, "stderr": sys.stderr}
+    with _Signals(options.signals, inbox) as signals, Tail(logs, role, console):  # type: ignore[arg-type]
+        return _Run(options, logs, inbox, signals).run()
+
+
+class _Run:
+    def __init__(
+        self,
+        options: Options,
+        logs: LogPlan,
+        inbox: queue.SimpleQueue[Any],
+        signals: _Signals,
+    ) -> None:
+        self._options = options
+        self._logs = logs
+        self._inbox = inbox
+        self._signals = signals
+        self._exits: list[WorkerExited] = []  # of the last round
+        self._passed_on: signal.Signals | None = None
+
+    def run(self) -> int:
+        name = Path(self._options.program.target).stem or "torchrun"
+        with ExitStack() as made:
+            try:
+                self._signals.raises = True
+                runtime = made.enter_context(Runtime(name=name, console=None))
+                executor = self._executor(name, runtime)
+            except StartFailed as error:
+                _say(f"the ranks could not be started: {error}")
+                return 1
+            except _Signalled:
+                return 1
+            finally:
+                self._signals.raises = False
+            made.callback(self._close, executor)
+            return self._follow(executor)
+
+    def _executor(self, name: str, runtime: Runtime) -> Executor[ScriptWorker]:
+        options = self._options
+        path = tuple(sys.path)
+        folder = options.program.folder
+        if options.preload and folder is not None:
+            sys.path.append(folder)
+        job = Job(
+            program=options.program,
+            environment=options.environment,
+            logs=self._logs,
+            path=path,
+            hang_after=options.hang_after,
+        )
+        delay = options.longest_delay
+        backoff = BackOff(initial=min(_MOMENT, delay), maximum=delay, reset_after=_HEALTHY)
+        return Executor(
+            ScriptWorker,
+            options.world_size,
+            args=(job,),
+            name=name,
+            policy=RestartPolicy(
+                strategy=Strategy.ONE_FOR_ALL,
+                intensity=Intensity(options.environment.max_restarts, _FOREVER),
+                restart=Restart.TRANSIENT,
+                backoff=backoff if delay else None,
+            ),
+            devices="cpu",
+            limits=Limits(
+                hang=options.hang_after,
+                # Ranks may work on for as long as they like after one has left by os._exit(0).
+                stop=StopPolicy(ask=_FOREVER, hurry=options.shutdown_timeout),
+            ),
+            launch=Launch(preload=(*_PRELOAD, *options.preload), stdio="inherit"),
+            report_dir=options.report_dir,
+            runtime=runtime,
+        )
+
+    def _follow(self, executor: Executor[ScriptWorker]) -> int:
+        """Run the program; return the exit code once all has ended."""
+        executor.subscribe(self._heard)
+        call = executor.collective_rpc("run", retries=1 << 30, non_block=True)
+        call.add_done_callback(self._inbox.put)
+        while True:
+            match self._inbox.get():
+                case signal.Signals() as number:
+                    self._pass_on(executor, number)
+                case GroupEnded():
+                    return self._end(executor)
+                case done if done is call and call.exception() is None:
+                    return 0
+                case _:
+                    pass  # the group has failed, and is about to end
+
+    def _heard(self, event: object) -> None:
+        match event:
+            case WorkerExited():
+                self._exits = [each for each in self._exits if each.epoch == event.epoch]
+                self._exits.append(event)
+            case WorkerCrashed(report=report) if self._passed_on is None:
+                _say(f"rank {report.rank} (pid {report.pid}) died: {report.reason}")
+                if report.reason.signal is not None:  # else the rank has shown its traceback
+                    sys.stderr.write(report.stacks or report.last_words)
+            case GroupUp(epoch=epoch) if epoch > 1:
+                most = self._options.environment.max_restarts
+                _say(f"restart {epoch - 1} of {most}: all ranks run again after {event.took:.2f} s")
+            case GroupEnded():
+                self._inbox.put(event)
+            case _:
+                pass
+
+    def _pass_on(self, executor: Executor[ScriptWorker], number: signal.Signals) -> None:
+        """Pass a signal on to all ranks, whose end is that of the run; the second kills them."""
+        if self._passed_on is not None:
+            executor.kill()
+            return
+        self._passed_on = number
+        pids = [rank.pid for rank in executor.ranks if rank.pid is not None]
+        executor.request_close()
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                if self._options.program.kind == "command":
+                    os.kill(pid, number)  # which passes it on to the group of the command
+                else:
+                    os.killpg(pid, number)
+        timer = threading.Timer(self._options.shutdown_timeout, executor.kill)
+        timer.daemon = True
+        timer.start()
+
+    def _end(self, executor: Executor[ScriptWorker]) -> int:
+        """Tell why the group has ended; return the exit code."""
+        if self._passed_on is not None:
+            _say(f"ended by {self._passed_on.name}")
+            return 1
+        found = {
+            each.rank: each for exit_ in self._exits if (each := Failure.of(exit_, self._logs))
+        }
+        reason = executor.exit_reason
+        if not found:
+            if reason is not None and reason.kind is ExitKind.NORMAL:
+                return 0  # every rank has left by os._exit(0)
+            _say(f"the run has ended: {reason}")
+            return 1
+        first = next(iter(found.values()))
+        failures = sorted(found.values(), key=lambda each: each.rank)
+        sys.stderr.write(f"{summary(self._options.program.name, failures, first)}\n")
+        if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            pass_on(first, error_file)
+        return 1
+
+    def _close(self, executor: Executor[ScriptWorker]) -> None:
+        """End the ranks, which have ended their program; by force if they do not end."""
+        executor.request_close()
+        deadline = time.monotonic() + self._options.shutdown_timeout
+        while executor.exit_reason is None and executor.wait_closed(0.5) is None:
+            if time.monotonic() > deadline:
+                executor.kill()
+                executor.wait_closed(10.0)
+                return
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"phalanx torchrun: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,170 @@
+"""Running a program in this process as a fresh Python would, up to its exit status.
+
+- The program is ``__main__`` on the main thread, with the signals, ``sys.argv``, ``sys.path`` and
+  unbuffered streams that ``python -u`` gives it.
+- What a Python does at its end is done here: threads are joined, ``atexit`` functions run, streams
+  are flushed. Only a program that succeeds returns; any other end is the end of the process.
+- A process that the program has forked, and that leaves the program, ends here too.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+import types
+import zipfile
+from contextlib import suppress
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .program import Program
+
+_HERE = __file__
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def run_python(
+    program: Program, argv: Sequence[str], on_error: Callable[[BaseException], object]
+) -> None:
+    """Run a script or module; return if it succeeds, else end this process as Python would.
+
+    *on_error* is called with the exception that ends the program, unless that is `SystemExit`.
+    """
+    pid = os.getpid()
+    _become_fresh()
+    sys.argv[:] = [program.target if program.kind == "script" else "-m", *argv]
+    if program.folder is not None:
+        sys.path.insert(0, program.folder)
+    main = types.ModuleType("__main__")
+    scope = vars(main)
+    scope["__annotations__"] = {}
+    sys.modules["__main__"] = main
+    code: int | None = 0
+    try:
+        _execute(program, scope)
+    except SystemExit as end:
+        code = _exit_code(end)
+    except BaseException as error:  # noqa: BLE001  # whatever it is, it ends the program
+        code = 1
+        error.__traceback__ = _own_frames_cut(error)
+        if isinstance(error, KeyboardInterrupt):
+            code = None  # Python ends by the signal
+        elif os.getpid() == pid:
+            on_error(error)
+        _show(error)
+    _finish()
+    if code is None:
+        end_by(signal.SIGINT)
+    if code or os.getpid() != pid:
+        os._exit(code)
+    for number in _FORWARDED[:2]:
+        signal.signal(number, signal.SIG_DFL)  # a handler of the program's is not to run any more
+
+
+def run_command(file: str, argv: Sequence[str]) -> None:
+    """Execute a program and wait; return if it succeeds, else end this process as it ended.
+
+    Signals that end processes are passed on to it and to what it has started.
+    """
+    child = subprocess.Popen([file, *argv], executable=file, start_new_session=True)
+
+    def forward(number: int, _frame: types.FrameType | None) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+
+    for number in _FORWARDED:
+        signal.signal(number, forward)
+    status = child.wait()
+    if status < 0:
+        end_by(-status)
+    if status:
+        os._exit(status)
+
+
+def end_by(number: int) -> NoReturn:
+    """End this process by signal *number*, without a core of its own or stacks."""
+    import faulthandler  # noqa: PLC0415  # on the way out
+
+    faulthandler.disable()
+    if number not in {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    os._exit(128 + number)  # a signal that ends nothing by default
+
+
+def _become_fresh() -> None:
+    """Undo what a worker has changed that a program may see."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        old: Any = getattr(sys, name)
+        old.flush()
+        raw = io.FileIO(fd, "w", closefd=False)
+        new = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)  # type: ignore[arg-type]
+        new.mode = "w"  # type: ignore[misc]
+        setattr(sys, name, new)
+        setattr(sys, f"__{name}__", new)
+
+
+def _execute(program: Program, scope: dict[str, Any]) -> None:
+    path = program.target
+    if program.kind == "module":
+        runpy._run_module_as_main(path)  # type: ignore[attr-defined]  # noqa: SLF001  # what -m calls
+    elif Path(path).is_dir() or zipfile.is_zipfile(path):
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
+    else:
+        scope.update(__file__=path, __cached__=None, __builtins__=__builtins__)
+        scope["__loader__"] = SourceFileLoader("__main__", path)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+        exec(code, scope)  # noqa: S102  # it is what was asked for
+
+
+def _exit_code(end: SystemExit) -> int:
+    """Return the exit code that Python makes of *end*; what is no number it prints."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    with suppress(Exception):
+        sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _own_frames_cut(error: BaseException) -> types.TracebackType | None:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == _HERE:
+        trace = trace.tb_next
+    return trace
+
+
+def _show(error: BaseException) -> None:
+    """Show *error* as Python does at its end."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except BaseException:  # noqa: BLE001  # as Python: both are shown
+        sys.stderr.write("Error in sys.excepthook:\n")
+        traceback.print_exc()
+        sys.stderr.write("\nOriginal exception was:\n")
+        traceback.print_exception(error)
+
+
+def _finish() -> None:
+    """Do what Python does before it ends."""
+    with suppress(BaseException):
+        threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
+    atexit._run_exitfuncs()  # noqa: SLF001  # the same
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(BaseException):
+            stream.flush()
