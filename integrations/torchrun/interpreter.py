@@ -110,9 +110,9 @@ def _become_fresh() -> None:
     for name, fd in (("stdout", 1), ("stderr", 2)):
         old: Any = getattr(sys, name)
         old.flush()
-        raw = io.FileIO(fd, "w", closefd=False)
-        new = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)  # type: ignore[arg-type]
-        new.mode = "w"  # type: ignore[misc]
+        raw: Any = io.FileIO(fd, "w", closefd=False)
+        new: Any = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)
+        new.mode = "w"
         setattr(sys, name, new)
         setattr(sys, f"__{name}__", new)
 
