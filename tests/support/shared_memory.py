@@ -11,6 +11,10 @@ FOREIGN = FOLDER / "somebody-elses"
 
 
 def names() -> set[str]:
-    """The names there, but for those that are left on purpose."""
-    there = {path.name for path in FOLDER.iterdir()}
+    """The names there, but for those that are left on purpose.
+
+    And but for the semaphores of `multiprocessing`: other programs of the machine keep some while
+    they run, and those whose traces are looked for use none.
+    """
+    there = {path.name for path in FOLDER.iterdir() if not path.name.startswith("sem.mp-")}
     return there - {path.name for path in (FORGOTTEN, WRITTEN, FOREIGN)}
