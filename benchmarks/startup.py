@@ -94,8 +94,8 @@ def measure_phalanx(ranks: int, more: int) -> tuple[float, list[float]]:
     out, report = os.pipe()
     stay, go = os.pipe()
     began = time.monotonic()
-    hub = EventLoop()
-    launcher = Launcher(hub, preload=("torch",))
+    loop = EventLoop()
+    launcher = Launcher(loop, preload=("torch",))
 
     def launch(count: int) -> None:
         specs = [
@@ -115,7 +115,7 @@ def measure_phalanx(ranks: int, more: int) -> tuple[float, list[float]]:
         launch(1)
         warm.append(time.monotonic() - began)
     launcher.close(time.monotonic() + 10.0)
-    hub.close()
+    loop.close()
     for fd in (out, report, stay, go):
         os.close(fd)
     return cold, warm

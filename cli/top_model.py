@@ -22,9 +22,9 @@ class Picture:
     """A driver at one moment.
 
     Attributes:
-        groups: As in `GroupGlance`, whole; each rank also has ``rss_bytes`` (None if it has no
+        groups: As in `GroupStatus`, whole; each rank also has ``rss_bytes`` (None if it has no
             process) and ``calls_per_s`` (None in the first picture).
-        trees: As in `TreeGlance`.
+        trees: As in `TreeStatus`.
         at: When it was whole, in seconds on the monotonic clock.
     """
 

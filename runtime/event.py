@@ -84,9 +84,7 @@ def _plain(value: object) -> Any:
         case Briefable():
             return json.loads(value.brief().to_json())
         case _ if dataclasses.is_dataclass(value):
-            return {
-                field.name: _plain(getattr(value, field.name))
-                for field in dataclasses.fields(value)
-            }
+            names = (field.name for field in dataclasses.fields(value))
+            return {name: _plain(getattr(value, name)) for name in names}
         case _:
             return repr(value)

@@ -1,7 +1,7 @@
 """What the executors of one driver process share: event loop, launcher, output collector, devices.
 
-Guarantees: each part starts when it is first needed and ends when the last user has let go; a
-forked child of the driver never touches its parent's.
+- Each part starts when it is first needed and ends when the last user has let go.
+- A forked child of the driver never touches its parent's.
 
 A program that wants its zygote warm between executors holds one open:
 ``with Runtime() as runtime: Executor(..., runtime=runtime)``.
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.runtime.observe.report_store import ReportFolder
-from phalanx.runtime.observe.status import Glances
+from phalanx.runtime.observe.status import StatusSource
 from phalanx.runtime.output.collector import OutputCollector
 from phalanx.runtime.process.launcher import Launcher, close_all
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -52,7 +52,7 @@ class Runtime:
     Attributes:
         owner: The process it belongs to.
         reports: The folder of crash reports, or None.
-        glances: What observers are shown of it.
+        status: Its status snapshots.
     """
 
     def __init__(
@@ -68,12 +68,9 @@ class Runtime:
         self.reports = None if report_dir is None else ReportFolder.of("report_dir", report_dir)
         self.owner = os.getpid()
         _open_standard_descriptors()
-        self._options: dict[str, Any] = {
-            "console": console,
-            "level": level,
-            "stream": stream,
-            "name": name,
-        }
+        self._new_collector = partial(
+            OutputCollector, console=console, level=level, stream=stream, name=name
+        )
         self._lock = threading.Lock()
         self._pools: dict[tuple[object, ...], DevicePool] = {}
         self._collector: OutputCollector | None = None
@@ -81,7 +78,7 @@ class Runtime:
         self._steps: list[Callable[[float], object]] = []  # of `close`, that are still to be taken
         self.loop = EventLoop(emit=self._emit)
         self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
-        self.glances = Glances(self.loop, self._emit)
+        self.status = StatusSource(self.loop, self._emit)
 
     @property
     def launcher(self) -> Launcher:
@@ -95,8 +92,8 @@ class Runtime:
         with self._lock:
             self._check()
             if self._collector is None:
-                self._collector = OutputCollector(
-                    self._launcher, wish=self.glances.wish, **self._options
+                self._collector = self._new_collector(
+                    self._launcher, status_request=self.status.request
                 )
             return self._collector
 
@@ -106,19 +103,18 @@ class Runtime:
         Executors that ask for the same devices share a pool, so that none is leased twice, and a
         group that follows another waits for the memory that it left.
         """
+        of = partial(DevicePool.of, world_size=world_size, devices_per_rank=devices_per_rank)
         if wanted == "cpu" or isinstance(wanted, DevicePool):
-            return DevicePool.of(wanted, world_size, devices_per_rank=devices_per_rank)
+            return of(wanted)
         named = isinstance(wanted, list | tuple)
         names = tuple(map(str, cast("list[object]", wanted))) if named else ("auto",)
         key = (*names, os.environ.get("CUDA_VISIBLE_DEVICES"))
         with self._lock:
             self._check()
             pool = self._pools.get(key)
-            if pool is not None and (wanted != "cuda" or pool.has_gpus):
-                return DevicePool.of(pool, world_size, devices_per_rank=devices_per_rank)
-            pool = DevicePool.of(wanted, world_size, devices_per_rank=devices_per_rank)
-            self._pools[key] = pool
-            return DevicePool.of(pool, world_size, devices_per_rank=devices_per_rank)
+            if pool is None or (wanted == "cuda" and not pool.has_gpus):
+                pool = self._pools[key] = of(wanted)
+            return of(pool)
 
     def close(self, deadline: float | None = None) -> None:
         """End everything; by force at *deadline* (monotonic).
@@ -137,7 +133,7 @@ class Runtime:
                     *([] if self._collector is None else [self._collector.close]),
                     self._launcher.close,
                     *(_at_once(pool.close) for pool in self._pools.values()),
-                    _at_once(self.glances.close),
+                    _at_once(self.status.close),
                     _at_once(self.loop.close),
                 ]
                 self._collector = None
@@ -162,11 +158,11 @@ class Runtime:
 
     def _check(self) -> None:
         if self.owner != os.getpid():
-            msg = "this runtime belongs to the parent process; build executors after the fork"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(
+                "this runtime belongs to the parent process; build executors after the fork"
+            )
         if self._closed:
-            msg = "the runtime is closed"
-            raise RuntimeFault(msg)
+            raise RuntimeFault("the runtime is closed")
 
     def _emit(self, event: LoggedEvent) -> None:
         collector = self._collector
@@ -179,17 +175,15 @@ def _at_once(close: Callable[[], object]) -> Callable[[float], object]:
 
 
 def check_machine() -> None:
-    """Raise `RuntimeFault` where the machine lacks what everything here stands on."""
+    """Raise `RuntimeFault` if /proc is not mounted or files, and shared memory, are too small."""
     if not Path("/proc/self/stat").exists():
-        msg = "/proc shows no processes: mount it (mount -t proc proc /proc)"
-        raise RuntimeFault(msg)
+        raise RuntimeFault("/proc shows no processes: mount it (mount -t proc proc /proc)")
     size, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if size != resource.RLIM_INFINITY and size < _LEAST_FILE:
-        msg = (
+        raise RuntimeFault(
             f"files may have {size} bytes (ulimit -f), and so may shared memory, of which "
             f"{_LEAST_FILE} are needed: raise the limit"
         )
-        raise RuntimeFault(msg)
 
 
 def _open_standard_descriptors() -> None:
@@ -199,7 +193,7 @@ def _open_standard_descriptors() -> None:
             os.fstat(fd)
         except OSError:
             null = os.open(os.devnull, os.O_RDWR)
-            if null != fd:  # somebody else's thread was quicker
+            if null != fd:  # another thread was quicker
                 os.close(null)
             else:
                 os.set_inheritable(fd, True)  # the call's own signature

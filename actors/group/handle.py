@@ -25,7 +25,7 @@ from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of, take_checkpoint
 from phalanx.actors.health.heartbeat import HeartbeatClient
 from phalanx.actors.health.watchdog import Watchdog
-from phalanx.actors.observe.feed import glance_of
+from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.actors.signals.process_exit import living
@@ -215,7 +215,7 @@ class Group:
                 raise too_few_descriptors(error) from error
             raise
         look = None if parent is None else parent.look
-        self._unshow = self.runtime.glances.add(partial(glance_of, spec, self, look))
+        self._unshow = self.runtime.status.add(partial(status_of, spec, self, look))
 
     def _make_plane(self) -> CallPlane:
         log = self.log

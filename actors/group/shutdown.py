@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import STACKS, Kind, Payload, Vitals, describe_threads, size_of
+from phalanx.runtime import STACKS, Kind, Payload, Vitals, crash_output_size, describe_threads
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -121,7 +121,7 @@ class Shutdown:
         if process is None:
             return
         worker.threads = describe_threads(process.pid)
-        worker.words_end = size_of(worker.output.faults)
+        worker.words_end = crash_output_size(worker.output.faults)
         process.send_signal(STACKS)
         if process.is_stopped():
             # Only a running process handles a signal; this one takes it before anything else.

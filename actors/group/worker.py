@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Frame, read_stacks, receive
+from phalanx.runtime import Frame, read_crash_output, receive
 
 if TYPE_CHECKING:
     import socket
@@ -137,7 +137,7 @@ class Worker:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""
         if self.words_end is None:
             return ""
-        stacks = read_stacks(self.output.faults, self.words_end)
+        stacks = read_crash_output(self.output.faults, self.words_end)
         return f"{self.threads}\n\n{stacks}".strip()
 
     def last_lines(self) -> Any:

@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import ChildGlance, GroupGlance, RankGlance, TreeGlance
+from phalanx.runtime import ChildStatus, GroupStatus, RankStatus, TreeStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ _CHILDREN = 200  # of a tree; further ones are only counted
 _EXIT = 80  # characters of the reason of a child's last exit
 
 
-def glance_of(
+def status_of(
     spec: ExecutorSpec, group: Group, look: Callable[[], SupervisorSnapshot] | None
 ) -> Iterator[LoggedEvent]:
     """Yield the present state of the group, and of its tree if *look* returns one."""
@@ -35,7 +35,7 @@ def glance_of(
     now = time.monotonic()
     for first in range(0, max(1, len(view.ranks)), _PART):
         part = view.ranks[first : first + _PART]
-        yield GroupGlance(
+        yield GroupStatus(
             group=spec.name,
             worker=spec.worker.__name__,
             strategy=str(spec.policy.strategy),
@@ -57,8 +57,8 @@ def glance_of(
         yield _tree(look(), now)
 
 
-def _rank(info: RankInfo, progress: Progress | None) -> RankGlance:
-    known = RankGlance(
+def _rank(info: RankInfo, progress: Progress | None) -> RankStatus:
+    known = RankStatus(
         rank=info.rank,
         pid=info.pid,
         incarnation=info.incarnation,
@@ -77,8 +77,8 @@ def _rank(info: RankInfo, progress: Progress | None) -> RankGlance:
     )
 
 
-def _tree(top: SupervisorSnapshot, now: float) -> TreeGlance:
-    children: list[ChildGlance] = []
+def _tree(top: SupervisorSnapshot, now: float) -> TreeStatus:
+    children: list[ChildStatus] = []
     hidden = 0
     pending = list(reversed(top.children))  # not recursive: a deep tree would exceed the limit
     while pending:
@@ -89,20 +89,20 @@ def _tree(top: SupervisorSnapshot, now: float) -> TreeGlance:
             children.append(_child(child))
         else:
             hidden += 1
-    root = ChildGlance(
+    root = ChildStatus(
         path=top.path,
         restart="",
         state="running" if top.ended is None else "ended",
         incarnation=1,
         last_exit="" if top.ended is None else str(top.ended)[:_EXIT],
     )
-    return TreeGlance(
+    return TreeStatus(
         root=_with_supervisor(root, top), children=tuple(children), hidden=hidden, at=now
     )
 
 
-def _child(child: ChildSnapshot) -> ChildGlance:
-    known = ChildGlance(
+def _child(child: ChildSnapshot) -> ChildStatus:
+    known = ChildStatus(
         path=child.path,
         restart=str(child.restart),
         state=str(child.state),
@@ -112,7 +112,7 @@ def _child(child: ChildSnapshot) -> ChildGlance:
     return known if child.supervisor is None else _with_supervisor(known, child.supervisor)
 
 
-def _with_supervisor(known: ChildGlance, supervisor: SupervisorSnapshot) -> ChildGlance:
+def _with_supervisor(known: ChildStatus, supervisor: SupervisorSnapshot) -> ChildStatus:
     return replace(
         known,
         strategy=str(supervisor.strategy),

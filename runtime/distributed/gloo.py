@@ -1,9 +1,9 @@
-"""Ending the connections of gloo groups that were left, while something still refers to them.
+"""Ends the connections of gloo groups that were left, while something still refers to them.
 
-Guarantees: whoever waits in a collective operation of such a group, here or on another rank, gets
-its error at once; no other socket of the process is touched. Gloo raises no error in a rank that
-is in the middle of a message when its connection ends (`Pair::sendAsyncMode` and
-`Pair::signalException`, as of torch 2.13): that rank waits until the group's timeout.
+- Each rank that waits in a collective operation of such a group, here or elsewhere, gets its error
+  at once; no other socket of the process is touched. A rank in the middle of a message gets none
+  (`Pair::sendAsyncMode` and `Pair::signalException`, as of torch 2.13): it waits until the group's
+  timeout.
 
 Why: gloo closes its connections when the last reference to a group is gone. A worker that keeps one
 of its own (the group, a module that was given it, the handle of an operation, a thread that is in
@@ -13,8 +13,6 @@ torch has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 
 How they are found: gloo watches the connections of each group with a thread of a name of its own,
 which sleeps in ``epoll_wait``; the kernel shows which descriptor that is, and what it watches.
 Where any of this is different nothing is found, and the ranks wait as they would have.
-
-Left to others: leaving the group (`torch.distributed.destroy_process_group`).
 """
 
 from __future__ import annotations
@@ -86,29 +84,17 @@ def _watched_by(polled: int) -> Iterator[tuple[int, int]]:
 
 
 def _end(fd: int, inode: int) -> bool:
-    """End the connection *fd*, if it is one; gloo closes it itself."""
-    copy = _connection(fd, inode)
-    if copy is None:
+    """End the connection *fd*, if it is one, and the one of that inode; gloo closes it itself."""
+    try:
+        copy = socket.socket(fileno=os.dup(fd))
+    except OSError:  # no socket: gloo wakes its thread by others
         return False
     with copy:
+        if os.fstat(copy.fileno()).st_ino != inode:  # closed, and its number another's
+            return False
         try:
+            copy.getpeername()  # one that listens must be left alone: gloo would abort
             copy.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
     return True
-
-
-def _connection(fd: int, inode: int) -> socket.socket | None:
-    """Return a copy of the connection *fd*; None where it is none, or not the one of that inode."""
-    try:
-        copy = socket.socket(fileno=os.dup(fd))
-    except OSError:  # no socket: gloo wakes its thread by others
-        return None
-    try:
-        if os.fstat(copy.fileno()).st_ino == inode:  # else it is closed, and its number another's
-            copy.getpeername()  # one that listens must be left alone: gloo would abort
-            return copy
-    except OSError:
-        pass
-    copy.close()
-    return None

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from select import EPOLLIN
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.event import unheard
+from phalanx.runtime.event import Event, unheard
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
@@ -44,7 +44,7 @@ _LOOPBACK = "127.0.0.1"
 _BACKLOG = 1024  # every rank of a big group may connect before the store's process runs
 _START = 60.0  # seconds; a zygote that is still importing torch comes first
 _CLOSE = 5.0
-_KNOCK = 10.0  # seconds for a connection over loopback that somebody listens for
+_KNOCK = 10.0  # seconds for a connection over loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +63,16 @@ class Rendezvous:
     group: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreExited:
+class StoreExited(Event, event="store_exited", level="warning"):
     """The process that held a group's store died while the group still used it.
 
     Process groups that are formed already go on; ranks that have yet to join this epoch cannot.
     """
 
-    event: ClassVar[str] = "phalanx.store_exited"
-    level: ClassVar[str] = "warning"
     group: str
     epoch: int
     pid: int | None
     reason: ExitReason
-    at: float
 
 
 class RendezvousStore:
@@ -124,8 +120,7 @@ class RendezvousStore:
         """
         with self._helper.lock:
             if self._helper.closed:
-                msg = f"the rendezvous store of {self._group} is closed"
-                raise RuntimeFault(msg)
+                raise RuntimeFault(f"the rendezvous store of {self._group} is closed")
             if epoch <= self._epoch:
                 raise SpecError("epoch", epoch, f"must be above the last one, {self._epoch}")
             listener = _listen()
@@ -174,8 +169,7 @@ class RendezvousStore:
     def _replay(self) -> Iterator[tuple[bytes, list[int]]]:
         if self._listener is not None:
             yield b"%d" % self._epoch, [self._listener.fileno()]
-            # The process alone holds it from now on: when it exits, ranks are refused, and do not
-            # wait.
+            # The process alone holds it from now on: when it exits, ranks are refused at once.
             self._forget_listener()
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
@@ -209,7 +203,7 @@ def rendezvous_environment(
 
     Args:
         local_world_size: Ranks on this machine; None says all of them.
-        given: What is set already; decides whether gloo and NCCL are told to stay on loopback.
+        given: What is set already; decides whether gloo and NCCL are kept on loopback.
     """
     local = world_size if local_world_size is None else local_world_size
     variables = {
@@ -261,50 +255,43 @@ def init_process_group(
     dist: Any = import_module("torch.distributed")
 
     if rendezvous is None and world_size != 1:
-        msg = f"rank {rank} of {world_size} has no rendezvous to meet the others at"
-        raise RuntimeFault(msg)
+        raise RuntimeFault(f"rank {rank} of {world_size} has no rendezvous to meet the others at")
     if isinstance(timeout, int | float):
         timeout = timedelta(seconds=timeout)
     limits: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
     try:
         if rendezvous is None:
-            store = dist.HashStore()  # launch="inline": alone, it meets nobody
+            store = dist.HashStore()  # launch="inline": a group of one
         else:
             _knock(rendezvous)
-            server = dist.TCPStore(
-                rendezvous.address,
-                rendezvous.port,
-                is_master=False,
-                wait_for_workers=False,
-                **limits,
-            )
+            where = (rendezvous.address, rendezvous.port)
+            server = dist.TCPStore(*where, is_master=False, wait_for_workers=False, **limits)
             store = dist.PrefixStore(rendezvous.prefix, server)
-        dist.init_process_group(
-            backend,
-            store=store,
-            rank=rank,
-            world_size=world_size,
-            **limits,
-            **options,
-        )
+        ranks = {"rank": rank, "world_size": world_size}
+        dist.init_process_group(backend, store=store, **ranks, **limits, **options)
     except Exception as error:
         error.add_note(f"while rank {rank} of {world_size} joined {rendezvous}")
         raise
 
 
 def _knock(rendezvous: Rendezvous) -> None:
-    """Raise where nobody listens any more: torch's client would try again until its timeout.
+    """Raise if no store listens: torch's client would try again until its timeout.
 
-    So a rank that comes too late for an epoch hears of it at once, and can join the next.
+    So a rank that comes too late for an epoch fails at once, and can join the next.
     """
     where = (rendezvous.address, rendezvous.port)
     try:
         socket.create_connection(where, _KNOCK).close()
     except OSError as error:
-        msg = f"epoch {rendezvous.epoch} of {rendezvous.group} is over: {where} does not answer"
         if error.errno == errno.ENETUNREACH:
-            msg = f"{rendezvous.address} cannot be reached: bring loopback up (ip link set lo up)"
-        raise RuntimeFault(msg) from error
+            problem = (
+                f"{rendezvous.address} cannot be reached: bring loopback up (ip link set lo up)"
+            )
+        else:
+            problem = (
+                f"epoch {rendezvous.epoch} of {rendezvous.group} is over: {where} does not answer"
+            )
+        raise RuntimeFault(problem) from error
 
 
 def _listen() -> socket.socket:
@@ -314,6 +301,7 @@ def _listen() -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
-        msg = f"cannot listen on {_LOOPBACK}: {error}; is the loopback interface up?"
-        raise RuntimeFault(msg) from error
+        raise RuntimeFault(
+            f"cannot listen on {_LOOPBACK}: {error}; is the loopback interface up?"
+        ) from error
     return listener

@@ -31,10 +31,9 @@ def main(_payload: bytes, fds: Mapping[str, int]) -> int:
         message, listeners = receive_with_fds(control, 32, 1)
         if not message:
             return 0
-        # The old one first: nobody may find it alive beside the new one.
-        serving.clear()
-        listener = listeners[0]
-        address, port = _name(listener)
+        serving.clear()  # first: no rank may find the old one alive beside the new one
+        with socket.socket(fileno=os.dup(listeners[0])) as copy:
+            address, port = copy.getsockname()
         serving.append(
             dist.TCPStore(
                 address,
@@ -42,12 +41,6 @@ def main(_payload: bytes, fds: Mapping[str, int]) -> int:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=_CONNECT,
-                master_listen_fd=listener,  # the store's to close from here on
+                master_listen_fd=listeners[0],  # the store's to close from here on
             )
         )
-
-
-def _name(listener: int) -> tuple[str, int]:
-    with socket.socket(fileno=os.dup(listener)) as copy:
-        address, port = copy.getsockname()
-        return address, port

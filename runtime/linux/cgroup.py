@@ -31,29 +31,25 @@ def group_folders(controller: str, groups: Path = MOUNTED, own: Path = OWN) -> I
         return
     for line in lines:
         _, controllers, path = line.split(":", 2)
+        mounts: tuple[str, ...] = ()
         if not controllers:
-            mounts: tuple[str, ...] = ("", "unified")
+            mounts = ("", "unified")
         elif controller in controllers.split(","):
             # Controllers that are mounted together share a folder of all their names.
             mounts = tuple(dict.fromkeys((controller, controllers)))
-        else:
-            continue
         yield from (groups / mount / path.lstrip("/") for mount in mounts)
 
 
 def nearest(folder: Path, groups: Path = MOUNTED) -> Path:
-    """Return *folder*, or where that is not to be seen the nearest around it that is.
-
-    In a container the path may be one of the host's: then the mount is that very group.
-    """
+    """Return *folder*, or if it cannot be seen the nearest group around it that can."""
     return next((each for each in enclosing(folder, groups) if each.is_dir()), folder)
 
 
 def enclosing(folder: Path, groups: Path = MOUNTED) -> Iterator[Path]:
-    """Yield *folder* and those of the groups around it.
+    """Yield *folder* and the groups around it.
 
-    In a container the path may be one of the host's, of which nothing is to be seen here: then the
-    container's own group is the last.
+    In a container the path may be one of the host's, of which nothing can be seen here: then the
+    mount, the last of them, is the container's own group.
     """
     while folder not in (groups.parent, folder.parent):
         yield folder
@@ -61,32 +57,16 @@ def enclosing(folder: Path, groups: Path = MOUNTED) -> Iterator[Path]:
 
 
 def usable_processors(groups: Path = MOUNTED, own: Path = OWN) -> float:
-    """Return how many; with a quota that may be a part of one.
-
-    Args:
-        groups: Where the control groups are mounted.
-        own: The file that says which of them this process is in.
-    """
-    return min(len(os.sched_getaffinity(0)), *_quotas(groups, own))
-
-
-def _quotas(groups: Path, own: Path) -> list[float]:
-    """Return what each enclosing control group allows, of either version."""
-    found: list[float] = [float("inf")]
+    """Return how many; with a quota that may be a part of one. *groups*, *own*: as above."""
+    least = float(len(os.sched_getaffinity(0)))
     for own_folder in group_folders("cpu", groups, own):
         for folder in enclosing(own_folder, groups):
-            # "max", or -1, where there is no quota.
-            found += _share(_words(folder / "cpu.max"))
-            quota, period = folder / "cpu.cfs_quota_us", folder / "cpu.cfs_period_us"
-            found += _share(_words(quota) + _words(period))
-    return found
-
-
-def _share(words: list[str]) -> list[float]:
-    """Return the processors that a quota and its period come to; none without a quota."""
-    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-        return [int(words[0]) / int(words[1])]
-    return []
+            for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+                words = [word for name in names for word in _words(folder / name)]
+                # "max", or -1, where there is no quota.
+                if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
+                    least = min(least, int(words[0]) / int(words[1]))
+    return least
 
 
 def _words(path: Path) -> list[str]:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-FOR_ALL = (
-    34  # loop, scribe, two zygotes and guardians, a rendezvous, an arena; measured with one rank
-)
+# Loop, collector, two zygotes, guardian, a rendezvous, an arena; measured with one rank.
+FOR_ALL = 34
 FOR_RANK = 24  # while it is started; 22 were measured with 1, 4 and 8 ranks
 FOR_LINK = 12  # as many more where its messages go by ZeroMQ; 11 were measured
 FOR_SERVING = 14  # of these, while it serves
@@ -52,7 +51,7 @@ class Reservation:
 
 def hard_limit() -> int:
     """Return how many descriptors this process may have at once if the soft limit is raised."""
-    return _finite(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return _limits()[1]
 
 
 def free() -> int:
@@ -69,51 +68,47 @@ def make_room(count: int) -> bool:
     """Raise the soft limit so that *count* more can be opened; return whether it was raised."""
     global _before, _raised  # noqa: PLW0603  # the limit is the process's
     with _lock:
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = min((_open() + count) * 3 // 2, _finite(hard))
-        if wanted <= _finite(soft):
+        soft, hard = _limits()
+        wanted = min((_open() + count) * 3 // 2, hard)
+        if wanted <= soft:
             return False
         if soft != _raised:
             _before = soft
         _raised = wanted
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        _set(wanted)
         return True
 
 
 def raise_limit() -> None:
     """Raise the soft limit to the hard one: for processes that run no user's code."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    _set(hard_limit())
 
 
 def keep_back() -> None:
     """Keep a quarter of what this process may have for `all_available`: see `raise_limit`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard // 4 * 3, hard))
+    _set(hard_limit() // 4 * 3)
 
 
 @contextlib.contextmanager
 def all_available() -> Generator[None, None, None]:
     """Within, what `keep_back` keeps can be opened too."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    soft, hard = _limits()
+    _set(hard)
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        _set(soft)
 
 
 def own_limit() -> int:
     """Return the soft limit as it is without `make_room`."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, _ = _limits()
     return _before if soft == _raised else soft
 
 
 def set_limit(soft: int) -> None:
     """Have the soft limit of a driver, but no fewer than a worker needs."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = min(max(_finite(soft), _LEAST), _finite(hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    _set(min(max(soft, _LEAST), hard_limit()))
 
 
 def is_shortage(error: BaseException | None) -> bool:
@@ -125,5 +120,13 @@ def _open() -> int:
     return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208  # no use for Path objects
 
 
-def _finite(limit: int) -> int:
-    return 1 << 30 if limit == resource.RLIM_INFINITY else limit
+def _limits() -> tuple[int, int]:
+    """Return the soft and the hard limit; a large number for none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    return 1 << 30 if soft == endless else soft, 1 << 30 if hard == endless else hard
+
+
+def _set(soft: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

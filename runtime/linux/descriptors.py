@@ -53,36 +53,34 @@ _owned: set[int | Closeable] = set()
 
 
 def own(entry: Entry) -> Entry:
-    """Enter a descriptor, or the object that holds it; return it.
+    """Register a descriptor, or the object that holds it; return it.
 
-    Enter the object where there is one: it would close its number a second time when it is
-    collected, and in the child that number may be somebody else's by then.
+    Register the object if there is one: it closes its number a second time when it is collected,
+    and in the child that number may be another file's by then.
     """
     _owned.add(entry)
     return entry
 
 
 def disown(entry: Entry) -> Entry:
-    """Strike *entry* out, before it is closed or given away; return it."""
+    """Unregister *entry*, before it is closed or given away; return it."""
     _owned.discard(entry)
     return entry
 
 
 def close(entry: int | Closeable) -> None:
-    """Strike *entry* out and close it."""
-    # In this order: the number may belong to somebody else as soon as it is closed.
-    _owned.discard(entry)
+    """Unregister *entry* and close it."""
+    _owned.discard(entry)  # first: its number may be another's as soon as it is closed
     if isinstance(entry, int):
         os.close(entry)
     else:
         entry.close()
 
 
-def _give_up() -> None:
+def _close_all() -> None:
     for entry in list(_owned):
         with contextlib.suppress(OSError):
             close(entry)
-    _owned.clear()
 
 
-os.register_at_fork(after_in_child=_give_up)
+os.register_at_fork(after_in_child=_close_all)

@@ -27,31 +27,24 @@ def main() -> None:
     """Run; the arguments are the socket, the driver's pidfd and the tree's tag."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
-    descriptor_limit.raise_limit()  # a hunt holds one for each process
+    descriptor_limit.raise_limit()  # a kill holds one for each process
     sock = socket.socket(fileno=int(sys.argv[1]))
     driver, tag = int(sys.argv[2]), sys.argv[3].encode()
     process_title.show_title("phalanx: guardian")
     sessions: set[tuple[int, int]] = set()
     _watch(sock, driver, sessions)
-    _delegate()
-    # One round is enough, unless a process is in a system call that cannot be interrupted.
-    while process_tree.kill(
-        process_tree.TreeTarget(tag, sessions=sessions), time.monotonic() + _ROUND
-    ).left:
-        pass
-
-
-def _delegate() -> None:
-    """Have a child do what follows first; return in the child, and here once it has ended.
-
-    Whichever of the two is killed, the other ends what that one had stopped in order to kill it.
-    """
+    # A child does what follows first. Whichever of the two is killed, the other ends what that one
+    # had stopped in order to kill it.
     with contextlib.suppress(OSError):  # the kernel would not fork
         child = os.fork()
         if child:
             _, status = os.waitpid(child, os.WUNTRACED)
             if os.WIFSTOPPED(status):
                 os.kill(child, signal.SIGKILL)
+    # One round is enough, unless a process is in a system call that cannot be interrupted.
+    target = process_tree.TreeTarget(tag, sessions=sessions)
+    while process_tree.kill(target, time.monotonic() + _ROUND):
+        pass
 
 
 def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> None:
@@ -70,18 +63,14 @@ def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> 
                         known.seek(0)  # the driver has written it through the same open file
                         sessions.update((pid, ticks) for pid, ticks in json.load(known))
                 if packet:
-                    _heed(json.loads(packet), sessions)
+                    message: dict[str, list[int]] = json.loads(packet)
+                    if "add_session" in message:
+                        pid, ticks = message["add_session"]
+                        sessions.add((pid, ticks))
+                    elif "drop_session" in message:
+                        pid, ticks = message["drop_session"]
+                        sessions.discard((pid, ticks))
                     continue
             return
         if driver in ready:
             return
-
-
-def _heed(message: dict[str, object], sessions: set[tuple[int, int]]) -> None:
-    match message:
-        case {"add_session": [int(pid), int(ticks)]}:
-            sessions.add((pid, ticks))
-        case {"drop_session": [int(pid), int(ticks)]}:
-            sessions.discard((pid, ticks))
-        case _:
-            pass

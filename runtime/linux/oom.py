@@ -26,11 +26,7 @@ _KILLS: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class OomSample:
-    """The count at one moment.
-
-    Attributes:
-        counter: The file with the count of this process's control group; None if there is none.
-    """
+    """The count at one moment; *counter* is the group's file, None if there is none."""
 
     counter: Path | None = None
     kills: int = 0

@@ -1,8 +1,9 @@
-"""Process title and process tag, overwritten in the process's own memory.
+"""Process title, process tag and environment of this process, as other processes see them.
 
 - After `show_title` ``ps`` lists the process under its title.
 - After `show_tag` ``/proc/*/environ`` of this process, and the environment of what is forked from
   it or started by it, have the new tag.
+- `adopt` gives a process that exists what a new one would have been started with.
 
 A forked process keeps the arguments and the environment of the program that it was forked from in
 the memory that the kernel shows, so both are overwritten in place: setting ``os.environ`` changes
@@ -13,10 +14,36 @@ as long as the one before.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from . import procfs, syscalls
 from .process_tree import VARIABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def adopt(env: Mapping[str, str], cwd: str | None, title: str, tag: str = "") -> None:
+    """Have this environment, working directory, title and tag from now on.
+
+    Args:
+        env: The complete environment, but for the tag.
+        cwd: None keeps the one that there is.
+        title: Empty keeps the one that there is.
+        tag: Empty keeps the one that there is.
+    """
+    zone, old = os.environ.get("TZ"), os.environ.get(VARIABLE, "")
+    os.environ.clear()
+    os.environ.update({**env, VARIABLE: old})
+    if os.environ.get("TZ") != zone:
+        time.tzset()
+    if tag:
+        show_tag(tag)
+    show_title(title)
+    if cwd is not None:
+        os.chdir(cwd)
 
 
 def show_title(title: str) -> None:
@@ -35,20 +62,16 @@ def show_title(title: str) -> None:
 def show_tag(tag: str) -> None:
     """Put *tag* into the environment, for children and for other processes to see."""
     _, _, start, end = _areas()
-    shown = Path("/proc/self/environ").read_bytes()
     key = f"{VARIABLE}=".encode()
-    at = 0 if shown.startswith(key) else shown.find(b"\0" + key) + 1
-    if shown.startswith(key) or at > 0:
-        length = shown.index(b"\0", at) - at - len(key)
-        text = tag.encode()
-        if len(text) == length and start + at + len(key) + length <= end:
-            syscalls.overwrite(start + at + len(key), text)
+    before, found, value = (b"\0" + Path("/proc/self/environ").read_bytes()).partition(b"\0" + key)
+    at = start + len(before) + len(key)
+    if found and value.find(b"\0") == len(tag) and at + len(tag) <= end:
+        syscalls.overwrite(at, tag.encode())
     os.environ[VARIABLE] = tag
 
 
 def _areas() -> tuple[int, int, int, int]:
     """Return where the arguments and the environment begin and end."""
-    argument_start, argument_end, environ_start, environ_end = map(
-        int, procfs.stat_fields("/proc/self")[45:49]
-    )
+    fields = map(int, procfs.stat_fields("/proc/self")[45:49])
+    argument_start, argument_end, environ_start, environ_end = fields
     return argument_start, argument_end, environ_start, environ_end

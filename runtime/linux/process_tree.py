@@ -90,24 +90,10 @@ class ProcessTag:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """A process that was killed, or that withstood it."""
+    """A process that was held in order to be killed."""
 
     pid: int
     command: str
-
-
-@dataclass(frozen=True, slots=True)
-class TreeReport:
-    """What `kill` did.
-
-    Attributes:
-        killed: The processes that are gone, the worker included where it still lived.
-        left: Those that were still there at the deadline, mostly in uninterruptible sleep, and
-            those for which no descriptor was free; then *command* says so.
-    """
-
-    killed: tuple[Victim, ...] = ()
-    left: tuple[Victim, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +116,9 @@ class TreeTarget:
 
     def __post_init__(self) -> None:
         if len(self.tag) < _SHORTEST_TAG or not self.tag[:_SHORTEST_TAG].isalnum():
-            msg = f"tag={self.tag!r}: pass the tag of a tree, which begins with a long name"
-            raise ValueError(msg)
+            raise ValueError(
+                f"tag={self.tag!r}: pass the tag of a tree, which begins with a long name"
+            )
 
 
 def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
@@ -177,16 +164,16 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     return {k: v for k, v in (found | below).items() if not v.is_dead}, complete
 
 
-def kill(target: TreeTarget, deadline: float) -> TreeReport:
-    """End every process of *target*; return by *deadline* (monotonic).
+def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
+    """End every process of *target*; return by *deadline* (monotonic) what is still there.
 
-    Where descriptors are short it holds as many as it can, kills those, and looks again. What it
-    could not hold, or could not even look for, is `TreeReport.left`.
+    That is mostly in uninterruptible sleep. Where descriptors are short it holds as many as it can,
+    kills those, and looks again; what it could not hold by the deadline, or could not even look
+    for, is returned too, and *command* says so.
     """
-    killed: list[Victim] = []
     doubts = 3  # a process with a truly empty environment stays in doubt for ever
     while True:
-        held: dict[tuple[int, int], tuple[int, Victim]] = {}
+        held: dict[tuple[int, int], tuple[int, Victim]] = {}  # by key, with the pidfd
         short: OSError | None = None
         try:
             _stop_all(target, held, deadline, doubts)
@@ -195,59 +182,15 @@ def kill(target: TreeTarget, deadline: float) -> TreeReport:
                 raise
             short = error
         finally:
-            left = _end_all(target, held, killed, deadline)
+            left = _end_all(target, held, deadline)
         late = time.monotonic() >= deadline
         if short is not None and late:
             left += [Victim(pid, str(short)) for pid, _ in target.roots or ((0, 0),)]
         if late or not (held or short):
-            return TreeReport(tuple(killed), tuple(left))
+            return tuple(left)
         if short is not None and not descriptor_limit.make_room(len(held) or 1) and not held:
             time.sleep(_SHORT)
         doubts = 0  # one that was between two programs has become one of them
-
-
-def _end_all(
-    target: TreeTarget,
-    held: Mapping[tuple[int, int], tuple[int, Victim]],
-    killed: list[Victim],
-    deadline: float,
-) -> list[Victim]:
-    """Kill and let go of *held*; add those that are gone to *killed*, and return the others."""
-    left: list[Victim] = []
-    for pidfd, _ in held.values():
-        _signal(pidfd, signal.SIGKILL)
-    wait_all([pidfd for pidfd, _ in held.values()], deadline)
-    for key, (pidfd, victim) in held.items():
-        (killed if is_gone(pidfd) else left).append(victim)
-        if key not in target.roots:
-            _collect(pidfd)
-        os.close(pidfd)
-    return left
-
-
-def _collect(pidfd: int) -> None:
-    """Collect the status of a stray that became our child, as all orphans do where we are PID 1.
-
-    The roots are left alone: whoever started them wants their status.
-    """
-    with contextlib.suppress(OSError):
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-
-
-def is_gone(pidfd: int) -> bool:
-    """Whether the process of *pidfd* has ended, collected or not."""
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return bool(poller.poll(0))
-
-
-def _is_free_or(pid: int, ticks: int) -> bool:
-    """Whether nobody else lives under the number of a session's leader.
-
-    Where somebody does, number and session are his now.
-    """
-    task = procfs.read(pid)
-    return task is None or task.ticks == ticks
 
 
 def _stop_all(
@@ -265,10 +208,11 @@ def _stop_all(
         found, is_complete = find(target)
         new = [task for task in found.values() if task.key not in held]
         for task in new:
-            hold = _hold(task)
-            if hold is not None:
-                held[task.key] = hold
-                _signal(hold[0], signal.SIGSTOP)
+            victim = Victim(task.pid, procfs.command(task.pid))
+            pidfd = open_pidfd(task)
+            if pidfd is not None:
+                held[task.key] = pidfd, victim
+                send_signal(pidfd, signal.SIGSTOP)
         if time.monotonic() >= deadline:
             return
         if not new:
@@ -278,14 +222,38 @@ def _stop_all(
             time.sleep(_AGAIN)
 
 
-def _hold(task: Task) -> tuple[int, Victim] | None:
+def _end_all(
+    target: TreeTarget, held: Mapping[tuple[int, int], tuple[int, Victim]], deadline: float
+) -> list[Victim]:
+    """Kill and let go of *held*; return those that are still there at *deadline*."""
+    left: list[Victim] = []
+    for pidfd, _ in held.values():
+        send_signal(pidfd, signal.SIGKILL)
+    wait_all((pidfd for pidfd, _ in held.values()), deadline)
+    for key, (pidfd, victim) in held.items():
+        if not is_gone(pidfd):
+            left.append(victim)
+        # A stray may be our child, as all orphans are if we are PID 1. The status of a root is left
+        # to its owner.
+        if key not in target.roots:
+            collect(pidfd)
+        os.close(pidfd)
+    return left
+
+
+def open_pidfd(task: Task) -> int | None:
+    """Return a descriptor for *task*; None if it is gone, though its number may be another's.
+
+    Raises:
+        OSError: no descriptor is free.
+    """
     try:
         pidfd = os.pidfd_open(task.pid)
     except ProcessLookupError:
         return None
     try:
         if procfs.is_same(task):
-            return pidfd, Victim(task.pid, procfs.command(task.pid))
+            return pidfd
     except BaseException:
         os.close(pidfd)
         raise
@@ -293,9 +261,23 @@ def _hold(task: Task) -> tuple[int, Victim] | None:
     return None
 
 
-def _signal(pidfd: int, number: int) -> None:
+def send_signal(pidfd: int, number: int) -> None:
+    """Send the signal *number*, unless the process is gone or another user's."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         signal.pidfd_send_signal(pidfd, number)
+
+
+def collect(pidfd: int) -> None:
+    """Collect the status of a process that has ended, if it is our child."""
+    with contextlib.suppress(OSError):
+        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
+
+
+def is_gone(pidfd: int) -> bool:
+    """Whether the process of *pidfd* has ended, collected or not."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def wait_all(pidfds: Iterable[int], deadline: float) -> None:
@@ -308,6 +290,15 @@ def wait_all(pidfds: Iterable[int], deadline: float) -> None:
         for pidfd, _ in poller.poll(left * 1000):
             poller.unregister(pidfd)
             waiting.discard(pidfd)
+
+
+def _is_free_or(pid: int, ticks: int) -> bool:
+    """Whether the number of a session's leader is free or still that leader's.
+
+    Otherwise number and session belong to another process.
+    """
+    task = procfs.read(pid)
+    return task is None or task.ticks == ticks
 
 
 def _environ(pid: int) -> bytes | None:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 _KERNEL_THREAD = 0x00200000  # PF_KTHREAD in linux/sched.h
-_DEAD = ("Z", "X", "x")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Task:
     @property
     def is_dead(self) -> bool:
         """Whether it has ended and is yet to be collected."""
-        return self.state in _DEAD
+        return self.state in ("Z", "X", "x")
 
 
 def read(pid: int) -> Task | None:
@@ -54,20 +53,14 @@ def read(pid: int) -> Task | None:
     fields = stat_fields(f"/proc/{pid}")
     if not fields:
         return None
-    return Task(
-        pid=pid,
-        parent=int(fields[1]),
-        session=int(fields[3]),
-        state=fields[0].decode(),
-        ticks=int(fields[19]),
-        is_kernel_thread=bool(int(fields[6]) & _KERNEL_THREAD),
-    )
+    state, parent, _, session, _, _, flags = fields[:7]
+    is_kernel_thread = bool(int(flags) & _KERNEL_THREAD)
+    return Task(pid, int(parent), int(session), state.decode(), int(fields[19]), is_kernel_thread)
 
 
 def read_all() -> dict[int, Task]:
     """Return every process there is."""
-    tasks = (read(pid) for pid in numbers_in("/proc"))
-    return {task.pid: task for task in tasks if task is not None}
+    return {pid: task for pid in numbers_in("/proc") if (task := read(pid)) is not None}
 
 
 def is_same(task: Task) -> bool:

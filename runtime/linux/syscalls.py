@@ -35,8 +35,7 @@ def _prctl(option: int, value: int = 0) -> None:
 def die_with_parent() -> None:
     """Have this process killed when its parent (strictly: its parent's thread) ends.
 
-    Whoever calls this compares ``os.getppid()`` afterwards: a parent that ended just before is
-    not noticed any more.
+    Compare ``os.getppid()`` afterwards: a parent that ended just before is not noticed.
     """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -54,12 +53,11 @@ def set_subreaper(*, on: bool) -> None:
 
 
 def exit_status_of(pidfd: int) -> int | None:
-    """Return the wait status of an ended process, also where somebody else has collected it.
+    """Return the wait status of an ended process, also one that other code has collected.
 
-    None where the kernel does not keep it: it does since Linux 6.15.
+    None if the kernel does not keep it: it does since Linux 6.15.
     """
-    request = bytearray(_INFO.size)
-    _INFO.pack_into(request, 0, _INFO_EXIT, *[0] * 13)
+    request = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
     try:
         fcntl.ioctl(pidfd, _PIDFD_GET_INFO, request)
     except OSError as error:

@@ -1,9 +1,8 @@
 """Crash report: the record of one death, and its form as JSON and as text.
 
-Guarantees: a report is complete in itself: it survives pickle and JSON. `render` says in its first
-lines which worker died, why and during what. JSON of another version is read as far as it is
-understood: missing fields have their defaults, unknown ones are ignored, and a field of another
-type is a `ValueError`.
+- A report is complete in itself: it survives pickle and JSON.
+- JSON of another version is read as far as it is understood: missing fields have their defaults,
+  unknown ones are ignored, and a field of another type is a `ValueError`.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from phalanx.supervision import ExitReason
 from .diagnostics import STACKS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from .labels import WorkerLabels
+    from .events import WorkerLabels
 
 
 _T = TypeVar("_T")
@@ -152,23 +149,20 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     Raises:
         ValueError: it is of another type.
     """
-    arguments = get_args(kind)
+    inner = get_args(kind)
     if isinstance(kind, UnionType):
-        return None if value is None else _read(arguments[0], value, name)
+        return None if value is None else _read(inner[0], value, name)
     if get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"{name} is no list")  # what was written is wrong
-        items = cast("Sequence[Any]", value)
-        return tuple(_read(arguments[0], item, name) for item in items)
+        return tuple(_read(inner[0], each, name) for each in _read(list, value, name))
     if get_origin(kind) is Mapping:
-        return {key: _read(float, each, name) for key, each in _table(value, name).items()}
+        return {key: _read(inner[1], each, name) for key, each in _read(dict, value, name).items()}
     if is_dataclass(kind):
-        return _read_fields(cast("type[Any]", kind), _table(value, name))
+        return _read_fields(cast("type[Any]", kind), _read(dict, value, name))
     if issubclass(kind, Enum):
         return kind(_read(str, value, name))
     if type(value) is not kind and not (kind is float and type(value) is int):
         wanted = "int or float" if kind is float else kind.__name__
-        raise ValueError(f"{name} is a {type(value).__name__}, not {wanted},")
+        raise ValueError(f"{name} is a {type(value).__name__}, not {wanted}")
     if kind in (int, float) and not -(2**63) <= value < 2**63:  # what we write fits
         raise ValueError(f"{name} is out of range")
     return value
@@ -182,16 +176,10 @@ def _read_fields(kind: type[_T], record: Mapping[str, Any]) -> _T:
             try:
                 values[each.name] = _read(hints[each.name], record[each.name], each.name)
             except ValueError as error:
-                raise ValueError(f"{error} in {kind.__name__}") from error
+                raise ValueError(f"{error}, in {kind.__name__}") from error
         elif each.default is MISSING and each.default_factory is MISSING:
             raise ValueError(f"{each.name} is missing in {kind.__name__}")
     return kind(**values)
-
-
-def _table(value: object, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} is no object")  # noqa: TRY004  # as above
-    return cast("dict[str, Any]", value)
 
 
 SCHEMA: Final = "phalanx.crash_report/1"
@@ -260,25 +248,9 @@ class CrashReport:
         cls, labels: WorkerLabels, reason: ExitReason, *, at: str, at_monotonic: float, **rest: Any
     ) -> CrashReport:
         """Return the report of the worker *labels*; *rest* are further fields."""
-        where: dict[str, Any] = {"host": os.uname().nodename, "driver": os.getpid()}
-        return cls(
-            child=labels.child,
-            group=labels.group,
-            rank=labels.rank,
-            incarnation=labels.incarnation,
-            epoch=labels.epoch,
-            pid=labels.pid or None,
-            device=labels.device,
-            coordinates=labels.coordinates,
-            reason=reason,
-            at=at,
-            at_monotonic=at_monotonic,
-            **{**where, **rest},
-        )
-
-    def decided(self, decision: str, why: str) -> CrashReport:
-        """Return the report with what the supervisor did and why."""
-        return replace(self, decision=decision, why=why)
+        about: dict[str, Any] = {**asdict(labels), "pid": labels.pid or None}
+        about |= {"host": os.uname().nodename, "driver": os.getpid(), **rest}
+        return cls(**about, reason=reason, at=at, at_monotonic=at_monotonic)
 
     def settled(self, calls: tuple[CallFate, ...], waiting: int) -> CrashReport:
         """Return the report with what became of calls."""
@@ -321,13 +293,10 @@ class CrashReport:
             ValueError: *text* is no crash report.
         """
         try:
-            loaded: object = json.loads(text)
+            record = _read(dict, json.loads(text), "the report")
         except (ValueError, RecursionError) as error:
             raise ValueError(f"not a crash report, or a torn one: {error}") from error
-        record = _table(loaded, "the report")
-        schema = record.get("schema", SCHEMA)
-        if not isinstance(schema, str):
-            raise ValueError("not a crash report: its schema is no text")  # noqa: TRY004  # as above
+        schema = str(record.get("schema", SCHEMA))
         name, _, version = schema.rpartition("/")
         if name != SCHEMA.rpartition("/")[0]:
             raise ValueError(f"not a crash report: its schema is {schema!r}")
@@ -382,10 +351,7 @@ class CrashReport:
 def _log_line(text: str) -> str:
     """Return a JSON log record as a line of text, or *text* if it is none."""
     try:
-        loaded: object = json.loads(text)
-        if not isinstance(loaded, dict):
-            return text
-        record = cast("dict[str, Any]", loaded)
+        record: dict[str, Any] = _read(dict, json.loads(text), "a record")
         clock = str(record.get("timestamp", ""))[11:23]
         shown = " ".join(f"{key}={value!r}" for key, value in record.items() if key not in _KNOWN)
         return f"{clock} {record.get('level', '')} {record.get('event', '')} {shown}".strip()

@@ -1,13 +1,10 @@
-"""Diagnostics of a worker: crash output and stacks in a memfd that outlives it, thread states.
+"""Diagnostics of a worker: crash output in a memfd that outlives it, thread states of /proc.
 
-Guarantees: the traceback of an uncaught exception, in any thread, and the stacks of all threads at
-a fatal signal (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) are written to a memfd of the driver. A
-worker that receives the signal `STACKS` writes the stacks of all its threads there and dies of the
-signal, all in C, without the interpreter lock or ptrace. A process that cannot run a handler
-(uninterruptible sleep, signal blocked) writes nothing; its threads can be read from /proc before.
-
-How: ``faulthandler.register`` with ``chain=True`` runs the previous action, which for a real-time
-signal is the end of the process.
+- The traceback of an uncaught exception, in any thread, and the stacks of all threads at a fatal
+  signal (SIGSEGV, SIGABRT, SIGBUS, SIGFPE, SIGILL) are written to a memfd of the driver.
+- A worker that receives the signal `STACKS` writes the stacks of all its threads there and dies of
+  the signal, all in C, without the interpreter lock or ptrace. One that cannot run a handler
+  (uninterruptible sleep, signal blocked) writes nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +39,7 @@ _STATES: Final = {
 }
 _EXITING: Final = 0x00000004  # PF_EXITING in linux/sched.h
 _MAX_READ: Final = 1 << 18
+_MAX_WRITTEN: Final = 1 << 20  # bytes of tracebacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +75,6 @@ class Vitals:
         return cls(state, ticks, _wait_channel(f"/proc/{pid}"), ending)
 
 
-def install_stacks(faults_fd: int) -> None:
-    """Let `STACKS` make this process write its stacks to *faults_fd* and end."""
-    faulthandler.register(STACKS, file=faults_fd, all_threads=True, chain=True)
-
-
 def describe_threads(pid: int) -> str:
     """Return one line with the state of each thread of *pid*."""
     lines: list[str] = []
@@ -102,16 +95,6 @@ def describe_threads(pid: int) -> str:
     return "\n".join(lines)
 
 
-def size_of(faults_fd: int) -> int:
-    """Return the size of *faults_fd*: the offset of the next output."""
-    return os.fstat(faults_fd).st_size
-
-
-def read_stacks(faults_fd: int, start: int) -> str:
-    """Return the text in *faults_fd* from *start* on."""
-    return os.pread(faults_fd, _MAX_READ, start).decode("utf-8", "backslashreplace")
-
-
 def _wait_channel(folder: str) -> str:
     try:
         where = Path(f"{folder}/wchan").read_text()
@@ -120,63 +103,52 @@ def _wait_channel(folder: str) -> str:
     return "" if where == "0" else where
 
 
-_MAX_WORDS: Final = 1 << 20  # bytes of tracebacks
-
-
-class LastWords:
-    """Writes uncaught exceptions to the memfd. See `install_last_words`."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        # The hooks and faulthandler write through one offset; appending keeps both whole.
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
-        self._hook = sys.excepthook
-        self._thread_hook = threading.excepthook
-
-    def record(self, error: BaseException) -> None:
-        """Write *error* with its traceback; never raises."""
-        try:
-            text = "".join(traceback.format_exception(error))
-        except Exception as second:  # noqa: BLE001 -- the user's error has a say in how it is shown
-            text = (
-                f"{type(error).__qualname__}, which cannot be shown: {type(second).__qualname__}\n"
-            )
-        with contextlib.suppress(OSError):  # closed by the user, or no memory
-            if os.fstat(self._fd).st_size < _MAX_WORDS:
-                os.write(self._fd, text.encode("utf-8", "backslashreplace"))
-
-    def install(self) -> None:
-        """Install hooks for uncaught exceptions, which call the previous ones."""
-        faulthandler.enable(file=self._fd, all_threads=True)
-        sys.excepthook = self._uncaught
-        threading.excepthook = self._uncaught_in_thread
-
-    def _uncaught(
-        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
-    ) -> None:
-        self.record(error)
-        self._hook(kind, error, trace)
-
-    def _uncaught_in_thread(self, args: threading.ExceptHookArgs) -> None:
-        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
-            self.record(args.exc_value)
-        self._thread_hook(args)
-
-
-def install_last_words(faults_fd: int) -> LastWords:
-    """Write crash output to *faults_fd* from now on. Call once, early in the worker."""
-    words = LastWords(faults_fd)
-    words.install()
-    return words
-
-
-def create_last_words() -> int:
+def create_crash_output() -> int:
     """Return a memfd for the crash output of one incarnation; the caller owns it."""
-    return os.memfd_create("phalanx-last-words", os.MFD_CLOEXEC)
+    return os.memfd_create("phalanx-crash-output", os.MFD_CLOEXEC)
 
 
-def read_last_words(fd: int) -> str:
-    """Return the end of the text in *fd*."""
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, _MAX_READ, max(0, size - _MAX_READ))
+def crash_output_size(fd: int) -> int:
+    """Return the size of *fd*: the offset of the next output."""
+    return os.fstat(fd).st_size
+
+
+def read_crash_output(fd: int, start: int = 0) -> str:
+    """Return the text in *fd* from *start* on; of a long one the end."""
+    data = os.pread(fd, _MAX_READ, max(start, crash_output_size(fd) - _MAX_READ))
     return data.decode("utf-8", "backslashreplace")
+
+
+def install_crash_output(fd: int) -> None:
+    """Write crash output to the memfd *fd* from now on. Call once, early in the worker."""
+    # The hooks and faulthandler write through one offset; appending keeps both whole.
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    faulthandler.enable(file=fd, all_threads=True)
+    # chain: the previous action of a real-time signal, which is the end of the process.
+    faulthandler.register(STACKS, file=fd, all_threads=True, chain=True)
+    hook, thread_hook = sys.excepthook, threading.excepthook
+
+    def uncaught(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        _record(fd, error)
+        hook(kind, error, trace)
+
+    def uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+            _record(fd, args.exc_value)
+        thread_hook(args)
+
+    sys.excepthook = uncaught
+    threading.excepthook = uncaught_in_thread
+
+
+def _record(fd: int, error: BaseException) -> None:
+    """Write *error* with its traceback; never raises."""
+    try:
+        text = "".join(traceback.format_exception(error))
+    except Exception as second:  # noqa: BLE001 -- the user's error has a say in how it is shown
+        text = f"{type(error).__qualname__}, which cannot be shown: {type(second).__qualname__}\n"
+    with contextlib.suppress(OSError):  # closed by the user, or no memory
+        if crash_output_size(fd) < _MAX_WRITTEN:
+            os.write(fd, text.encode("utf-8", "backslashreplace"))

@@ -1,8 +1,9 @@
 """Log channel: structlog records on a SEQPACKET socket.
 
-Guarantees: a record is one packet, so records are never torn or mixed; logging never raises into
-the code that logs, and blocks for at most *patience*: then records are dropped, counted, and the
-count is logged once there is room. The user's structlog and stdlib configuration stays as it is.
+- A record is one packet: never torn or mixed.
+- Logging never raises into the code that logs. It blocks for at most *patience*; then records are
+  dropped and counted, and the count is logged once there is room.
+- The program's own structlog and stdlib configuration stays as it is.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from structlog.typing import FilteringBoundLogger
 
-    from .labels import WorkerLabels
+    from .events import WorkerLabels
 
 LEVELS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
@@ -107,13 +108,9 @@ def worker_logger(fd: int, labels: WorkerLabels, *, level: str = "info") -> Filt
     Every record carries the worker's labels, and the pid of the process that logs.
     """
     bound = {"group": labels.group, "rank": labels.rank, "incarnation": labels.incarnation}
-    channel = LogChannel(fd, where="worker")
-    return _logger(channel, level).bind(**bound, epoch=labels.epoch)
-
-
-def driver_logger(channel: LogChannel, *, level: str = "info", **bound: object) -> Any:
-    """Return a logger of the driver's own records, with *bound* on each."""
-    return _logger(channel, level).bind(**bound)
+    logger = channel_logger(LogChannel(fd, where="worker"), level=level)
+    own: FilteringBoundLogger = logger.bind(**bound, epoch=labels.epoch)
+    return own
 
 
 def timestamp() -> str:
@@ -170,7 +167,8 @@ class _ChannelLogger:
     log = debug = info = warning = warn = error = err = exception = critical = fatal = msg
 
 
-def _logger(channel: LogChannel, level: str) -> FilteringBoundLogger:
+def channel_logger(channel: LogChannel, *, level: str = "info") -> FilteringBoundLogger:
+    """Return a logger to *channel*, apart from the program's own configuration."""
     import structlog  # noqa: PLC0415 -- importing it takes 0.1 s
     from structlog.processors import ExceptionRenderer  # noqa: PLC0415 -- as above
     from structlog.tracebacks import ExceptionDictTransformer  # noqa: PLC0415 -- as above

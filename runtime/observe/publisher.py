@@ -1,8 +1,9 @@
 """Event stream, publishing end.
 
-Guarantees: one message per line, record and event, numbered without gaps, so that a slow observer
-knows how much it missed; nothing is encoded without an observer; only processes of this user can
-connect. Used in the output collector only: zmq starts threads, and the driver must be free to fork.
+- One message per line, record and event, numbered without gaps, so that a slow observer knows how
+  much it missed. Nothing is encoded without an observer.
+- Only processes of this user can connect.
+- Used in the output collector only: zmq starts threads, and the driver must be free to fork.
 """
 
 from __future__ import annotations

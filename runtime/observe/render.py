@@ -1,18 +1,19 @@
 """Console renderer: lines, records and events as text for a terminal or log file.
 
-Guarantees: pure; the output is UTF-8 without control characters other than tab and line end,
-whatever a worker writes: no escape sequence reaches a terminal, colours included; one line of a
-worker per line.
+- Pure. A line of a worker is one line.
+- The output is UTF-8 without control characters other than tab and line end, whatever a worker
+  writes: no escape sequence reaches a terminal, colours included.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from .crash_report import CrashReport
-from .labels import WorkerLabels
+from .events import WorkerLabels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
+_LINES: Final = ("stdout", "stderr")
 # Shown by the prefix.
 _LABELS: Final = ["child", "group", "rank", "coordinates", "incarnation", "epoch", "pid", "device"]
 # Shown in another place, or not at all.
@@ -29,8 +31,7 @@ _ELSEWHERE: Final = ("kind", "seq", "timestamp", "level", "event", "exception", 
 def text_of(line: bytes) -> str:
     """Return *line* as safe text; of one with carriage returns (a progress bar) the last state."""
     line = line.rstrip(b"\r").rpartition(b"\r")[2]
-    text = line.decode("utf-8", "backslashreplace")
-    return safe_text(text)
+    return safe_text(line.decode("utf-8", "backslashreplace"))
 
 
 def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
@@ -38,24 +39,22 @@ def render_lines(prefix: str, lines: Sequence[bytes]) -> bytes:
     head = f"{safe_text(prefix)} ".encode()
     whole = b"\n".join(lines)
     if not _NEEDS_CARE.search(whole):  # nearly always, and ten times faster
-        try:
+        with contextlib.suppress(UnicodeDecodeError):
             whole.decode()
-        except UnicodeDecodeError:
-            pass
-        else:
             return head + whole.replace(b"\n", b"\n" + head) + b"\n"
     return b"".join(head + text_of(line).encode() + b"\n" for line in lines)
 
 
-def render_record(prefix: str, record: dict[str, Any]) -> bytes:
-    """Return a log record or event as one line, with tracebacks and reports below it."""
-    clock, level = str(record.get("timestamp", ""))[11:23], record.get("level", "info")
-    line, *below = _record_lines(prefix, record)
-    lines = (safe_text(f"{clock} {level!s:<8} {line}"), *below)
-    return "".join(f"{text}\n" for text in lines).encode()
+def describe(record: dict[str, Any], prefix: str | None = None) -> list[str]:
+    """Return a message of the stream as lines without time and level, tracebacks and reports last.
 
-
-def _record_lines(prefix: str, record: dict[str, Any]) -> list[str]:
+    Args:
+        record: The message.
+        prefix: Before each line; None takes that of the worker that the message is about.
+    """
+    prefix = prefix_of(record) if prefix is None else prefix
+    if record.get("kind") in _LINES:
+        return [safe_text(f"{prefix} {record.get('text', '')}")]
     hidden = _ELSEWHERE if prefix == _DRIVER else (*_ELSEWHERE, *_LABELS)
     shown = " ".join(
         f"{key}={_value(value)}"
@@ -67,39 +66,24 @@ def _record_lines(prefix: str, record: dict[str, Any]) -> list[str]:
     return [safe_text(text) for text in (line, *(f"{prefix}   {text}" for text in below))]
 
 
-def describe(record: dict[str, Any]) -> list[str]:
-    """Return a message of the stream as lines without time and level."""
-    prefix = prefix_of(record)
-    if record.get("kind") in ("stdout", "stderr"):
-        return [safe_text(f"{prefix} {record.get('text', '')}")]
-    return _record_lines(prefix, record)
-
-
-def render(record: dict[str, Any]) -> bytes:
-    """Return a message of the stream as on its driver's console."""
-    if record.get("kind") in ("stdout", "stderr"):
-        return "".join(f"{line}\n" for line in describe(record)).encode()
-    return render_record(prefix_of(record), record)
-
-
-def render_event(console: str, record: dict[str, Any]) -> bytes:
-    """Return a record of the driver in the form *console* (``text`` or ``json``)."""
-    if console == "text":
-        return render_record(prefix_of(record), record)
-    return render_json({**record, "kind": "event"})
+def render(record: dict[str, Any], prefix: str | None = None) -> bytes:
+    """Return a message of the stream as on its driver's console; see `describe`."""
+    line, *below = describe(record, prefix)
+    if record.get("kind") not in _LINES:
+        clock, level = str(record.get("timestamp", ""))[11:23], record.get("level", "info")
+        line = safe_text(f"{clock} {level!s:<8} {line}")
+    return "".join(f"{text}\n" for text in (line, *below)).encode()
 
 
 def prefix_of(record: dict[str, Any]) -> str:
     """Return the prefix of the worker that a record is about, or that of the driver."""
-    told: Any = record.get("report", record)
-    if not isinstance(told, dict):
+    about: Any = record.get("report", record)
+    if not isinstance(about, dict) or "group" not in about or "incarnation" not in about:
         return _DRIVER
-    about = cast("dict[str, Any]", told)
-    if "group" not in about or "incarnation" not in about:
-        return _DRIVER
+    known = cast("dict[str, Any]", about)
     names = ("group", "rank", "incarnation", "coordinates", "pid")
-    known = {name: about[name] for name in names if about.get(name) is not None}
-    return WorkerLabels(child="", **known).prefix()
+    labels = {name: known[name] for name in names if known.get(name) is not None}
+    return WorkerLabels(child="", **labels).prefix()
 
 
 def render_json(record: dict[str, Any]) -> bytes:

@@ -1,9 +1,10 @@
 """Report store: a directory of crash reports as files.
 
-Guarantees: a file is complete or absent, readable by its owner alone, and named so that names sort
-by time, also if the wall clock is set back; at most *keep* reports are kept, the newest; no other
-file is ever removed. A disk that is full or read-only is an event, not an exception. Reading skips
-torn, foreign or unreadable files, and says so.
+- A file is complete or absent, readable by its owner alone, and named so that names sort by time,
+  also if the wall clock is set back.
+- At most *keep* reports are kept, the newest; no other file is ever removed.
+- A disk that is full or read-only is an event, not an exception. Reading skips torn, foreign or
+  unreadable files, and says so.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "PHALANX_REPORT_DIR"
 _OURS: Final = re.compile(r"\d{4}-\d\d-\d\dT[\w.-]+\.json")
 _TORN: Final = ".phalanx-report-"  # while it is being written
-_ABANDONED: Final = 3600.0  # seconds after which nobody is writing it any more
+_ABANDONED: Final = 3600.0  # seconds after which its writer is taken for dead
 _LONGEST: Final = 64 << 20  # bytes; ours have less than one MiB
 _NAME: Final = 80  # characters of a group's name in that of a file
 _STAMP: Final = "%Y-%m-%dT%H_%M_%S.%f"  # what a name begins with
@@ -94,7 +95,11 @@ class ReportFolder:
             folder = cls(Path(given))
         else:
             raise SpecError(field, given, "give a folder, or a ReportFolder")
-        folder._check_writable(field)
+        try:
+            folder.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            tempfile.TemporaryFile(prefix=_TORN, dir=folder.path).close()
+        except OSError as error:
+            raise SpecError(field, str(folder.path), f"cannot be written to: {error}") from None
         return folder
 
     @classmethod
@@ -108,9 +113,8 @@ class ReportFolder:
         try:
             path = self._write(report)
         except OSError as error:
-            return ReportNotWritten(
-                directory=os.fspath(self.path), problem=str(error), at=time.monotonic()
-            )
+            at = time.monotonic()
+            return ReportNotWritten(directory=str(self.path), problem=str(error), at=at)
         with contextlib.suppress(OSError):  # a network disk may be gone by now
             self._prune()
         return ReportWritten(path=str(path), at=time.monotonic())
@@ -168,14 +172,6 @@ class ReportFolder:
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - entry.stat().st_mtime > _ABANDONED:
                         Path(entry.path).unlink()
-
-    def _check_writable(self, field: str) -> None:
-        try:
-            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(prefix=_TORN, dir=self.path):
-                pass
-        except OSError as error:
-            raise SpecError(field, str(self.path), f"cannot be written to: {error}") from None
 
 
 def read_report(path: Path) -> ReportFile:

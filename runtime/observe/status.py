@@ -1,13 +1,11 @@
 """Status snapshots of a driver's groups and trees, for observers in other processes.
 
-The output collector requests one through an eventfd if an observer is attached; the event loop's
-thread answers with one event for each group and tree, then `GlanceEnded`. Without an observer it
-costs nothing.
+While an observer is attached the output collector requests them through an eventfd; the event
+loop's thread answers with one event for each group and tree, then `StatusEnded`.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import select
 import threading
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankGlance:
+class RankStatus:
     """One rank at one moment.
 
     Attributes:
@@ -50,7 +48,7 @@ class RankGlance:
     running_for: float = 0.0
 
 
-class GroupGlance(Event, event="group_state", level="debug"):
+class GroupStatus(Event, event="group_state", level="debug"):
     """One rank group at one moment.
 
     Attributes:
@@ -75,12 +73,12 @@ class GroupGlance(Event, event="group_state", level="debug"):
     in_flight: int
     waiting: int
     dropped_replies: int
-    ranks: tuple[RankGlance, ...]
+    ranks: tuple[RankStatus, ...]
     first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChildGlance:
+class ChildStatus:
     """One child of a supervisor at one moment.
 
     Attributes:
@@ -99,7 +97,7 @@ class ChildGlance:
     period: float = 0.0
 
 
-class TreeGlance(Event, event="tree_state", level="debug"):
+class TreeStatus(Event, event="tree_state", level="debug"):
     """One supervision tree at one moment.
 
     Attributes:
@@ -108,75 +106,71 @@ class TreeGlance(Event, event="tree_state", level="debug"):
         hidden: How many are left out.
     """
 
-    root: ChildGlance
-    children: tuple[ChildGlance, ...]
+    root: ChildStatus
+    children: tuple[ChildStatus, ...]
     hidden: int
 
 
-class GlanceEnded(Event, event="glance_ended", level="debug"):
+class StatusEnded(Event, event="glance_ended", level="debug"):
     """The last event of a snapshot, with the number of groups."""
 
     groups: int
 
 
-GLANCES = frozenset((GroupGlance.event, TreeGlance.event, GlanceEnded.event))
+STATUS_EVENTS = frozenset((GroupStatus.event, TreeStatus.event, StatusEnded.event))
 
 
-class Glances:
+class StatusSource:
     """Status snapshots of one driver.
 
     Attributes:
-        wish: An eventfd; a write to it requests a snapshot.
+        request: An eventfd; a write to it requests a snapshot.
     """
 
     def __init__(self, loop: EventLoop, emit: Callable[[LoggedEvent], None]) -> None:
-        self.wish = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+        self.request = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._emit = emit
         self._lock = threading.Lock()
-        self._shows: dict[int, Callable[[], Iterable[LoggedEvent]]] = {}
-        self._keys = itertools.count()
-        self._watch = loop.watch(self.wish, select.EPOLLIN, self._on_wish)
+        self._parts: list[Callable[[], Iterable[LoggedEvent]]] = []
+        self._watch = loop.watch(self.request, select.EPOLLIN, self._on_request)
 
-    def add(self, show: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
-        """Have *show* tell its part of every look, until what is returned is called.
+    def add(self, part: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
+        """Make *part* a part of each snapshot; return what undoes this.
 
-        It runs on the event loop's thread: it must be quick.
+        It is called on the event loop's thread, and must be quick.
         """
         with self._lock:
-            key = next(self._keys)
-            self._shows[key] = show
+            self._parts.append(part)
 
-        def cancel() -> None:
-            with self._lock:
-                self._shows.pop(key, None)
+        def remove() -> None:
+            with self._lock, suppress(ValueError):
+                self._parts.remove(part)
 
-        return cancel
+        return remove
 
     def close(self) -> None:
         """Answer no more requests."""
         self._watch.cancel()
-        descriptors.close(self.wish)
+        descriptors.close(self.request)
 
-    def _on_wish(self, _events: int) -> None:
+    def _on_request(self, _events: int) -> None:
         with suppress(BlockingIOError):
-            os.eventfd_read(self.wish)
+            os.eventfd_read(self.request)
         with self._lock:
-            shows = list(self._shows.values())
-        told: set[str] = set()
+            parts = list(self._parts)
+        trees: set[str] = set()
         groups = 0
-        for show in shows:
+        for part in parts:
             try:
-                for event in show():
-                    if isinstance(event, TreeGlance):
-                        if event.root.path in told:
+                for event in part():
+                    if isinstance(event, TreeStatus):
+                        if event.root.path in trees:
                             continue  # shown by another group of the same tree
-                        told.add(event.root.path)
-                    elif isinstance(event, GroupGlance):
+                        trees.add(event.root.path)
+                    elif isinstance(event, GroupStatus):
                         groups += event.first == 0
                     self._emit(event)
-            except Exception:  # noqa: BLE001  # whoever looks sees less; nobody else is concerned
-                failed = CallbackFailed(
-                    callback=repr(show), trace=traceback.format_exc(), at=time.monotonic()
-                )
-                self._emit(failed)
-        self._emit(GlanceEnded(groups=groups, at=time.monotonic()))
+            except Exception:  # noqa: BLE001  # the snapshot lacks this part
+                trace = traceback.format_exc()
+                self._emit(CallbackFailed(callback=repr(part), trace=trace, at=time.monotonic()))
+        self._emit(StatusEnded(groups=groups, at=time.monotonic()))

@@ -1,9 +1,10 @@
 """Event stream, observers' end: how another process of the same user finds a driver and listens.
 
-Guarantees: a stream is a Unix socket with an abstract name, which the kernel reclaims with the
-driver; the driver itself listens, so the peer credentials of a connection are those of the driver:
-a socket of another user or process is ignored; records are JSON, not pickle; an observer knows how
-many messages it missed, and its iteration ends when the driver ends.
+- A stream is a Unix socket with an abstract name, which the kernel reclaims with the driver. The
+  driver itself listens, so the peer credentials of a connection are those of the driver: a socket
+  of another user or process is ignored.
+- Records are JSON, not pickle. An observer knows how many messages it missed, and its iteration
+  ends when the driver ends.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 
 _LISTENS: Final = "00010000"  # in the flags that /proc/net/unix shows
 _LONGEST: Final = 107  # bytes of an abstract name, the kernel's limit
-_BACKLOG: Final = (
-    64  # observers that connect while the output collector is being replaced; arbitrary
-)
+_BACKLOG: Final = 64  # observers that connect while the collector is being replaced; arbitrary
 _CREDENTIALS: Final = struct.Struct("3i")
 _CONNECTED: Final = struct.Struct("=Hi")  # zmq's event: its kind and the connection's descriptor
 
@@ -130,8 +129,8 @@ class Observer:
         """Return the next message, or None at *deadline* (monotonic) or when the driver has ended.
 
         Every message has a ``kind``: ``event`` (the driver's), ``log`` (a worker's record),
-        ``stdout`` or ``stderr`` (a worker's line, in ``text``), ``state`` (see `GroupGlance`,
-        `TreeGlance` and `GlanceEnded`).
+        ``stdout`` or ``stderr`` (a worker's line, in ``text``), ``state`` (see `GroupStatus`,
+        `TreeStatus` and `StatusEnded`).
         """
         while True:
             left = None if deadline is None else max(0, int((deadline - time.monotonic()) * 1000))

@@ -15,13 +15,13 @@ import os
 import select
 import threading
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.runtime.event import LoggedEvent, fields
-from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.events import StreamUnavailable
-from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, driver_logger, timestamp
-from phalanx.runtime.observe.render import render_event
+from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
+from phalanx.runtime.observe.render import render, render_json
 from phalanx.runtime.observe.stream import address_of, open_stream
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
@@ -29,19 +29,18 @@ from phalanx.supervision import RuntimeFault, SpecError
 
 from .logging_console import LoggingConsole, log_record
 from .reader import read_records
-from .worker_output import WorkerOutput, log_pair
+from .worker_output import WorkerOutput, log_pair, owned
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Sequence
 
-    from phalanx.runtime.observe.labels import WorkerLabels
+    from phalanx.runtime.observe.events import WorkerLabels
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.process.process import Process
 
 _START: Final = 60.0  # seconds for the new interpreter
 _CLOSE: Final = 5.0  # seconds without a deadline
-_ALL: Final = 100_000  # records; more than a socket buffer holds
 
 
 class OutputCollector:
@@ -62,7 +61,7 @@ class OutputCollector:
         name: str = "",
         out: int = 1,
         err: int = 2,
-        wish: int | None = None,
+        status_request: int | None = None,
     ) -> None:
         """Start the process.
 
@@ -76,7 +75,7 @@ class OutputCollector:
             name: What observers see this driver called.
             out: The driver's descriptor for what workers write to their stdout.
             err: The same for stderr, records and events.
-            wish: The descriptor by which the driver is asked for its status (`Glances`).
+            status_request: The eventfd by which a status snapshot is requested (`StatusSource`).
 
         Raises:
             SpecError: An argument makes no sense.
@@ -99,35 +98,35 @@ class OutputCollector:
         self._is_closed = False
         self._outputs: dict[int, WorkerOutput] = {}
         self._drains: dict[int, int] = {}  # eventfd -> key of the output
-        self._resources = contextlib.ExitStack()
         self.address: str | None = None
-        with contextlib.ExitStack() as failed:
-            failed.callback(self._resources.close)
-            with contextlib.ExitStack() as made:
-                events, sender = log_pair(made)
-                made.pop_all()
-            self._events = events
-            self._resources.callback(descriptors.close, events)
-            self._channel = LogChannel(descriptors.disown(sender), where="driver", patience=0.0)
-            self._resources.callback(descriptors.close, descriptors.own(self._channel))
+        with contextlib.ExitStack() as made:
+            self._events, sender = log_pair()
+            owned(made, self._events)
+            self._channel = owned(made, LogChannel(sender, where="driver", patience=0.0))
             if console == "logging":
                 logs = LoggingConsole()
-                self._resources.callback(logs.close)
+                made.callback(logs.close)
                 out = err = logs.fd
-            self._fds = {"events": events, "out": self._duplicate(out), "err": self._duplicate(err)}
-            if wish is not None:
-                self._fds["wish"] = wish
+            self._fds = {
+                "events": self._events,
+                "out": owned(made, _duplicate(out)),
+                "err": owned(made, _duplicate(err)),
+            }
+            if status_request is not None:
+                self._fds["status_request"] = status_request
             if stream:
-                self._open_stream(name)
+                try:  # in the driver: the process may be replaced
+                    listener = owned(made, open_stream(name))
+                except OSError as error:
+                    self.emit(StreamUnavailable(problem=str(error), at=time.monotonic()))
+                else:
+                    self.address = address_of(listener.fileno())
+                    self._fds["stream"] = listener.fileno()
             self._helper = Helper(
-                launcher.loop,
-                "output collector",
-                self._spawn,
-                replay=self._replay,
-                emit=self.emit,
+                launcher.loop, "output collector", self._spawn, replay=self._replay, emit=self.emit
             )
             self._helper.start()
-            failed.pop_all()
+            self._resources = made.pop_all()
 
     @property
     def is_inherited(self) -> bool:
@@ -143,7 +142,7 @@ class OutputCollector:
     def log(self) -> Any:
         """A structlog logger for the driver's own records, apart from the user's configuration."""
         if self._log is None:
-            self._log = driver_logger(self._channel, level="debug")
+            self._log = channel_logger(self._channel, level="debug")
         return self._log
 
     def emit(self, event: LoggedEvent) -> None:
@@ -160,8 +159,7 @@ class OutputCollector:
     def open_worker(self, labels: WorkerLabels) -> WorkerOutput:
         """Return new ends for one incarnation to write to; its output is read from now on."""
         if self._helper.closed:
-            msg = f"the output collector is closed; no output for {labels.child}"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(f"the output collector is closed; no output for {labels.child}")
         output = WorkerOutput(self, next(self._keys), labels, self._tail_bytes)
         try:
             self._outputs[output.key] = output
@@ -173,7 +171,7 @@ class OutputCollector:
 
     def relabel(self, output: WorkerOutput) -> None:
         """Have the lines of *output* carry its labels as they are now."""
-        self._send("label", output.key, labels=output.labels.as_dict())
+        self._send("label", output.key, labels=asdict(output.labels))
 
     def remove(self, output: WorkerOutput) -> None:
         """Read *output* to its end, and nothing of it afterwards."""
@@ -257,41 +255,29 @@ class OutputCollector:
 
     def _show_left(self) -> None:
         with self._lock:
-            data = [] if self._events < 0 else read_records(self._events, _ALL)[0]
-        for record in data:
+            records = [] if self._events < 0 else read_records(self._events)[0]
+        for record in records:
             self._show(json.loads(record))
 
     def _show(self, record: dict[str, Any]) -> None:
         record.pop("at", None)
+        record["kind"] = "event"
         if self._console is None or LEVELS.get(record.get("level", "info"), 0) < self._level:
             return
         if self._console == "logging":
-            log_record({**record, "kind": "event"})
-        else:
-            with contextlib.suppress(OSError):
-                os.write(self._err, render_event(self._console, record))
-
-    # --- descriptors --------------------------------------------------------------------------
-
-    def _duplicate(self, fd: int) -> int:
-        """Return a duplicate of the driver's *fd*, or /dev/null if that is closed."""
-        try:
-            mine = descriptors.own(os.dup(fd))
-        except OSError:
-            mine = descriptors.own(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC))
-        self._resources.callback(descriptors.close, mine)
-        return mine
-
-    def _open_stream(self, name: str) -> None:
-        """Listen for observers in the driver: the process may be replaced."""
-        try:
-            listener = descriptors.own(open_stream(name))
-        except OSError as error:
-            self.emit(StreamUnavailable(problem=str(error), at=time.monotonic()))
+            log_record(record)
             return
-        self._resources.callback(descriptors.close, listener)
-        self.address = address_of(listener.fileno())
-        self._fds["stream"] = listener.fileno()
+        data = render(record) if self._console == "text" else render_json(record)
+        with contextlib.suppress(OSError):
+            os.write(self._err, data)
+
+
+def _duplicate(fd: int) -> int:
+    """Return a duplicate of the driver's *fd*, or /dev/null if that is closed."""
+    try:
+        return os.dup(fd)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _message(kind: str, key: int, **more: object) -> bytes:
@@ -299,4 +285,4 @@ def _message(kind: str, key: int, **more: object) -> bytes:
 
 
 def _open_message(output: WorkerOutput) -> tuple[bytes, list[int]]:
-    return _message("open", output.key, labels=output.labels.as_dict()), list(output.ends)
+    return _message("open", output.key, labels=asdict(output.labels)), list(output.ends)

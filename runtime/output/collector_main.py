@@ -17,25 +17,18 @@ import select
 import signal
 import socket
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from phalanx.runtime.event import fields
 from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.linux.descriptors import receive_with_fds
-from phalanx.runtime.observe.events import LinesDropped, StreamUnavailable
-from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.events import LinesDropped, StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, timestamp
-from phalanx.runtime.observe.render import (
-    prefix_of,
-    render_json,
-    render_lines,
-    render_record,
-    text_of,
-)
-from phalanx.runtime.observe.status import GLANCES
+from phalanx.runtime.observe.render import render, render_json, render_lines, text_of
+from phalanx.runtime.observe.status import STATUS_EVENTS
 
-from .reader import WorkerReader, read_records
-from .tail_buffer import Lane, Tail
+from .reader import ALL_RECORDS, WorkerReader, read_records
 from .writer import Writer
 
 if TYPE_CHECKING:
@@ -43,9 +36,10 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.observe.publisher import Publisher
 
+    from .tail_buffer import Lane
+
 _EVENTS_AT_ONCE: Final = 256
-_ALL_EVENTS: Final = 100_000  # more than a socket buffer holds
-_LOOK: Final = 1.0  # seconds between looks at the driver, while somebody watches
+_STATUS: Final = 1.0  # seconds between status snapshots
 _LAST_FLUSH: Final = 1.0  # seconds for a terminal that does not read, once the driver is gone
 
 
@@ -69,8 +63,8 @@ class _Collector:
         self._listener = fds.get("stream")
         self._control = socket.socket(fileno=fds["control"])
         self._events = fds["events"]
-        self._wish = fds.get("wish")
-        self._next_look = 0.0
+        self._status_request = fds.get("status_request")
+        self._next_status = 0.0
         # Two writers to one pipe (2>&1) would cut each other's long lines in two.
         shared = os.path.samestat(os.fstat(fds["out"]), os.fstat(fds["err"]))
         self._idle = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -88,13 +82,13 @@ class _Collector:
         self._flush_for = _LAST_FLUSH
 
     def run(self) -> None:
-        """Read until the driver says that it is enough, or is gone."""
+        """Read until the driver closes this process, or has exited."""
         self._watch(self._control.fileno(), self._hear_driver)
         self._watch(self._events, self._read_events)
         self._watch(self._idle, functools.partial(os.eventfd_read, self._idle))
         self._publish()
         while self._running:
-            for fd, _ in self._poll.poll(self._look()):
+            for fd, _ in self._poll.poll(self._request_status()):
                 handler = self._handlers.get(fd)
                 if handler is not None:  # else closed by a handler before it
                     handler()
@@ -102,7 +96,7 @@ class _Collector:
 
     def close(self) -> None:
         """Read what is left, show it, and let go of everything."""
-        self._read_events(_ALL_EVENTS)
+        self._read_events(ALL_RECORDS)
         for key in list(self._readers):
             self._forget(key)
         self._settle()
@@ -113,7 +107,7 @@ class _Collector:
             self._publisher.send({"kind": "event", "event": "phalanx.stream_closed"})
             self._publisher.close()
 
-    # --- what the driver says -------------------------------------------------------------
+    # --- the driver's messages ------------------------------------------------------------
 
     def _hear_driver(self) -> None:
         try:
@@ -130,11 +124,12 @@ class _Collector:
             case "open":
                 self._open(message["key"], message["labels"], fds)
             case "label":
-                reader = self._readers.get(message["key"])
-                if reader is not None:
-                    reader.labels = WorkerLabels.from_dict(message["labels"])
+                if reader := self._readers.get(message["key"]):
+                    reader.labels = WorkerLabels(**message["labels"])
             case "drain":
-                self._drain(message["key"])
+                self._read_events(ALL_RECORDS)
+                if reader := self._readers.get(message["key"]):
+                    reader.drain()
                 os.eventfd_write(fds[0], 1)
                 os.close(fds[0])
             case "forget":
@@ -146,46 +141,26 @@ class _Collector:
                 raise AssertionError(unknown)
 
     def _open(self, key: int, labels: dict[str, Any], fds: list[int]) -> None:
-        tail_fd, *lanes = fds
-        if key in self._readers:  # said again by a driver that could not know it had arrived
+        if key in self._readers:  # sent again by a driver that could not know it had arrived
             for fd in fds:
                 os.close(fd)
             return
-        out, err, log = lanes
-        reader = WorkerReader(WorkerLabels.from_dict(labels), Tail(tail_fd), (out, err, log))
+        reader = WorkerReader(WorkerLabels(**labels), fds, self._take, self._unwatch)
         self._readers[key] = reader
-        for fd in lanes:
-            self._watch(fd, functools.partial(self._read, reader, fd))
-
-    def _drain(self, key: int) -> None:
-        self._read_events(_ALL_EVENTS)
-        reader = self._readers.get(key)
-        if reader is not None:
-            for fd in reader.drain(self._take):
-                self._end(reader, fd)
+        for fd in reader.lanes:
+            self._watch(fd, functools.partial(reader.read, fd))
 
     def _forget(self, key: int) -> None:
-        self._drain(key)
-        reader = self._readers.pop(key, None)
-        if reader is not None:
-            for fd in list(reader.lanes):
-                self._end(reader, fd)
+        self._read_events(ALL_RECORDS)
+        if reader := self._readers.pop(key, None):
             reader.close()
 
-    # --- what is written ------------------------------------------------------------------
-
-    def _read(self, reader: WorkerReader, fd: int) -> None:
-        if not reader.read(fd, self._take):
-            self._end(reader, fd)
-
-    def _end(self, reader: WorkerReader, fd: int) -> None:
-        self._unwatch(fd)
-        reader.end(fd)
+    # --- output and records ---------------------------------------------------------------
 
     def _read_events(self, limit: int = _EVENTS_AT_ONCE) -> None:
         records, _ = read_records(self._events, limit)
         for record in map(_loaded, records):
-            if record.get("event") not in GLANCES:
+            if record.get("event") not in STATUS_EVENTS:
                 self._record("event", record)
             elif self._publisher is not None:
                 self._publisher.send_state(record)
@@ -197,7 +172,7 @@ class _Collector:
                 own = _shown(labels)
                 try:
                     self._record("log", {**own, **_loaded(line)}, labels.prefix())
-                except Exception:  # noqa: BLE001 -- one worker's record ends nobody's output
+                except Exception:  # noqa: BLE001 -- one worker's record must not end the output of others
                     self._record("log", {**own, **_malformed(line)}, labels.prefix())
             return
         writer = self._out if lane == "stdout" else self._err
@@ -216,17 +191,16 @@ class _Collector:
 
     def _record(self, kind: str, record: dict[str, Any], prefix: str | None = None) -> None:
         """Show and publish one structured record."""
+        record = {**record, "kind": kind}
         if kind == "event":
             record.pop("at", None)  # on the driver's monotonic clock, which is of no use elsewhere
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
-                self._err.write(
-                    render_record(prefix_of(record) if prefix is None else prefix, record), 1
-                )
+                self._err.write(render(record, prefix), 1)
             elif self._console == "json":
-                self._err.write(render_json({**record, "kind": kind}), 1)
+                self._err.write(render_json(record), 1)
         if self._publisher is not None:
-            self._publisher.send({**record, "kind": kind})
+            self._publisher.send(record)
 
     # --- where it goes --------------------------------------------------------------------
 
@@ -243,16 +217,17 @@ class _Collector:
         else:
             self._watch(self._publisher.fd, self._publisher.settle)
 
-    def _look(self) -> float | None:
-        """Ask the driver what it looks like, if somebody watches; return when to do so again."""
-        if self._wish is None or self._publisher is None or not self._publisher.is_watched:
+    def _request_status(self) -> float | None:
+        """Request a status snapshot if an observer wants them; return seconds until the next."""
+        request = self._status_request
+        if request is None or self._publisher is None or not self._publisher.is_watched:
             return None
         now = time.monotonic()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK
+        if now >= self._next_status:
+            self._next_status = now + _STATUS
             with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self._wish, 1)
-        return self._next_look - now
+                os.eventfd_write(request, 1)
+        return self._next_status - now
 
     def _settle(self) -> None:
         """After each round: report lines that were dropped."""
@@ -275,7 +250,7 @@ class _Collector:
 
 
 def _loaded(data: bytes) -> dict[str, Any]:
-    """Return a record, whatever somebody wrote into the channel."""
+    """Return a record, whatever was written into the channel."""
     try:
         record: object = json.loads(data)
     except (ValueError, RecursionError):
@@ -289,4 +264,4 @@ def _malformed(data: bytes) -> dict[str, Any]:
 
 def _shown(labels: WorkerLabels) -> dict[str, Any]:
     """Return the labels that stand on every line, without those that say nothing."""
-    return {key: value for key, value in labels.as_dict().items() if value not in ("", None)}
+    return {key: value for key, value in asdict(labels).items() if value not in ("", None)}

@@ -1,12 +1,11 @@
 """Console ``"logging"``: workers' output and events as records of the standard library's `logging`.
 
-Guarantees: records arrive in the driver in the order in which the output collector reads them, in a
-thread that runs the handlers and nothing else: a handler that blocks holds up no worker and no
-call. What it leaves unread is dropped and counted by the collector, as for a terminal.
-
-Loggers: ``phalanx`` for events, ``phalanx.worker`` for records that workers log,
-``phalanx.worker.stdout`` and ``phalanx.worker.stderr`` for lines that they write (level info). Each
-record has the fields of the JSON console as its attribute ``phalanx``.
+- Records arrive in the driver in the order in which the output collector reads them, in a thread
+  that runs the handlers and nothing else: a handler that blocks holds up no worker and no call.
+  What it leaves unread is dropped and counted by the collector, as for a terminal.
+- Loggers: ``phalanx`` for events, ``phalanx.worker`` for records that workers log,
+  ``phalanx.worker.stdout`` and ``phalanx.worker.stderr`` for lines that they write (level info).
+  Each record has the fields of the JSON console as its attribute ``phalanx``.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import json
 import logging
 import os
 import threading
+from functools import partial
 from typing import Any
 
 from phalanx.runtime.linux import descriptors
@@ -36,9 +36,8 @@ class LoggingConsole:
     def __init__(self) -> None:
         reader, writer = os.pipe2(os.O_CLOEXEC)
         self.fd = descriptors.own(writer)
-        self._thread = threading.Thread(
-            target=_log_lines, args=(reader,), name="phalanx-logging", daemon=True
-        )
+        log = partial(_log_lines, reader)
+        self._thread = threading.Thread(target=log, name="phalanx-logging", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from .tail_buffer import LANES, Lane, Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from phalanx.runtime.observe.labels import WorkerLabels
-
-
-MAX_LINE: Final = 65536
+    from phalanx.runtime.observe.events import WorkerLabels
 
 
 class LineSplitter:
-    """Splits one stream at newlines."""
+    """Splits one stream at newlines, and lines longer than *limit* bytes into pieces."""
 
-    def __init__(self, limit: int = MAX_LINE) -> None:
+    def __init__(self, limit: int = 65536) -> None:
         self._limit = limit
         self._partial = bytearray()
 
@@ -47,17 +44,15 @@ class LineSplitter:
 
     def flush(self) -> list[bytes]:
         """Return the line that was begun and not ended, if there is one."""
-        if not self._partial:
-            return []
         line = bytes(self._partial)
         self._partial.clear()
-        return [line]
+        return [line] if line else []
 
 
 Take: TypeAlias = "Callable[[WorkerReader, Lane, list[bytes]], None]"
+ALL_RECORDS: Final = 100_000  # more than any socket buffer holds
 _CHUNK: Final = 1 << 16
 _RECORDS: Final = 64  # per read of a log channel; the loop comes back for more
-_ALL_RECORDS: Final = 100_000  # more than any socket buffer holds
 
 
 class WorkerReader:
@@ -68,55 +63,65 @@ class WorkerReader:
         lanes: The open descriptors, by number.
     """
 
-    def __init__(self, labels: WorkerLabels, tail: Tail, fds: tuple[int, int, int]) -> None:
-        """Read from *fds* (stdout, stderr, log), which belong to this object from now on."""
+    def __init__(
+        self,
+        labels: WorkerLabels,
+        fds: Sequence[int],
+        take: Take,
+        unwatch: Callable[[int], None],
+    ) -> None:
+        """Read from *fds* (tail, stdout, stderr, log), which belong to this object from now on.
+
+        Args:
+            labels: Of the worker.
+            fds: The descriptors.
+            take: Called with the lines and records that are complete.
+            unwatch: Called before a descriptor is closed: epoll goes on watching what other
+                processes hold.
+        """
         self.labels = labels
-        self.lanes: dict[int, Lane] = dict(zip(fds, LANES, strict=True))
-        self._tail = tail
+        tail, *lanes = fds
+        self.lanes: dict[int, Lane] = dict(zip(lanes, LANES, strict=True))
+        self._tail = Tail(tail)
+        self._take = take
+        self._unwatch = unwatch
         self._splitters = {lane: LineSplitter() for lane in LANES}
 
-    def read(self, fd: int, take: Take) -> bool:
-        """Read *fd* once and hand what is complete to *take*; return False at end of file."""
-        lane = self.lanes[fd]
-        if lane == "log":
-            alive = self._read_log(fd, take, _RECORDS)
-        else:
-            alive = self._read_pipe(fd, take) >= 0
-        if not alive:
-            self._flush(lane, take)
-        return alive
+    def read(self, fd: int) -> None:
+        """Read *fd* once, and close it at end of file."""
+        is_log = self.lanes[fd] == "log"
+        if not (self._read_log(fd, _RECORDS) if is_log else self._read_pipe(fd) >= 0):
+            self._end(fd)
 
-    def drain(self, take: Take) -> list[int]:
-        """Pass what was written so far to *take*, begun lines too; return what is at its end."""
-        ended: list[int] = []
+    def drain(self) -> None:
+        """Take what was written so far, begun lines too, and close what is at its end."""
         for fd, lane in list(self.lanes.items()):
             if lane == "log":
-                alive = self._read_log(fd, take, _ALL_RECORDS)
+                alive = self._read_log(fd, ALL_RECORDS)
             else:
                 there = _bytes_in(fd)
-                got = self._read_pipe(fd, take)
+                got = self._read_pipe(fd)
                 while 0 < got < there:
                     there -= got
-                    got = self._read_pipe(fd, take)
+                    got = self._read_pipe(fd)
                 alive = got >= 0
-            self._flush(lane, take)
+            self._flush(lane)
             if not alive:
-                ended.append(fd)
-        return ended
-
-    def end(self, fd: int) -> None:
-        """Close *fd*. Unregister it first: epoll goes on watching what other processes hold."""
-        del self.lanes[fd]
-        os.close(fd)
+                self._end(fd)
 
     def close(self) -> None:
-        """Let go of every descriptor and of the tail."""
-        for fd in self.lanes:
-            os.close(fd)
-        self.lanes.clear()
+        """Take what was written so far, and let go of every descriptor and of the tail."""
+        self.drain()
+        for fd in list(self.lanes):
+            self._end(fd)
         self._tail.close()
 
-    def _read_pipe(self, fd: int, take: Take) -> int:
+    def _end(self, fd: int) -> None:
+        self._flush(self.lanes.pop(fd))
+        self._unwatch(fd)
+        os.close(fd)
+
+    def _read_pipe(self, fd: int) -> int:
         """Return how many bytes were read, 0 where there were none, -1 at end of file."""
         try:
             data = os.read(fd, _CHUNK)
@@ -128,23 +133,23 @@ class WorkerReader:
         self._tail.write(lane, [data])
         lines = self._splitters[lane].feed(data)
         if lines:
-            take(self, lane, lines)
+            self._take(self, lane, lines)
         return len(data)
 
-    def _read_log(self, fd: int, take: Take, limit: int) -> bool:
+    def _read_log(self, fd: int, limit: int) -> bool:
         records, alive = read_records(fd, limit)
         if records:
             self._tail.write("log", [record + b"\n" for record in records])
-            take(self, "log", records)
+            self._take(self, "log", records)
         return alive
 
-    def _flush(self, lane: Lane, take: Take) -> None:
+    def _flush(self, lane: Lane) -> None:
         lines = self._splitters[lane].flush()
         if lines:
-            take(self, lane, lines)
+            self._take(self, lane, lines)
 
 
-def read_records(fd: int, limit: int) -> tuple[list[bytes], bool]:
+def read_records(fd: int, limit: int = ALL_RECORDS) -> tuple[list[bytes], bool]:
     """Return at most *limit* records waiting on the SEQPACKET socket *fd*, and whether it lives."""
     records: list[bytes] = []
     with socket.socket(fileno=fd) as channel:

@@ -18,20 +18,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
-
-from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 Lane: TypeAlias = Literal["stdout", "stderr", "log"]
 LANES: Final[tuple[Lane, ...]] = ("stdout", "stderr", "log")
-_MAGIC: Final = b"phxtail1"
-_HEADER: Final = struct.Struct("8sQ")  # magic, capacity of one lane
 _ATTEMPTS: Final = 5  # at a copy that a writer overtook; arbitrary, one is enough nearly always
-_DATA: Final = 128  # the counters end before it; the rest of the line is padding
+_DATA: Final = 128  # the counters lie before it; the rest is padding
 
 
 class Tail:
@@ -42,21 +37,16 @@ class Tail:
     """
 
     def __init__(self, fd: int) -> None:
-        """Map what `create` made; *fd* belongs to the tail, unless it is refused."""
+        """Map what `create` made."""
         self.fd = fd
         size = os.fstat(fd).st_size
-        if size <= _DATA:
-            raise RuntimeFault(f"descriptor {fd} holds {size} bytes: no tail of a worker")
+        self._capacity = (size - _DATA) // len(LANES)
         self._map = mmap.mmap(fd, size)
-        magic, self._capacity = _HEADER.unpack_from(self._map, 0)
-        if magic != _MAGIC or size != _DATA + len(LANES) * self._capacity:
-            self._map.close()
-            raise RuntimeFault(f"descriptor {fd} is no tail of a worker")
         # Not by struct: its pack_into clears the bytes before it fills them, so that a reader in
         # another process sees 0 for a moment, and for ever if the writer is killed right there.
         # Two counters per lane, each stored at once.
         self._view = memoryview(self._map)
-        self._counters = self._view[_HEADER.size : _DATA].cast("Q")
+        self._counters = self._view[:_DATA].cast("Q")
 
     @classmethod
     def create(cls, capacity: int) -> Self:
@@ -64,7 +54,6 @@ class Tail:
         fd = os.memfd_create("phalanx-tail", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, _DATA + len(LANES) * capacity)  # pages cost nothing until touched
-            os.pwrite(fd, _HEADER.pack(_MAGIC, capacity), 0)
             return cls(fd)
         except BaseException:
             os.close(fd)
@@ -100,12 +89,8 @@ class Tail:
         """Return `read` as text; bytes that are none are shown as escapes."""
         return self.read(lane).decode("utf-8", "backslashreplace")
 
-    def log_lines(self, limit: int = 50) -> tuple[str, ...]:
-        """Return the last *limit* structured records, oldest first, one JSON text each."""
-        return tuple(self.text("log").splitlines()[-limit:])
-
     def close(self) -> None:
-        """Let go of the memory; it lives on in whoever else has mapped it."""
+        """Unmap it; it lives on where others have mapped it."""
         if not self._map.closed:
             self._counters.release()
             self._view.release()

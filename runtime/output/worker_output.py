@@ -11,24 +11,28 @@ import fcntl
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.observe.diagnostics import create_last_words, read_last_words
+from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
 
 from .tail_buffer import Tail
 
 if TYPE_CHECKING:
-    from phalanx.runtime.observe.labels import WorkerLabels
+    from phalanx.runtime.linux.descriptors import Closeable
+    from phalanx.runtime.observe.events import WorkerLabels
 
     from .collector import OutputCollector
 
-_PIPE_BYTES: Final = 1 << 18  # room for a burst while the scribe is busy, or being replaced
+_PIPE_BYTES: Final = 1 << 18  # room for a burst while the collector is busy, or being replaced
+_LOG_LINES: Final = 50  # of a crash report
+
+_Entry = TypeVar("_Entry", bound="int | Closeable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastOutput:
-    """The last output of one incarnation, for its crash report."""
+    """The last output of one incarnation, for its crash report; as in `CrashReport`."""
 
     stdout: str
     stderr: str
@@ -43,7 +47,8 @@ class WorkerOutput:
         stdout: The child's end, for its descriptor 1.
         stderr: The same for 2.
         log: The child's end of the log channel, for `LogChannel`.
-        faults: A memfd, for `install_last_words`.
+        faults: A memfd, for `install_crash_output`.
+        ends: What the collector is given: the tail, and its ends of stdout, stderr and log.
     """
 
     def __init__(
@@ -56,12 +61,11 @@ class WorkerOutput:
         with contextlib.ExitStack() as made:  # none is left open where one cannot be made
             out_r, self.stdout = _pipe(made)
             err_r, self.stderr = _pipe(made)
-            log_r, self.log = log_pair(made)
-            self.faults = descriptors.own(create_last_words())
-            made.callback(descriptors.close, self.faults)
-            self._tail = descriptors.own(Tail.create(tail_bytes))
+            log_r, self.log = (owned(made, end) for end in log_pair())
+            self.faults = owned(made, create_crash_output())
+            self._tail = owned(made, Tail.create(tail_bytes))
             made.pop_all()
-        self.ends = (self._tail.fd, out_r, err_r, log_r)  # what the scribe is given
+        self.ends = (self._tail.fd, out_r, err_r, log_r)
         self._child_ends = [self.stdout, self.stderr, self.log]
         self._closed = False
 
@@ -74,33 +78,23 @@ class WorkerOutput:
         while self._child_ends:
             descriptors.close(self._child_ends.pop())
 
-    def label(
-        self,
-        labels: WorkerLabels | None = None,
-        *,
-        pid: int | None = None,
-        epoch: int | None = None,
-    ) -> None:
-        """Have its lines carry these labels, or this pid and epoch, from now on."""
+    def label(self, labels: WorkerLabels | None = None, *, pid: int | None = None) -> None:
+        """Have its lines carry these labels, or this pid, from now on."""
         labels = self.labels if labels is None else labels
-        self.labels = replace(
-            labels,
-            pid=labels.pid if pid is None else pid,
-            epoch=labels.epoch if epoch is None else epoch,
-        )
+        self.labels = labels if pid is None else replace(labels, pid=pid)
         self._collector.relabel(self)
 
     def drain(self, deadline: float) -> bool:
         """Wait until what it has written so far is in the tail; False at *deadline* (monotonic)."""
         return self._collector.drain(self, deadline)
 
-    def tail(self, log_lines: int = 50) -> LastOutput:
+    def tail(self) -> LastOutput:
         """Return its last output, as far as it has been read. Never waits."""
         return LastOutput(
             stdout=self._tail.text("stdout"),
             stderr=self._tail.text("stderr"),
-            logs=self._tail.log_lines(log_lines),
-            last_words=read_last_words(self.faults),
+            logs=tuple(self._tail.text("log").splitlines()[-_LOG_LINES:]),
+            last_words=read_crash_output(self.faults),
         )
 
     def close(self) -> None:
@@ -110,26 +104,25 @@ class WorkerOutput:
         self._closed = True
         self._collector.remove(self)
         self.close_child_ends()
-        _, *ends = self.ends
-        for fd in (*ends, self.faults):
-            descriptors.close(fd)
-        descriptors.close(self._tail)
+        for entry in (*self.ends[1:], self.faults, self._tail):
+            descriptors.close(entry)
+
+
+def owned(made: contextlib.ExitStack, entry: _Entry) -> _Entry:
+    """Register the open descriptor *entry*; *made* closes it. Return it."""
+    made.callback(descriptors.close, descriptors.own(entry))
+    return entry
 
 
 def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    for end in (reader, writer):
-        made.callback(descriptors.close, descriptors.own(end))
+    reader, writer = (owned(made, end) for end in os.pipe2(os.O_CLOEXEC))
     os.set_blocking(reader, False)  # the writer's end is another open file and stays as it is
     with contextlib.suppress(OSError):  # past the user's limit for pipes; 64 KiB then
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return reader, writer
 
 
-def log_pair(made: contextlib.ExitStack) -> tuple[int, int]:
-    """Return both ends of a log channel, ours first; *made* closes them."""
+def log_pair() -> tuple[int, int]:
+    """Return both ends of a log channel, ours first."""
     reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ends = reader.detach(), writer.detach()
-    for end in ends:
-        made.callback(descriptors.close, descriptors.own(end))
-    return ends
+    return reader.detach(), writer.detach()

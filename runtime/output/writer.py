@@ -83,13 +83,14 @@ class Writer:
 
     def _run(self) -> None:
         while batch := self._next_batch():
+            data = b"".join(block for block, _ in batch)
             try:
-                self._write_all(b"".join(block for block, _ in batch))
+                self._write_all(data)
                 self.is_full = False
             except OSError as error:
                 self._fail(error, sum(lines for _, lines in batch))
             with self._changed:
-                self._held -= sum(len(block) for block, _ in batch)
+                self._held -= len(data)
                 is_idle = not self._held
             if is_idle:
                 self._on_idle()
@@ -107,10 +108,13 @@ class Writer:
             return batch
 
     def _write_all(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
+        at = 0
+        while at < len(data):
+            end = len(data)
+            if end - at > self._step:  # whole lines, or a piece of one that is longer than a step
+                end = data.rfind(b"\n", at, at + self._step) + 1 or at + self._step
             try:
-                view = view[os.write(self._fd, _whole_lines(view, self._step)) :]
+                at += os.write(self._fd, memoryview(data)[at:end])
             except BlockingIOError:  # another process that shares it has set O_NONBLOCK
                 select.select([], [self._fd], [])
 
@@ -124,11 +128,3 @@ class Writer:
                 self._is_broken = True
                 self._held -= sum(len(block) for block, _ in self._blocks)
                 self._blocks.clear()
-
-
-def _whole_lines(block: memoryview, step: int) -> memoryview:
-    """Return the first of *block*: whole lines of at most *step* bytes together, or a piece."""
-    if len(block) <= step:
-        return block
-    end = bytes(block[:step]).rfind(b"\n") + 1
-    return block[: end or step]

@@ -7,67 +7,58 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import mmap
 import os
 import pickle
 import signal
 import sys
-import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phalanx.runtime.linux import descriptor_limit, process_title, procfs, syscalls
+from phalanx.runtime.linux import descriptor_limit, process_title, syscalls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from typing import Any
+    from collections.abc import Iterable
+
+    from .launch_spec import LaunchSpec
 
 
 LOST = 113  # exit code of a process whose driver had gone before it was armed to follow it
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
-    """A launch spec in the form in which the new process reads it.
+class ChildStart(NamedTuple):
+    """The file from which a new process reads its start.
 
     Attributes:
+        spec: The complete spec.
         driver: The pid that its parent must have: otherwise the driver has exited.
-        names: The names of its own descriptors, in the order in which they are passed.
-        cwd: None if it is to stay in the directory in which it is made.
+        tag: The value of its process tag.
         files: The soft limit of open descriptors.
     """
 
+    spec: LaunchSpec
     driver: int
-    entry: str
-    payload: bytes
-    names: tuple[str, ...]
     tag: str
-    title: str
-    env: dict[str, str]
-    cwd: str | None
-    sys_path: tuple[str, ...]
     files: int
 
     def to_file(self) -> int:
         """Return the descriptor of an anonymous file that holds it."""
-        fd = os.memfd_create("phalanx-birth", os.MFD_CLOEXEC)
+        fd = os.memfd_create("phalanx-start", os.MFD_CLOEXEC)
         try:
             with open(fd, "wb", closefd=False) as file:
-                pickle.dump({name: getattr(self, name) for name in self.__slots__}, file)
+                pickle.dump(tuple(self), file)
         except BaseException:
             os.close(fd)
             raise
         return fd
 
     @classmethod
-    def from_file(cls, fd: int) -> Birth:
+    def from_file(cls, fd: int) -> ChildStart:
         """Read one from a file made by `to_file`, and close it."""
         try:
             # Mapped, not read: a launch that is tried again shares the file offset.
             with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as content:
-                return cls(**pickle.loads(content))
+                return cls(*pickle.loads(content))
         finally:
             os.close(fd)
 
@@ -83,50 +74,35 @@ def await_go(pipe: int) -> None:
     os.close(pipe)
 
 
-def live(birth: Birth, fds: Mapping[str, int]) -> Any:
-    """Become what *birth* says, run its entry and return what that returns."""
+def live(start: ChildStart, fds: Iterable[int]) -> Any:
+    """Become what *start* says, run its entry and return what that returns.
+
+    Args:
+        start: The start.
+        fds: The descriptors of its spec, in the order there.
+    """
+    spec = start.spec
     syscalls.die_with_parent()
-    if os.getppid() != birth.driver:
+    if os.getppid() != start.driver:
         os._exit(LOST)
-    _reset_signals()
-    descriptor_limit.set_limit(birth.files)
-    process_title.show_title(birth.title)
-    zone = os.environ.get("TZ")
-    os.environ.clear()
-    os.environ.update(birth.env)
-    process_title.show_tag(birth.tag)
-    if os.environ.get("TZ") != zone:
-        time.tzset()
-    if birth.cwd is not None:
-        os.chdir(birth.cwd)
-    sys.path[:] = birth.sys_path
-    importlib.invalidate_caches()
-    module, _, name = birth.entry.partition(":")
-    return getattr(importlib.import_module(module), name)(birth.payload, fds)
-
-
-def close_all_but(keep: Iterable[int]) -> None:
-    """Close every descriptor that is not in *keep*."""
-    spared = {*keep, 0, 1, 2}
-    for fd in procfs.numbers_in("/proc/self/fd"):
-        if fd not in spared:
-            with contextlib.suppress(OSError):  # the listing's own is closed already
-                os.close(fd)
-
-
-def _reset_signals() -> None:
     # An ignored signal stays ignored through fork and exec: with SIGCHLD ignored in the driver,
     # no worker could wait for its own children.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    descriptor_limit.set_limit(start.files)
+    process_title.adopt(spec.env or {}, spec.cwd, spec.title, start.tag)
+    sys.path[:] = spec.sys_path or ()
+    importlib.invalidate_caches()
+    module, _, name = spec.entry.partition(":")
+    entry = getattr(importlib.import_module(module), name)
+    return entry(spec.payload, dict(zip(spec.fds, fds, strict=True)))
 
 
 def main() -> None:
-    """Run; the argument lists the birth's file, the pipe that says go, and its descriptors."""
+    """Run; the argument lists the start's file, the pipe that says go, and its descriptors."""
     file, go, *numbers = (int(number) for number in sys.argv[1].split(","))
     del sys.argv[1:]
     await_go(go)
-    birth = Birth.from_file(file)
-    sys.exit(live(birth, dict(zip(birth.names, numbers, strict=True))))
+    sys.exit(live(ChildStart.from_file(file), numbers))

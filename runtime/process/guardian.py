@@ -28,59 +28,44 @@ if TYPE_CHECKING:
     from .process import Process
 
 
-class Guardian:
+class Guardian(Helper):
     """The one guardian of a driver."""
 
     def __init__(
         self, loop: EventLoop, tag: TreeTag, emit: Callable[[LoggedEvent], None] = unheard
     ) -> None:
+        super().__init__(
+            loop, "guardian", self._start_process, replay=self._tell_sessions, emit=emit
+        )
         self._loop = loop
         self._tag = tag
         self._sessions: set[tuple[int, int]] = set()
-        self._helper = Helper(loop, "guardian", self._spawn, replay=self._replay, emit=emit)
-
-    @property
-    def pid(self) -> int | None:
-        """The process; None while there is none."""
-        return self._helper.pid
-
-    def start(self) -> None:
-        """Start it unless it runs."""
-        self._helper.start()
 
     def add_session(self, key: tuple[int, int]) -> None:
         """Have the session of that leader killed with the driver."""
         self._sessions.add(key)
-        self._helper.send(json.dumps({"add_session": key}).encode())
+        self.send(json.dumps({"add_session": key}).encode())
 
     def drop_session(self, key: tuple[int, int]) -> None:
         """Forget the session of that leader."""
         self._sessions.discard(key)
-        self._helper.send(json.dumps({"drop_session": key}).encode())
+        self.send(json.dumps({"drop_session": key}).encode())
 
-    def close(self, deadline: float) -> None:
-        """Kill it; raises RuntimeFault if it is still there at *deadline* (monotonic)."""
-        self._helper.close(deadline)
+    def _start_process(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
+        return interpreter.start_helper(
+            self._loop,
+            "guardian",
+            interpreter.bare_command("guardian_main"),
+            [self._tag.pattern.decode()],
+            control=control,
+            on_exit=on_exit,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", ""), "PHALANX_TREE": self._tag.outer},
+            cwd="/",
+        )
 
-    def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
-        with os.fdopen(os.pidfd_open(os.getpid()), "rb") as driver:
-            fds = (control.fileno(), driver.fileno())
-            arguments = [*map(str, fds), self._tag.pattern.decode()]
-            return interpreter.start_process(
-                self._loop,
-                "guardian",
-                interpreter.bare_command("guardian_main", arguments),
-                on_exit,
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env={"PATH": os.environ.get("PATH", ""), "PHALANX_TREE": self._tag.outer},
-                cwd="/",
-                start_new_session=True,
-            )
-
-    def _replay(self) -> Iterator[tuple[bytes, list[int]]]:
+    def _tell_sessions(self) -> Iterator[tuple[bytes, list[int]]]:
         # In a file: a socket holds a few hundred messages, and a message is bounded.
         with os.fdopen(os.memfd_create("phalanx-sessions"), "w+") as file:
             json.dump([*self._sessions], file)

@@ -20,12 +20,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from phalanx.runtime.event import unheard
+from phalanx.runtime.event import Event, unheard
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 from phalanx.supervision import RuntimeFault
 
-from .events import HelperReplaced, HelperUnavailable
 from .process import exit_of_process
 
 if TYPE_CHECKING:
@@ -45,6 +44,32 @@ _CALM = 1.0  # seconds from one start to the next, so that a crash loop starts f
 _LONGEST = 30.0  # seconds between attempts while the start fails
 _PATIENCE = 5.0  # seconds for a process to read when its socket is full
 _KILL = 5.0  # seconds for the death of what was killed
+
+
+class HelperReplaced(Event, event="helper_replaced", level="warning"):
+    """A helper process ended and another has taken its place.
+
+    Attributes:
+        helper: ``guardian``, ``zygote`` or ``output collector``.
+        replaced: The process that ended.
+    """
+
+    helper: str
+    pid: int
+    replaced: int
+    reason: str
+
+
+class HelperUnavailable(Event, event="helper_unavailable", level="error"):
+    """A helper process cannot be started.
+
+    Attributes:
+        wait: Seconds until the next attempt.
+    """
+
+    helper: str
+    problem: str
+    wait: float
 
 
 class Helper:
@@ -119,8 +144,7 @@ class Helper:
         """
         with self._starting:
             if self.closed or self.is_inherited:
-                msg = f"the {self.name} is closed"
-                raise RuntimeFault(msg)
+                raise RuntimeFault(f"the {self.name} is closed")
             if self._process is None:
                 self._start()
 
@@ -174,8 +198,7 @@ class Helper:
                 self._left.append(process)
         if self._left:
             pids = ", ".join(str(process.pid) for process in self._left)
-            msg = f"the {self.name} (pid {pids}) could not be ended in time"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(f"the {self.name} (pid {pids}) could not be ended in time")
 
     def close(self, deadline: float, *, ask: bool = False) -> None:
         """End the process for good; see `end`."""
@@ -200,8 +223,7 @@ class Helper:
                 with theirs:
                     process = self._spawn(theirs, self._exited)
             except OSError as error:
-                msg = f"the {self.name} could not be started: {error}"
-                raise RuntimeFault(msg) from error
+                raise RuntimeFault(f"the {self.name} could not be started: {error}") from error
             failed.pop_all()
         try:
             self._publish(process, ours)

@@ -24,7 +24,8 @@ from phalanx.supervision import RuntimeFault
 from .process import Process
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import socket
+    from collections.abc import Callable, Iterable, Sequence
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
@@ -53,26 +54,22 @@ _BARE_BOOT = (
 _ROOM = "." * 120
 
 
-def command(module: str, arguments: list[str], sys_path: tuple[str, ...]) -> list[str]:
+def command(module: str, sys_path: Sequence[str]) -> list[str]:
     """Return the command that runs *module*'s ``main`` with *sys_path* as its import path."""
-    boot = _BOOT.format(module=module)
-    path = str(len(sys_path)), *sys_path
-    return [_python(), *_options(), "-c", boot, *path, *arguments, _ROOM]
-
-
-def bare_command(module: str, arguments: list[str]) -> list[str]:
-    """Return the command that runs *module*, which needs nothing but the standard library."""
-    boot = _BARE_BOOT.format(module=module)
-    return [
-        _python(),
-        "-I",
-        "-S",
-        "-c",
-        boot,
-        str(Path(__file__).parents[1] / "linux"),
-        *arguments,
-        _ROOM,
+    options = [flag for name, flag in _FLAGS.items() for _ in range(getattr(sys.flags, name))]
+    options += [f"-W{option}" for option in sys.warnoptions]
+    options += [
+        f"-X{name}" if value is True else f"-X{name}={value}"
+        for name, value in getattr(sys, "_xoptions").items()  # noqa: B009  # documented, but private
     ]
+    boot = _BOOT.format(module=module)
+    return [sys.executable, *options, "-c", boot, str(len(sys_path)), *sys_path]
+
+
+def bare_command(module: str) -> list[str]:
+    """Return the command that runs *module*, which needs nothing but the standard library."""
+    folder = str(Path(__file__).parents[1] / "linux")
+    return [sys.executable, "-I", "-S", "-c", _BARE_BOOT.format(module=module), folder]
 
 
 def start(what: str, command: list[str], **options: Any) -> tuple[int, int]:
@@ -81,29 +78,42 @@ def start(what: str, command: list[str], **options: Any) -> tuple[int, int]:
     Raises:
         RuntimeFault: the machine would not start it.
     """
+    if not sys.executable:
+        raise RuntimeFault("sys.executable is empty: set it to the Python that workers are to run")
     popen = None
     try:
-        popen = subprocess.Popen(command, **options)
+        popen = subprocess.Popen([*command, _ROOM], **options)
         pidfd = descriptors.own(os.pidfd_open(popen.pid))
     except OSError as error:
         if popen is not None:
             popen.kill()
             popen.wait()
-        msg = f"{what} could not be started: {error}"
-        raise RuntimeFault(msg) from error
+        raise RuntimeFault(f"{what} could not be started: {error}") from error
     popen.returncode = 0  # Popen keeps out of it: the status is collected by pidfd
     return popen.pid, pidfd
 
 
-def start_process(
+def start_helper(
     loop: EventLoop,
     label: str,
     command: list[str],
+    arguments: list[str],
+    *,
+    control: socket.socket,
     on_exit: Callable[[Process], None],
     **options: Any,
 ) -> Process:
-    """Start *command* as `start` does, and return the process."""
-    pid, pidfd = start(f"the {label}", command, **options)
+    """Start *command*; its arguments are *control*, a pidfd of this process, and *arguments*."""
+    with os.fdopen(os.pidfd_open(os.getpid()), "rb") as driver:
+        fds = (control.fileno(), driver.fileno())
+        pid, pidfd = start(
+            f"the {label}",
+            [*command, *map(str, fds), *arguments],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            **options,
+        )
     try:
         return Process(loop, pid, pidfd, label=label, on_exit=on_exit)
     except BaseException:
@@ -111,22 +121,6 @@ def start_process(
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
         descriptors.close(pidfd)
         raise
-
-
-def _python() -> str:
-    if not sys.executable:
-        msg = "sys.executable is empty: set it to the Python that workers are to run"
-        raise RuntimeFault(msg)
-    return sys.executable
-
-
-def _options() -> list[str]:
-    options = [flag for name, flag in _FLAGS.items() for _ in range(getattr(sys.flags, name))]
-    options += [f"-W{option}" for option in sys.warnoptions]
-    return options + [
-        f"-X{name}" if value is True else f"-X{name}={value}"
-        for name, value in getattr(sys, "_xoptions").items()  # noqa: B009  # documented, but private
-    ]
 
 
 def start_interpreters(loop: EventLoop, requests: Iterable[StartRequest], deadline: float) -> None:
@@ -141,23 +135,21 @@ def start_interpreters(loop: EventLoop, requests: Iterable[StartRequest], deadli
         request.pid, request.pidfd = loop.call(partial(_start, request))
         request.state = "reparented"
         if time.monotonic() > deadline:
-            msg = f"could not start {request.spec.label!r} before the deadline"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(f"could not start {request.spec.label!r} before the deadline")
 
 
 def _start(request: StartRequest) -> tuple[int, int]:
-    """Return pid and pidfd of a new interpreter that becomes what the request's birth says."""
+    """Return pid and pidfd of a new interpreter that becomes what *request* says."""
     spec, tag = request.spec, request.tag
-    birth = spec.birth(tag)
     fds = [request.file, request.awaits, *spec.fds.values()]
     return start(
         repr(spec.label),
-        command("process.child_main", [",".join(map(str, fds))], birth.sys_path),
+        [*command("process.child_main", spec.sys_path or ()), ",".join(map(str, fds))],
         pass_fds=fds,
         stdin=subprocess.DEVNULL,
         stdout=spec.stdout,
         stderr=spec.stderr,
-        env={**birth.env, VARIABLE: tag.value},
-        cwd=birth.cwd,
-        start_new_session=spec.new_session,
+        env={**(spec.env or {}), VARIABLE: tag.value},
+        cwd=spec.cwd,
+        start_new_session=True,
     )

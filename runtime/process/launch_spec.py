@@ -5,22 +5,18 @@ What it leaves open is taken from the driver at the moment of the start.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.linux.process_tree import VARIABLE
 from phalanx.supervision import SpecError
 
-from .child_main import Birth
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    from phalanx.runtime.linux.process_tree import ProcessTag
 
 _MOST_FDS = 200  # the kernel passes 253 in one message, and some are ours
 
@@ -43,7 +39,6 @@ class LaunchSpec:
         method: Fork from a zygote, or start a new interpreter (slow, but nothing of a preload
             is in it).
         preload: The modules that the zygote has imported; None for the launcher's own choice.
-        new_session: Whether it leads a session of its own; a forked one always does.
     """
 
     entry: str
@@ -58,7 +53,6 @@ class LaunchSpec:
     stderr: int | None = None
     method: Literal["zygote", "exec"] = "zygote"
     preload: Sequence[str] | None = None
-    new_session: bool = True
 
     def __post_init__(self) -> None:
         module, colon, function = self.entry.partition(":")
@@ -75,31 +69,18 @@ class LaunchSpec:
             if not name or "=" in name or "\0" in name + value:
                 raise SpecError(f"env[{name!r}]", value, "no '=' in names, no NUL anywhere")
 
-    def birth(self, tag: ProcessTag) -> Birth:
-        """Return what the new process is told, as things are at this moment."""
-        cwd = _cwd(self.cwd)
+    def complete(self) -> LaunchSpec:
+        """Return it with what it leaves open as it is now.
+
+        *cwd* stays None if the driver's own was removed: the process stays where it is made.
+        """
+        cwd = self.cwd
+        if cwd is None:
+            with contextlib.suppress(FileNotFoundError):
+                cwd = str(Path.cwd())
+        elif not Path(cwd).is_dir():
+            raise SpecError("cwd", cwd, "name a directory that exists")
         env = dict(os.environ if self.env is None else self.env)
         env.pop(VARIABLE, None)
-        return Birth(
-            driver=os.getpid(),
-            entry=self.entry,
-            payload=self.payload,
-            names=tuple(self.fds),
-            tag=tag.value,
-            title=self.title,
-            env=env,
-            cwd=cwd,
-            sys_path=tuple(sys.path if self.sys_path is None else self.sys_path),
-            files=descriptor_limit.own_limit(),
-        )
-
-
-def _cwd(wanted: str | None) -> str | None:
-    if wanted is None:
-        try:
-            return str(Path.cwd())
-        except FileNotFoundError:
-            return None  # the driver's own was removed; the process stays where it is made
-    if not Path(wanted).is_dir():
-        raise SpecError("cwd", wanted, "name a directory that exists")
-    return wanted
+        path = tuple(sys.path if self.sys_path is None else self.sys_path)
+        return replace(self, env=env, cwd=cwd, sys_path=path)

@@ -133,8 +133,7 @@ class Launcher:
         if not specs:
             return []
         if self.loop.is_current():
-            msg = "launching from the loop's own thread, which launching waits for"
-            raise WouldDeadlock(msg)
+            raise WouldDeadlock("launching from the loop's own thread, which launching waits for")
         self._start_guardian()
         before = self._oom.sample()
         wait = LaunchWait(specs[0].label, deadline, is_wanted)
@@ -144,13 +143,11 @@ class Launcher:
                 number = next(self._numbers)
                 tag = self._tag.of(number, spec.label)
                 requests.append(StartRequest.of(number, spec, tag))
+            rest = [request for request in requests if request.spec.method == "exec"]
             forked: dict[Zygote, list[StartRequest]] = {}
-            rest: list[StartRequest] = []
             for request in requests:
                 if request.spec.method == "zygote":
                     forked.setdefault(self.zygote(request.spec.preload), []).append(request)
-                else:
-                    rest.append(request)
             for zygote, group in forked.items():
                 if not zygote.fork(group, wait):
                     rest += group
@@ -158,12 +155,11 @@ class Launcher:
             wait.check()
             return self._let_go(requests, on_exit, before)
         except OSError as error:
-            msg = f"could not start {specs[0].label!r}: {error}"
-            raise RuntimeFault(msg) from error
+            raise RuntimeFault(f"could not start {specs[0].label!r}: {error}") from error
         finally:
             for request in requests:
                 request.close()
-                if request.pidfd >= 0:  # nobody's process now: the launch has failed
+                if request.pidfd >= 0:  # it has no handle: the launch has failed
                     request.discard(self._orphans)
 
     def close(self, deadline: float) -> None:
@@ -186,24 +182,19 @@ class Launcher:
             if not self._has_started:
                 return
             sessions = [process.key for process in processes]
-            left = process_tree.kill(
-                process_tree.TreeTarget(self._tag.pattern, sessions, sessions), deadline
-            ).left
-            if left:
+            target = process_tree.TreeTarget(self._tag.pattern, sessions, sessions)
+            if left := process_tree.kill(target, deadline):
                 names = ", ".join(f"{one.pid} ({one.command})" for one in left)
-                msg = f"processes withstood being killed: {names}"
-                raise RuntimeFault(msg)
+                raise RuntimeFault(f"processes withstood being killed: {names}")
 
         def let_go() -> None:
-            late: list[str] = []
+            late = [process for process in processes if not process.wait(deadline)]
             for process in processes:
-                if not process.wait(deadline):
-                    late.append(f"{process.label} (pid {process.pid})")
-                else:
+                if process not in late:
                     process.close()
             if late:
-                msg = f"processes have not ended in time: {', '.join(late)}"
-                raise RuntimeFault(msg)
+                names = ", ".join(f"{process.label} (pid {process.pid})" for process in late)
+                raise RuntimeFault(f"processes have not ended in time: {names}")
 
         close_all(
             [
@@ -218,9 +209,29 @@ class Launcher:
     def _let_go(
         self, requests: list[StartRequest], on_exit: Callable[[Process], None], before: OomSample
     ) -> list[Process]:
+        """Return the handles of *requests*, all of which begin now."""
         processes: list[Process] = []
         try:
-            self._wrap(requests, processes, on_exit, before)
+            for request in requests:
+                process = Process(
+                    self.loop,
+                    request.pid,
+                    request.pidfd,
+                    label=request.spec.label,
+                    on_exit=on_exit,
+                    tag=request.tag.pattern,
+                    out_of_memory=partial(self._oom.take, before),
+                    on_close=self._on_process_closed,
+                    collect_later=partial(self._orphans.take, kill=False),
+                )
+                request.pidfd = -1  # the process's from here on
+                processes.append(process)
+                with self._lock:
+                    self._processes.add(process)
+                    closed = self._closed
+                self._guardian.add_session(process.key)
+                if closed:
+                    process.send_signal(signal.SIGKILL)
         except BaseException:
             # Nothing has run in them yet. They are dealt with as those that have no handle.
             for request, process in zip(requests, processes, strict=False):
@@ -232,43 +243,13 @@ class Launcher:
             request.release()
         return processes
 
-    def _wrap(
-        self,
-        requests: list[StartRequest],
-        processes: list[Process],
-        on_exit: Callable[[Process], None],
-        before: OomSample,
-    ) -> None:
-        """Add the handle of each of *requests* to *processes*."""
-        for request in requests:
-            process = Process(
-                self.loop,
-                request.pid,
-                request.pidfd,
-                label=request.spec.label,
-                on_exit=on_exit,
-                tag=request.tag.pattern,
-                leads_session=request.spec.new_session,
-                out_of_memory=partial(self._oom.take, before),
-                on_close=self._on_process_closed,
-                collect_later=partial(self._orphans.take, kill=False),
-            )
-            request.pidfd = -1  # the process's from here on
-            processes.append(process)
-            with self._lock:
-                self._processes.add(process)
-                closed = self._closed
-            self._guardian.add_session(process.key)
-            if closed:
-                process.send_signal(signal.SIGKILL)
-
     def _start_guardian(self) -> None:
         if self._owner != os.getpid():
-            msg = "this launcher belongs to the parent process; make another after the fork"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(
+                "this launcher belongs to the parent process; make another after the fork"
+            )
         if self._closed:
-            msg = "the launcher is closed"
-            raise RuntimeFault(msg)
+            raise RuntimeFault("the launcher is closed")
         self._has_started = True
         self._guardian.start()
 
@@ -296,5 +277,6 @@ def close_all(steps: Iterable[Callable[[], object]]) -> None:
     if len(errors) == 1:
         raise errors[0]
     if errors:
-        msg = "; ".join(str(error) for error in errors)
-        raise RuntimeFault(msg) from ExceptionGroup("not everything could be closed", errors)
+        raise RuntimeFault("; ".join(str(error) for error in errors)) from ExceptionGroup(
+            "not everything could be closed", errors
+        )

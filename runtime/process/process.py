@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import signal as signals
 import threading
 import time
@@ -52,20 +51,18 @@ def exit_of_process(
         return ExitReason(ExitKind.UNRESPONSIVE, detail or "hung", code, signal)
     if asked:
         return ExitReason(ExitKind.SHUTDOWN, detail, code, signal)
-    if signal is not None:
-        name = signals.Signals(signal).name if signal in _KNOWN else f"signal {signal}"
-        kind = ExitKind.KILLED if signal == signals.SIGKILL else ExitKind.CRASH
-        return ExitReason(kind, f"{name}; {detail}" if detail else name, code, signal)
-    if code is None:
-        text = detail or "its exit status was collected by other code"
-        return ExitReason(ExitKind.UNKNOWN, text)
+    if signal is None and code is None:
+        return ExitReason(ExitKind.UNKNOWN, detail or "its exit status was collected by other code")
     if code == 0:
         return ExitReason(ExitKind.NORMAL, detail, code)
+    kind = ExitKind.KILLED if signal == signals.SIGKILL else ExitKind.CRASH
     text = f"exit code {code}"
-    return ExitReason(ExitKind.CRASH, f"{text}; {detail}" if detail else text, code)
+    if signal is not None:
+        text = signals.Signals(signal).name if signal in _KNOWN else f"signal {signal}"
+    return ExitReason(kind, f"{text}; {detail}" if detail else text, code, signal)
 
 
-_KNOWN = frozenset(int(member) for member in signals.Signals)
+_KNOWN = frozenset(map(int, signals.Signals))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +71,7 @@ class ProcessStatus:
 
     Attributes:
         code: Its exit code, or None.
-        signal: The signal that ended it, or None. Both None: nobody could tell.
+        signal: The signal that ended it, or None. Both None: unknown.
         core_dumped: Whether it left a core file.
         out_of_memory: The evidence that the kernel's out-of-memory killer ended it, or empty.
         at: When it was known, in seconds on the monotonic clock.
@@ -96,8 +93,7 @@ class Process:
         pid: Its number.
         pidfd: A descriptor for it, owned and closed by this object.
         label: As in its spec.
-        started_at: When it was known to exist, in seconds on the monotonic clock.
-        start_ticks: The same as the kernel has it, in clock ticks since boot.
+        start_ticks: When it was started, in clock ticks since boot.
         status: How it ended; None while it lives. Set before `on_exit` is called.
     """
 
@@ -110,7 +106,6 @@ class Process:
         label: str,
         on_exit: Callable[[Process], None],
         tag: bytes = b"",
-        leads_session: bool = True,
         out_of_memory: Callable[[], str] = str,
         on_close: Callable[[Process], None] = lambda _: None,
         collect_later: Callable[[int, int], None] = lambda pidfd, _: os.close(pidfd),
@@ -120,9 +115,7 @@ class Process:
         key = (task.key,)
         self._loop = loop
         self._owner = os.getpid()
-        self._tree = (
-            process_tree.TreeTarget(tag, key, key if leads_session else ()) if tag else None
-        )
+        self._tree = process_tree.TreeTarget(tag, key, key) if tag else None
         self._out_of_memory = out_of_memory
         self._on_exit = on_exit
         self._on_close = on_close
@@ -134,7 +127,6 @@ class Process:
         self.pid = pid
         self.pidfd = descriptors.own(pidfd)
         self.label = label
-        self.started_at = time.monotonic()
         self.start_ticks = task.ticks
         self.status: ProcessStatus | None = None
         # Under the lock, for which the callback waits: it may be called before `_watch` is there.
@@ -150,7 +142,7 @@ class Process:
             if self._closed or self._owner != os.getpid():
                 return False
             try:
-                signal.pidfd_send_signal(self.pidfd, sig)
+                signals.pidfd_send_signal(self.pidfd, sig)
             except ProcessLookupError:
                 return False
             return True
@@ -158,30 +150,27 @@ class Process:
     def wait(self, deadline: float) -> bool:
         """Return True once it has ended and `status` is set, False at *deadline* (monotonic)."""
         if self._loop.is_current() and not self._ended.is_set():
-            msg = "waiting for a process on the thread that learns of its death"
-            raise WouldDeadlock(msg)
+            raise WouldDeadlock("waiting for a process on the thread that learns of its death")
         if self._loop.has_ended and self.status is None and not self._closed:
             process_tree.wait_all([self.pidfd], deadline)
             self._on_readable(0)
             return self.status is not None
         return self._ended.wait(max(0.0, deadline - time.monotonic()))
 
-    def kill_tree(self, deadline: float) -> process_tree.TreeReport:
+    def kill_tree(self, deadline: float) -> tuple[process_tree.Victim, ...]:
         """Kill the process and everything that came from it, daemons included.
 
         Works after its own death too: then for what it left behind. Returns once all of them are
-        gone, or at *deadline* (monotonic) with the names of those that are still there.
+        gone, or at *deadline* (monotonic) those that are still there.
         """
         if self._owner != os.getpid():
-            return process_tree.TreeReport()
-        report = process_tree.TreeReport()
-        if self._tree is not None:
-            report = process_tree.kill(self._tree, deadline)
-        if report.left or self._tree is None:
-            self.send_signal(signal.SIGKILL)  # there may have been no descriptor to find it by
+            return ()
+        left = () if self._tree is None else process_tree.kill(self._tree, deadline)
+        if left or self._tree is None:
+            self.send_signal(signals.SIGKILL)  # there may have been no descriptor to find it by
         if self.status is None and not self._closed:
             self.wait(deadline)
-        return report
+        return left
 
     def is_stopped(self) -> bool:
         """Whether it is stopped (SIGSTOP, Ctrl-Z) and not by a debugger.
@@ -213,7 +202,7 @@ class Process:
         return self.pid, self.start_ticks
 
     def close(self) -> None:
-        """Let go of the handle. Its death is not noticed any more if it still lives."""
+        """Let go of the handle; if the process still lives its death goes unnoticed."""
         pidfd = self.give_up()
         if pidfd >= 0:
             os.close(pidfd)
@@ -265,7 +254,7 @@ class Process:
         return ProcessStatus(
             signal=number,
             core_dumped=os.WCOREDUMP(status),
-            out_of_memory=self._out_of_memory() if number == signal.SIGKILL else "",
+            out_of_memory=self._out_of_memory() if number == signals.SIGKILL else "",
             at=now,
             usage=usage,
         )

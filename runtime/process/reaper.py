@@ -53,7 +53,7 @@ def open_window() -> None:
 
 
 def close_window() -> bool:
-    """Return whether this was the last window, so that it is time to look at `adopted`."""
+    """Return whether this was the last window, so that it is time for `Reaper.take_adopted`."""
     global _open  # noqa: PLW0603  # the flag is the process's
     with _lock:
         _open -= 1
@@ -64,7 +64,7 @@ def close_window() -> bool:
 
 
 def claim(pid: int) -> None:
-    """Note that the child *pid* has somebody who collects it."""
+    """Note that the child *pid* has an owner that collects it."""
     _ours.add(pid)
 
 
@@ -73,38 +73,10 @@ def release(pid: int) -> None:
     _ours.discard(pid)
 
 
-def adopted() -> list[procfs.Task]:
-    """Return those children of this process that others brought into the world.
-
-    A process that this one started is in this one's session or leads its own; nothing can join a
-    third. So a child in somebody else's session was adopted, and so was one that is older than
-    the window and was not a child when it opened. One that was both born and orphaned within the
-    window, and is in our session or leads its own, cannot be told from a child of the user's: it
-    is let be.
-    """
-    session = os.getsid(0)
-    found: list[procfs.Task] = []
-    for pid in _children():
-        task = None if pid in _ours else procfs.read(pid)
-        if task is None:
-            continue
-        if pid in _children_before:
-            continue  # which was here before, perhaps from before this process led a new session
-        if task.session not in (pid, session) or task.ticks < _opened_at:
-            found.append(task)
-    return found
-
-
-def orphans_of(leader: int) -> list[procfs.Task]:
-    """Return the children of this process that descend from *leader*, a process of ours that died.
-
-    They are in the session that it led, which no other process can join, and came here because this
-    process is a subreaper, or the init of its PID namespace, throughout.
-    """
-    if os.getpid() != 1 and not syscalls.is_subreaper():
-        return []
-    found = (procfs.read(pid) for pid in _children() if pid != leader and pid not in _ours)
-    return [task for task in found if task is not None and task.session == leader]
+def _strangers() -> list[procfs.Task]:
+    """Return the children of this process that were not claimed."""
+    found = (procfs.read(pid) for pid in _children() if pid not in _ours)
+    return [task for task in found if task is not None]
 
 
 def _children() -> list[int]:
@@ -151,11 +123,11 @@ class Reaper:
     def take(self, pidfd: int, pid: int, *, kill: bool) -> None:
         """Collect the process behind *pidfd*, which is ours from now on, once it has ended."""
         if kill:
-            _kill(pidfd)
+            process_tree.send_signal(pidfd, signal.SIGKILL)
         with self._lock:  # for which the callback waits: it comes at once for one that is dead
             if self._closed or self._loop.has_ended or pid in self._orphans:
                 if pid not in self._orphans:  # nothing would report its end: now or never
-                    _collect(pidfd)
+                    process_tree.collect(pidfd)
                 os.close(pidfd)
                 return
             watch = self._loop.watch(pidfd, select.EPOLLIN, lambda _: self._look(pid))
@@ -177,17 +149,38 @@ class Reaper:
                 self._loop.call_at(time.monotonic() + _RETRY, lambda: self.take_number(pid))
 
     def take_adopted(self) -> None:
-        """Collect what this process adopted while it was a subreaper."""
-        self._take_all(adopted())
+        """Collect the children of this process that others started, adopted within the window.
+
+        A process that this one started is in this one's session or leads its own; nothing can join
+        a third. So a child in another session was adopted, and so was one that is older than the
+        window and was not a child when it opened. One that was both started and orphaned within the
+        window, and is in our session or leads its own, cannot be told from a child of the user's,
+        and is left alone. So is a child of before the window: this process may have led no session
+        then.
+        """
+        session = os.getsid(0)
+        self._take_all(
+            task
+            for task in _strangers()
+            if task.pid not in _children_before
+            and (task.session not in (task.pid, session) or task.ticks < _opened_at)
+        )
 
     def take_orphans(self, leader: int) -> None:
-        """Collect what this process inherited from *leader*, a process of ours that has died."""
-        with contextlib.suppress(OSError):  # no descriptor is free to look for them
-            self._take_all(orphans_of(leader))
+        """Collect what this process inherited from *leader*, a process of ours that has died.
+
+        That is in the session that it led, which no other process can join, and came here because
+        this process is a subreaper, or the init of its PID namespace, throughout.
+        """
+        if os.getpid() == 1 or syscalls.is_subreaper():
+            with contextlib.suppress(OSError):  # no descriptor is free to look for them
+                self._take_all(
+                    task for task in _strangers() if task.pid != leader and task.session == leader
+                )
 
     def end(self, pidfd: int, pid: int) -> None:
         """Kill the process behind *pidfd* and collect it; return once it is dead, or late."""
-        _kill(pidfd)
+        process_tree.send_signal(pidfd, signal.SIGKILL)
         process_tree.wait_all([pidfd], time.monotonic() + _PATIENCE)
         self.take(pidfd, pid, kill=False)
 
@@ -201,13 +194,11 @@ class Reaper:
     def _take_all(self, tasks: Iterable[procfs.Task]) -> None:
         for task in tasks:
             try:
-                pidfd = os.pidfd_open(task.pid)
-            except OSError:
+                pidfd = process_tree.open_pidfd(task)
+            except OSError:  # no descriptor is free
                 continue
-            if procfs.is_same(task):
+            if pidfd is not None:
                 self.take(pidfd, task.pid, kill=False)
-            else:
-                os.close(pidfd)
 
     def _look(self, pid: int) -> None:
         with self._lock:
@@ -243,15 +234,5 @@ def _has_been_collected(pidfd: int) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:  # it was another user's
-        return False
+        pass
     return False
-
-
-def _collect(pidfd: int) -> None:
-    with contextlib.suppress(OSError):
-        os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
-
-
-def _kill(pidfd: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)

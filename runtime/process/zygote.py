@@ -20,12 +20,13 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from phalanx.runtime.linux import descriptors
+from phalanx.runtime.event import Event
+from phalanx.runtime.linux import descriptor_limit, descriptors
 from phalanx.runtime.linux.process_tree import VARIABLE
 from phalanx.supervision import RuntimeFault, SpecError
 
 from . import interpreter, reaper
-from .events import ForkUnsafe
+from .child_main import ChildStart
 from .helper import Helper
 from .zygote_main import REQUEST
 
@@ -41,6 +42,17 @@ if TYPE_CHECKING:
     from .launch_spec import LaunchSpec
     from .process import Process
     from .reaper import Reaper
+
+
+class ForkUnsafe(Event, event="fork_unsafe", level="warning"):
+    """The zygote must not be forked: workers are started as fresh interpreters, which is slow.
+
+    Attributes:
+        problem: What the preload left behind: threads, or a CUDA context.
+    """
+
+    problem: str
+
 
 SLICE = 0.25
 """Seconds after which a launch that waits looks whether it is still wanted."""
@@ -70,8 +82,7 @@ class LaunchWait:
     def check(self) -> None:
         """Raise RuntimeFault if the launch is no longer wanted."""
         if not self.is_wanted():
-            msg = f"{self.label!r} was withdrawn before it had been started"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(f"{self.label!r} was withdrawn before it had been started")
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +91,7 @@ class StartRequest:
 
     Attributes:
         number: Unique in the launcher.
-        file: A memfd with the process's `Birth`.
+        file: A memfd with its `ChildStart`.
         go: The driver's end of the pipe at whose other end, *awaits*, the process waits.
         state: ``asked``; ``forked`` (it exists and waits); ``reparented`` (it is our child).
         pidfd: Owned by this object from ``forked`` on; else -1.
@@ -101,12 +112,13 @@ class StartRequest:
     @classmethod
     def of(cls, number: int, spec: LaunchSpec, tag: ProcessTag) -> Self:
         """Return a request with descriptors of its own."""
-        awaits, go = _pipe()
+        spec = spec.complete()
+        start = ChildStart(spec, os.getpid(), tag.value, descriptor_limit.own_limit())
+        file = descriptors.own(start.to_file())
         try:
-            file = descriptors.own(spec.birth(tag).to_file())
+            awaits, go = _pipe()
         except BaseException:
-            descriptors.close(awaits)
-            descriptors.close(go)
+            descriptors.close(file)
             raise
         return cls(number, spec, tag, file, go, awaits)
 
@@ -239,8 +251,7 @@ class Zygote:
                 request.discard(self._orphans)  # not released: nothing has run in it
             if self._unfit:
                 return False
-        msg = f"the zygote died {_ATTEMPTS} times during one launch; see its stderr"
-        raise RuntimeFault(msg)
+        raise RuntimeFault(f"the zygote died {_ATTEMPTS} times during one launch; see its stderr")
 
     def close(self, deadline: float) -> None:
         """End it; launches that wait for it fail. Called again it ends what is left.
@@ -269,20 +280,13 @@ class Zygote:
                 now = time.monotonic()
                 if now >= limit:
                     self._helper.kill()
-                    msg = (
-                        f"the zygote had not imported {self._imports} within "
-                        f"start_timeout={self._start_timeout:.3g} s and was ended: what imports "
-                        "for so long, or hangs, is for the workers to import; leave it out of "
-                        "preload"
-                    )
-                    raise RuntimeFault(msg)
-                if now >= wait.deadline:
-                    msg = (
+                if now >= min(limit, wait.deadline):
+                    raise RuntimeFault(
                         f"the zygote had not imported {self._imports} in the "
-                        f"{now - boot.started_at:.3g} s since it was started, and goes on "
-                        "importing; raise start_timeout, or leave it out of preload"
+                        f"{now - boot.started_at:.3g} s since it was started: raise start_timeout="
+                        f"{self._start_timeout:.3g} s, or leave out of preload what hangs or "
+                        "imports for so long, for the workers to import"
                     )
-                    raise RuntimeFault(msg)
                 self._wait(boot, min(wait.deadline, limit), wait)
             if boot.error is not None:
                 raise boot.error()
@@ -304,13 +308,11 @@ class Zygote:
             while not all(request.state == "reparented" for request in requests):
                 problem = next((r.problem for r in requests if r.problem), "")
                 if problem:
-                    msg = f"could not start {wait.label!r}: {problem}"
-                    raise RuntimeFault(msg)
+                    raise RuntimeFault(f"could not start {wait.label!r}: {problem}")
                 if boot.is_gone or self._unfit:
                     return False
                 if time.monotonic() >= wait.deadline:
-                    msg = f"{wait.label!r} was not there in time"
-                    raise RuntimeFault(msg)
+                    raise RuntimeFault(f"{wait.label!r} was not there in time")
                 self._wait(boot, wait.deadline, wait)
         return True
 
@@ -329,37 +331,31 @@ class Zygote:
 
     def _check(self) -> None:
         if self._closed:
-            msg = "the launcher was closed"
-            raise RuntimeFault(msg)
+            raise RuntimeFault("the launcher was closed")
 
     # --- the helper --------------------------------------------------------------------------
 
     def _spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         self._boot = _Boot(time.monotonic())
-        with os.fdopen(os.pidfd_open(os.getpid()), "rb") as driver:
-            fds = (control.fileno(), driver.fileno())
-            arguments = [*map(str, fds), self._tag.pattern.decode(), json.dumps(self._preload)]
-            return interpreter.start_process(
-                self._loop,
-                "zygote",
-                interpreter.command("process.zygote_main", arguments, tuple(sys.path)),
-                on_exit,
-                pass_fds=fds,
-                stdin=subprocess.DEVNULL,
-                stdout=None if _is_open(1) else subprocess.DEVNULL,
-                stderr=None if _is_open(2) else subprocess.DEVNULL,
-                env={**_ASK_NVML, **os.environ, VARIABLE: self._tag.of(0, "zygote").value},
-                start_new_session=True,
-            )
+        return interpreter.start_helper(
+            self._loop,
+            "zygote",
+            interpreter.command("process.zygote_main", sys.path),
+            [self._tag.pattern.decode(), json.dumps(self._preload)],
+            control=control,
+            on_exit=on_exit,
+            stdout=None if _is_open(1) else subprocess.DEVNULL,
+            stderr=None if _is_open(2) else subprocess.DEVNULL,
+            env={**_ASK_NVML, **os.environ, VARIABLE: self._tag.of(0, "zygote").value},
+        )
 
     def _heard(self, data: bytes, fds: list[int]) -> None:
         message: dict[str, Any] = json.loads(data)
-        problem = message.get("problem", "")
         with self._condition:
             boot = self._boot
             assert boot is not None
-            waiting = boot.waiting
-            requests = [waiting[number] for number in message.get("ids", ()) if number in waiting]
+            ids: list[int] = message.get("ids", [])
+            requests = [boot.waiting[number] for number in ids if number in boot.waiting]
             match message["kind"]:
                 case "ready":
                     boot.is_ready = True
@@ -387,16 +383,13 @@ class Zygote:
                             request.problem = request.problem or "it was killed while being forked"
                 case _:  # "refused"
                     for request in requests:
-                        request.problem = problem
-            if message.get("unfit"):
-                self._note_unfit(message["unfit"])
+                        request.problem = message.get("problem", "")
+            if problem := message.get("unfit"):
+                if not self._unfit:
+                    self._unfit = problem
+                    self._emit(ForkUnsafe(problem=problem, at=time.monotonic()))
+                self._helper.kill()
             self._condition.notify_all()
-
-    def _note_unfit(self, problem: str) -> None:
-        if not self._unfit:
-            self._unfit = problem
-            self._emit(ForkUnsafe(problem=problem, at=time.monotonic()))
-        self._helper.kill()
 
     def _exited(self, pid: int | None, reason: ExitReason) -> bool:
         with self._condition:

@@ -25,18 +25,16 @@ import struct
 import sys
 import time
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from phalanx.runtime.linux import descriptor_limit, process_title, process_tree, procfs
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 
-from .child_main import LOST, Birth, await_go, close_all_but, live
+from .child_main import LOST, ChildStart, await_go, live
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from typing import NoReturn
 
 REQUEST = struct.Struct("=Q")
 ZYGOTE = b"0.zygote;"  # after the tag of the tree, in the environment of every zygote
@@ -45,9 +43,8 @@ _BATCH = 32  # workers forked from one process between
 _GRACE = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """One worker to fork: file of its birth, pipe that says go, output, and its descriptors."""
+class _Order(NamedTuple):
+    """One worker to fork: file of its start, pipe that says go, output, and its descriptors."""
 
     number: int
     fds: list[int]
@@ -72,9 +69,20 @@ def main() -> None:
     descriptor_limit.raise_limit()  # requests come with some fifteen each, many at a time
     process_title.show_title("phalanx: zygote")
     _import(sock, [*_ALWAYS, *preload])
-    newborn = _serve(sock, driver, tag)
+    start, (go, stdout, stderr, *own) = _serve(sock, driver, tag)
     # Here in the worker itself, with the zygote's frames gone.
-    _run(*newborn)
+    for fd, standard in ((stdout, 1), (stderr, 2)):
+        os.dup2(fd, standard)
+        os.close(fd)
+    # Armed before the process between has ended, the parent-death signal would be its death's.
+    await_go(go)
+    # Not before: a driver that has missed the message of our fork knows us by the zygote's session.
+    os.setsid()
+    # As in a fresh process. Python's `random` does this by itself; torch starts every process with
+    # the same seed.
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    sys.exit(live(start, own))
 
 
 def _die_with(sock: socket.socket, driver: int) -> None:
@@ -95,11 +103,6 @@ def _die_with(sock: socket.socket, driver: int) -> None:
         os._exit(LOST)
 
 
-def _outlive(sock: socket.socket) -> None:
-    """Undo `_die_with`."""
-    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) & ~os.O_ASYNC)
-
-
 def _import(sock: socket.socket, preload: Sequence[str]) -> None:
     for name in preload:
         try:
@@ -115,14 +118,13 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
     os.waitpid(pid, 0)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy every page it counts in
-    _outlive(sock)
+    fcntl.fcntl(sock, fcntl.F_SETFL, fcntl.fcntl(sock, fcntl.F_GETFL) & ~os.O_ASYNC)
     _tell(sock, {"kind": "ready", "unfit": _unfit()})
 
 
-def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[Birth, _Order]:
-    """Fork workers until the driver lets go; return only in a worker."""
-    own = {sock.fileno(), driver}
-    inherited = _open_descriptors() - own
+def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[ChildStart, list[int]]:
+    """Fork workers until the driver lets go; return only in a worker, with its descriptors."""
+    inherited = set(_open_descriptors()) - {sock.fileno(), driver}
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     poller.register(driver, select.POLLIN)
@@ -141,8 +143,10 @@ def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[Birth, _Order]
             newborn = _fork_all(sock, orders)
             if newborn is not None:
                 sock.close()
-                close_all_but({*inherited, *newborn.fds})
-                return Birth.from_file(newborn.fds[0]), newborn
+                for fd in set(_open_descriptors()) - {*inherited, *newborn.fds, 0, 1, 2}:
+                    os.close(fd)
+                file, *fds = newborn.fds
+                return ChildStart.from_file(file), fds
         for order in orders:
             for fd in order.fds:
                 os.close(fd)
@@ -203,7 +207,7 @@ def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
                 continue
             if pid == 0:
                 return order
-            # Nobody can have collected it: this process is its parent and does not wait.
+            # The pid is still its own: this process is its parent and does not wait.
             pidfd = os.pidfd_open(pid)
             _tell(sock, {"kind": "forked", "ids": [order.number], "pid": pid}, [pidfd])
             os.close(pidfd)
@@ -212,33 +216,10 @@ def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
     os._exit(0)
 
 
-def _run(birth: Birth, order: _Order) -> NoReturn:
-    _, go, stdout, stderr, *own = order.fds
-    for fd, standard in ((stdout, 1), (stderr, 2)):
-        os.dup2(fd, standard)
-        os.close(fd)
-    # Armed before the process between has ended, the parent-death signal would be its death's.
-    await_go(go)
-    # Not before: a driver that has missed the word of our birth knows us by the zygote's session.
-    os.setsid()
-    _reseed()
-    sys.exit(live(birth, dict(zip(birth.names, own, strict=True))))
-
-
-def _reseed() -> None:
-    """Give this process its own random numbers where a fresh one would have them.
-
-    Python's ``random`` sees to itself; torch starts every process with the same seed.
-    """
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
-
-
-def _open_descriptors() -> set[int]:
+def _open_descriptors() -> list[int]:
     # Without the listing's own: its number is closed by now, and soon a worker's.
     listed = procfs.numbers_in("/proc/self/fd")
-    return {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()}
+    return [fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()]
 
 
 def _unfit() -> str:
@@ -246,11 +227,8 @@ def _unfit() -> str:
     threads = len(procfs.numbers_in("/proc/self/task"))
     if threads > 1:
         return f"the preload left {threads - 1} thread(s) running"
-    for fd in procfs.numbers_in("/proc/self/fd"):
-        try:
-            target = str(Path(f"/proc/self/fd/{fd}").readlink())
-        except OSError:
-            continue
+    for fd in _open_descriptors():
+        target = str(Path(f"/proc/self/fd/{fd}").readlink())
         if target.startswith("/dev/nvidia"):
             return f"the preload opened {target}"
     cuda = sys.modules.get("torch.cuda")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +33,7 @@ class BoundedCaller:
         self._name = name
         self._limit = limit
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None  # of the last call
+        self._last: Future[Any] | None = None
 
     def call(self, function: Callable[[], _Result]) -> _Result:
         """Return what *function* returns, or raise what it raises.
@@ -43,29 +44,23 @@ class BoundedCaller:
         """
         until = time.monotonic() + self._limit
         if not self._lock.acquire(timeout=self._limit):
-            msg = f"other calls took {self._limit:g} s"
-            raise Unanswered(msg)
-        results: list[_Result] = []
-        errors: list[BaseException] = []
+            raise Unanswered(f"other calls took {self._limit:g} s")
+        result: Future[_Result] = Future()
 
         def run() -> None:
             try:
-                results.append(function())
+                result.set_result(function())
             except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
-                errors.append(error)
+                result.set_exception(error)
 
         try:
-            if self._thread is not None and self._thread.is_alive():
-                msg = "the call before is still without an answer"
-                raise Unanswered(msg)
-            self._thread = thread = threading.Thread(target=run, name=self._name, daemon=True)
-            thread.start()
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                msg = f"no answer within {self._limit:g} s"
-                raise Unanswered(msg)
+            if self._last is not None and not self._last.done():
+                raise Unanswered("the call before is still without an answer")
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+            self._last = result
+            wait([result], max(0.0, until - time.monotonic()))
         finally:
             self._lock.release()
-        if errors:
-            raise errors.pop()
-        return results[0]
+        if not result.done():
+            raise Unanswered(f"no answer within {self._limit:g} s")
+        return result.result()

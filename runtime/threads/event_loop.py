@@ -21,11 +21,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from phalanx.runtime.event import Event
 from phalanx.runtime.linux import descriptors
 from phalanx.supervision import RuntimeFault
 
@@ -37,19 +37,15 @@ if TYPE_CHECKING:
     from phalanx.runtime.event import LoggedEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallbackFailed:
-    """Something that the loop called raised.
+class CallbackFailed(Event, event="callback_failed", level="error"):
+    """A callback of the event loop raised.
 
     Attributes:
         trace: The traceback.
     """
 
-    event: ClassVar[str] = "phalanx.callback_failed"
-    level: ClassVar[str] = "error"
     callback: str
     trace: str
-    at: float
 
 
 Result = TypeVar("Result")
@@ -110,6 +106,10 @@ class Timer:
 class EventLoop:
     """The thread and its one epoll.
 
+    Args:
+        name: Of the thread.
+        emit: Called with `CallbackFailed`; None prints the traceback.
+
     Attributes:
         is_inside: Returns whether the caller has interrupted one of these methods on its thread.
     """
@@ -117,7 +117,6 @@ class EventLoop:
     def __init__(
         self, name: str = "phalanx-loop", *, emit: Callable[[LoggedEvent], None] | None = None
     ) -> None:
-        """Start the thread; *emit* is told of callbacks that raise, None prints their traces."""
         self._pid = os.getpid()
         self._emit = emit
         # Reentrant: a finalizer or a signal handler may call the loop inside of one of these
@@ -237,9 +236,8 @@ class EventLoop:
                 return
             self._closing = True
             self._wake()
-        if self.is_current():
-            return
-        self._thread.join()
+        if not self.is_current():
+            self._thread.join()
 
     def change(self, watch: Watch, fd: int, events: int) -> None:
         """See `Watch.modify`."""
@@ -276,49 +274,43 @@ class EventLoop:
 
     def _run(self) -> None:
         with occupied:
-            self._serve()
-
-    def _serve(self) -> None:
-        self._ident = get_ident()
-        cause = ""
-        try:
-            self._loop()
-        except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
-            cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
-            self._closing = True  # from here on every method says so
-            self._complain("the loop itself, which is closed by this")
-        self._run_posted()
-        with self._lock:
-            self._closed = True
-            lost = tuple(self._when_lost.values()) if cause else ()
-            self._when_lost.clear()
-            self._watches.clear()
-            self._timers.clear()
-            for descriptor in (self._epoll, self._wakeup):
-                with contextlib.suppress(OSError):
-                    descriptors.close(descriptor)
-        for callback in lost:
-            self._guard(partial(callback, cause))
-        self._ident = 0  # the next thread may have it
-
-    def _loop(self) -> None:
-        while not self._closing:
-            for fd, events in self._poll():
-                if fd == self._wakeup:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(self._wakeup)
-                elif (watch := self._watches.get(fd)) is not None:
-                    self._guard(watch, events)
-            watch = None  # until the next event nothing else may hold what it belongs to
+            self._ident = get_ident()
+            cause = ""
+            try:
+                while not self._closing:
+                    self._serve_once()
+            except BaseException as error:  # noqa: BLE001  # such as EBADF: something has closed our descriptors
+                cause = f"the event loop of this process has ended: {type(error).__name__}: {error}"
+                self._closing = True  # from here on every method says so
+                self._complain("the loop itself, which is closed by this")
             self._run_posted()
-            self._run_timers()
+            with self._lock:
+                self._closed = True
+                lost = tuple(self._when_lost.values()) if cause else ()
+                self._when_lost.clear()
+                self._watches.clear()
+                self._timers.clear()
+                for descriptor in (self._epoll, self._wakeup):
+                    with contextlib.suppress(OSError):
+                        descriptors.close(descriptor)
+            for callback in lost:
+                self._guard(partial(callback, cause))
+            self._ident = 0  # the next thread may have it
 
-    def _poll(self) -> list[tuple[int, int]]:
+    def _serve_once(self) -> None:
         with self._lock:
             due = self._timers[0][0] if self._timers else None
         # A post that came before this line has written to the eventfd: the wait ends at once.
         wait = -1.0 if due is None else min(max(0.0, due - time.monotonic()), _LARGEST_WAIT)
-        return self._epoll.poll(wait)
+        for fd, events in self._epoll.poll(wait):
+            if fd == self._wakeup:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wakeup)
+            elif (watch := self._watches.get(fd)) is not None:
+                self._guard(watch, events)
+        watch = None  # callbacks that follow free what it belongs to
+        self._run_posted()
+        self._run_timers()
 
     def _run_posted(self) -> None:
         # Only as many as there are now: a callback that posts itself must not starve the rest.
@@ -340,7 +332,7 @@ class EventLoop:
     def _guard(self, callback: Callable[..., None], *args: int) -> None:
         try:
             callback(*args)
-        except BaseException:  # noqa: BLE001  # a SystemExit here would leave everybody waiting
+        except BaseException:  # noqa: BLE001  # a SystemExit here would end the loop
             self._complain(callback)
 
     def _complain(self, what: object) -> None:
@@ -362,10 +354,10 @@ class EventLoop:
     def _check_process(self) -> None:
         # Before the lock, always: its holder may be a thread that the fork did not copy.
         if self._pid != os.getpid():
-            msg = "this loop belongs to the parent process; make another one after the fork"
-            raise RuntimeFault(msg)
+            raise RuntimeFault(
+                "this loop belongs to the parent process; make another one after the fork"
+            )
 
     def _check(self) -> None:
         if self._closing:
-            msg = "the loop is closed"
-            raise RuntimeFault(msg)
+            raise RuntimeFault("the loop is closed")

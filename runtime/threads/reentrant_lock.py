@@ -46,7 +46,7 @@ class AskableLock(_RLock):
 
 
 class ReentrantLock(AskableLock):
-    """For what has been written so that it may be called in the middle of itself."""
+    """A lock for methods that may be called in the middle of themselves."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,20 +54,20 @@ class ReentrantLock(AskableLock):
 
 
 class OwnedLock:
-    """For what may not: its holder gets an error in place of seeing what is half done.
+    """A lock whose holder gets an error if it takes it again.
 
     Taken by ``with lock.asked():``, since between the return of an `__enter__` in Python and the
     body of its ``with`` an exception may strike, and the lock would stay held.
 
     Args:
-        inner: Say each whether this thread has one of the locks that others take under this one.
-            Who was interrupted under such a lock may not take this one: another has it, perhaps,
-            and waits for that.
+        inner: Each returns whether this thread has one of the locks that are taken under this one.
+            A thread that was interrupted under such a lock may not take this one: its holder may
+            wait for that lock.
 
     Attributes:
         is_mine: Returns whether this thread has it.
-        unasked: The same lock for the hot path, which costs a third and does not look: for who has
-            looked (`is_inside`).
+        unasked: The same lock without the check, for callers that have made it (`is_inside`): the
+            hot path, at two thirds of the cost.
     """
 
     __slots__ = ("_inner", "is_mine", "unasked")
@@ -110,7 +110,7 @@ def is_holding() -> bool:
 
 
 class _Occupied:
-    """The threads that do what others wait for: build a group, serve one, run the loop.
+    """The threads that other threads wait for: they build a group, serve one, or run the loop.
 
     As a context manager it adds the calling thread. A finalizer or signal handler that interrupts
     such a thread must not wait: it may wait for what the interrupted code is about to do.
@@ -118,14 +118,12 @@ class _Occupied:
 
     def __init__(self) -> None:
         self._threads: set[int] = set()
+        # In a forked child there are none: its threads may get the same numbers.
+        os.register_at_fork(after_in_child=self._threads.clear)
 
     def is_mine(self) -> bool:
         """Whether the calling thread is one of them."""
         return threading.get_ident() in self._threads
-
-    def begin_anew(self) -> None:
-        """Have none in a forked child: its threads may get the same numbers."""
-        self._threads.clear()
 
     def __enter__(self) -> None:
         self._threads.add(threading.get_ident())
@@ -135,13 +133,11 @@ class _Occupied:
 
 
 occupied = _Occupied()
-os.register_at_fork(after_in_child=occupied.begin_anew)
 
 
 def called_from_inside(what: str) -> WouldDeadlock:
-    """Return the error of *what*, which came out of our own code on this very thread."""
-    msg = (
+    """Return the error of *what*, called by a finalizer or handler that interrupted our code."""
+    return WouldDeadlock(
         f"{what}: a finalizer or signal handler that interrupts phalanx may not call it in turn, "
         "nor wait for it; have another thread make the call"
     )
-    return WouldDeadlock(msg)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.exchange import WorkerExchange
-from phalanx.runtime.observe.diagnostics import install_last_words, install_stacks
+from phalanx.runtime.observe.diagnostics import install_crash_output
 from phalanx.runtime.wire.frame import Frame, receive, send
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.progress_page import Board, register_worker
@@ -49,8 +49,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
     register_worker()
     _yield_memory()
-    install_last_words(fds["faults"])
-    install_stacks(fds["faults"])
+    install_crash_output(fds["faults"])
     termination = Termination()
     try:
         try:

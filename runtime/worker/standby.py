@@ -6,14 +6,11 @@ rank at that moment.
 
 from __future__ import annotations
 
-import os
 import sys
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import process_title
-from phalanx.runtime.linux.process_tree import VARIABLE
 from phalanx.runtime.wire.frame import Frame, receive
 from phalanx.runtime.wire.protocol import Kind
 
@@ -55,13 +52,5 @@ def await_assignment(link: Link) -> Assignment:
     link.rank = assignment.rank
     link.incarnation = assignment.incarnation
     link.epoch = assignment.epoch
-    tag = os.environ[VARIABLE]
-    zone = os.environ.get("TZ")
-    os.environ.clear()
-    os.environ.update({**assignment.env, VARIABLE: tag})
-    if os.environ.get("TZ") != zone:
-        time.tzset()
-    if assignment.cwd is not None:
-        os.chdir(assignment.cwd)
-    process_title.show_title(assignment.title)
+    process_title.adopt(assignment.env, assignment.cwd, assignment.title)
     return assignment

@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
-from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.output.collector import OutputCollector
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -25,7 +26,7 @@ LONG = 60.0  # seconds; no test takes them unless something is broken
 
 _WORKER = """
 import os, sys
-from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.observe.log_channel import worker_logger
 labels = WorkerLabels(**{labels!r})
 log, faults = {fds!r}
@@ -43,7 +44,7 @@ class Worker:
 
     def __init__(self, output: WorkerOutput, code: str) -> None:
         fds = list(output.child_fds().values())
-        labels = output.labels.as_dict()
+        labels = asdict(output.labels)
         self._popen = subprocess.Popen(
             [sys.executable, "-c", _WORKER.format(labels=labels, fds=fds, code=code)],
             stdin=subprocess.PIPE,

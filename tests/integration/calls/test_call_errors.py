@@ -471,8 +471,8 @@ from tests.support.workers import Echo
 
 ex = Executor(Echo, 1)
 calls = [ex.call(lambda _: time.sleep(600), rank=0, non_block=True) for _ in range(2)]
-hub = ex._group.runtime.loop
-hub.post(lambda: os.close(hub._epoll.fileno()))
+loop = ex._group.runtime.loop
+loop.post(lambda: os.close(loop._epoll.fileno()))
 for call in calls:
     try:
         call.result()

@@ -61,10 +61,10 @@ def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, tmp_path: Pa
     waiter = threading.Thread(target=future.result, args=(WAIT,))
     waiter.start()
     wait_for(f"{gate}.0")
-    hub = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-loop")
+    loop = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-loop")
 
     def naps() -> int:
-        told = Path(f"/proc/self/task/{hub}/status").read_text()
+        told = Path(f"/proc/self/task/{loop}/status").read_text()
         return int(told.split("\nvoluntary_ctxt_switches:\t")[1].split()[0])
 
     before = naps()

@@ -26,11 +26,11 @@ DRIVER = f"""
 import sys; sys.path.insert(0, {ROOT!r})
 from tests.support import output
 from phalanx.runtime import GroupUp
-with output.plain_collector(console=None, name=sys.argv[1]) as scribe:
+with output.plain_collector(console=None, name=sys.argv[1]) as collector:
     print(flush=True)
     for number, _ in enumerate(sys.stdin):
-        scribe.log.info("said", number=number)
-        scribe.log.debug("murmured", number=number)
+        collector.log.info("said", number=number)
+        collector.log.debug("murmured", number=number)
 """
 LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.argv[1:]]))"
 

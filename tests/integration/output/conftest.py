@@ -24,21 +24,21 @@ def console() -> Iterator[Console]:
 
 
 @pytest.fixture
-def scribe(console: Console, launcher: Launcher) -> Iterator[OutputCollector]:
-    """A scribe that shows everything on `console` as JSON."""
+def collector(console: Console, launcher: Launcher) -> Iterator[OutputCollector]:
+    """A collector that shows everything on `console` as JSON."""
     with OutputCollector(
         launcher, console="json", level="debug", out=console.fd, err=console.fd
-    ) as scribe:
-        yield scribe
+    ) as collector:
+        yield collector
 
 
 @pytest.fixture
-def worker(scribe: OutputCollector) -> Iterator[Callable[[str], tuple[Worker, WorkerOutput]]]:
-    """Start a worker of `scribe` that runs some code; what still runs at the end is killed."""
+def worker(collector: OutputCollector) -> Iterator[Callable[[str], tuple[Worker, WorkerOutput]]]:
+    """Start a worker of `collector` that runs some code; what still runs at the end is killed."""
     started: list[tuple[Worker, WorkerOutput]] = []
 
     def start(code: str) -> tuple[Worker, WorkerOutput]:
-        output = scribe.open_worker(labels_of(len(started)))
+        output = collector.open_worker(labels_of(len(started)))
         started.append((Worker(output, code), output))
         return started[-1]
 

@@ -51,8 +51,8 @@ def open_fds() -> set[str]:
 def test_a_line_on_the_console_says_who_wrote_it(launcher: Launcher, console: Console) -> None:
     with OutputCollector(
         launcher, console="text", out=console.fd, err=console.fd, stream=False
-    ) as scribe:
-        output = scribe.open_worker(labels_of(3, incarnation=2, coordinates="dp=1,tp=1"))
+    ) as collector:
+        output = collector.open_worker(labels_of(3, incarnation=2, coordinates="dp=1,tp=1"))
         worker = Worker(output, "print('hello')")
         worker.wait()
         line = console.until(lambda line: line.endswith("hello"))
@@ -61,7 +61,7 @@ def test_a_line_on_the_console_says_who_wrote_it(launcher: Launcher, console: Co
 
 
 def test_eight_workers_at_once_lose_no_line_and_tear_none(
-    console: Console, worker: Start, scribe: OutputCollector
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     code = """
 for number in range(200):
@@ -108,8 +108,8 @@ def test_after_drain_the_tail_holds_everything_a_dead_worker_wrote(worker: Start
     assert numbers == list(range(numbers[0], numbers[-1] + 1))
 
 
-def test_a_killed_scribe_is_replaced_and_reads_what_was_written_meanwhile(
-    console: Console, worker: Start, scribe: OutputCollector
+def test_a_killed_collector_is_replaced_and_reads_what_was_written_meanwhile(
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     one, output = worker("""
 log = worker_logger(log, labels)
@@ -117,7 +117,7 @@ print("before", flush=True); input()
 print("after", flush=True); log.info("also.this")
 """)
     console.record(text_is("before"))
-    first = scribe.pid
+    first = collector.pid
     assert first is not None
 
     os.kill(first, signal.SIGKILL)
@@ -128,12 +128,12 @@ print("after", flush=True); log.info("also.this")
     assert drained
     assert output.tail().stdout == "before\nafter\n"
     assert [json.loads(line)["event"] for line in output.tail().logs] == ["also.this"]
-    assert scribe.pid != first
-    assert console.record(event_is("phalanx.helper_replaced"))["pid"] == scribe.pid
+    assert collector.pid != first
+    assert console.record(event_is("phalanx.helper_replaced"))["pid"] == collector.pid
 
 
-def test_a_scribe_killed_again_and_again_comes_back_each_time(
-    console: Console, worker: Start, scribe: OutputCollector
+def test_a_collector_killed_again_and_again_comes_back_each_time(
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     one, output = worker("""
 for line in sys.stdin:
@@ -141,7 +141,7 @@ for line in sys.stdin:
 """)
 
     for _ in range(4):
-        pid = scribe.pid
+        pid = collector.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         replaced = console.record(event_is("phalanx.helper_replaced"))
@@ -170,8 +170,8 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
 
 def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept(launcher: Launcher) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
-    with OutputCollector(launcher, console="text", out=null, err=null, stream=False) as scribe:
-        output = scribe.open_worker(labels_of(0))
+    with OutputCollector(launcher, console="text", out=null, err=null, stream=False) as collector:
+        output = collector.open_worker(labels_of(0))
         worker = Worker(
             output, "for i in range(1000): os.write(1, (b'y' * 99 + b'\\n') * 1000)\nprint('done')"
         )
@@ -187,9 +187,9 @@ def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept(launcher: 
 
 
 def test_binary_garbage_and_a_line_without_end_harm_nobody(
-    console: Console, worker: Start, scribe: OutputCollector
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
-    pid = scribe.pid
+    pid = collector.pid
     one, output = worker("""
 os.write(1, bytes(range(256)) * 64 + b"\\n")
 os.write(2, b"z" * 3_000_000)
@@ -202,13 +202,13 @@ os.write(1, b"\\x1b[2J\\x07 end\\n")
     assert one.wait() == 0
     assert output.drain(soon())
     assert output.tail().stderr == "z" * 65536
-    assert scribe.pid == pid
+    assert collector.pid == pid
 
 
 def test_garbage_on_the_log_channel_is_shown_as_such(
-    console: Console, worker: Start, scribe: OutputCollector
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
-    pid = scribe.pid
+    pid = collector.pid
     worker("""
 import socket
 channel = socket.socket(fileno=log)
@@ -222,7 +222,7 @@ channel.send(b'{"event": "sane"}')
 
     malformed = [line for line in console.lines if "phalanx.malformed_record" in line]
     assert len(malformed) == 5
-    assert scribe.pid == pid
+    assert collector.pid == pid
 
 
 def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(
@@ -230,9 +230,9 @@ def test_a_record_that_cannot_be_shown_as_text_ends_nobodys_output(
 ) -> None:
     with OutputCollector(
         launcher, console="text", out=console.fd, err=console.fd, stream=False
-    ) as scribe:
-        pid = scribe.pid
-        output = scribe.open_worker(labels_of(3))
+    ) as collector:
+        pid = collector.pid
+        output = collector.open_worker(labels_of(3))
         Worker(
             output,
             """
@@ -245,12 +245,12 @@ channel.send(b'{"event": "sane"}')
 """,
         ).wait()
         console.until(lambda line: "sane" in line)
-        assert scribe.pid == pid
+        assert collector.pid == pid
     assert any(" mine" in line for line in console.lines)
 
 
 def test_events_of_the_driver_come_out_in_order_with_their_fields(
-    console: Console, scribe: OutputCollector
+    console: Console, collector: OutputCollector
 ) -> None:
     events = (
         WorkerStarted(child="root/tp/0", group="tp", rank=0, incarnation=1, epoch=1, pid=7, at=1.5),
@@ -259,8 +259,8 @@ def test_events_of_the_driver_come_out_in_order_with_their_fields(
     )
 
     for event in events:
-        scribe.emit(event)
-    scribe.log.info("driver.own", answer=42)
+        collector.emit(event)
+    collector.log.info("driver.own", answer=42)
 
     assert console.record(event_is("driver.own"))["answer"] == 42
     seen = [json.loads(line) for line in console.lines[:-1]]
@@ -269,12 +269,12 @@ def test_events_of_the_driver_come_out_in_order_with_their_fields(
     assert seen[1]["took"] == 0.25
 
 
-def test_what_is_emitted_when_the_scribe_has_ended_is_shown_by_the_driver(
-    console: Console, scribe: OutputCollector
+def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
+    console: Console, collector: OutputCollector
 ) -> None:
-    scribe.close()
+    collector.close()
 
-    scribe.emit(SupervisorGaveUp("top", "a", "more than 3 restarts in 60 s", at=1.0))
+    collector.emit(SupervisorGaveUp("top", "a", "more than 3 restarts in 60 s", at=1.0))
 
     record = console.record(event_is("phalanx.supervisor_gave_up"))
     assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")
@@ -289,32 +289,32 @@ def test_a_workers_field_named_kind_does_not_make_its_record_another(
     assert console.record(event_is("mine"))["kind"] == "log"
 
 
-def test_a_hung_scribe_makes_drain_return_at_its_deadline(
-    worker: Start, scribe: OutputCollector
+def test_a_hung_collector_makes_drain_return_at_its_deadline(
+    worker: Start, collector: OutputCollector
 ) -> None:
     one, output = worker("print('x')")
     one.wait()
-    assert scribe.pid is not None
-    os.kill(scribe.pid, signal.SIGSTOP)
+    assert collector.pid is not None
+    os.kill(collector.pid, signal.SIGSTOP)
 
     in_time = output.drain(time.monotonic() + 0.05)
-    os.kill(scribe.pid, signal.SIGCONT)
+    os.kill(collector.pid, signal.SIGCONT)
     later = output.drain(soon())
 
     assert (in_time, later) == (False, True)
 
 
-def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
-    worker: Start, scribe: OutputCollector, monkeypatch: pytest.MonkeyPatch
+def test_a_collector_that_is_stopped_and_takes_no_message_is_replaced(
+    worker: Start, collector: OutputCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helper, "_PATIENCE", 0.2)
     _, output = worker("input()")
-    stopped = scribe.pid
+    stopped = collector.pid
     assert stopped is not None
     os.kill(stopped, signal.SIGSTOP)
 
     def talk() -> None:
-        while scribe.pid == stopped:
+        while collector.pid == stopped:
             output.label()  # more than its socket holds
 
     talking = threading.Thread(target=talk, daemon=True)
@@ -328,9 +328,9 @@ def test_a_scribe_that_is_stopped_and_takes_no_message_is_replaced(
 
 
 def test_a_worker_that_logs_faster_than_anybody_reads_drops_and_says_so(
-    console: Console, worker: Start, scribe: OutputCollector
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
-    pid = scribe.pid
+    pid = collector.pid
     assert pid is not None
     one, _ = worker(f"""
 log = worker_logger(log, labels)
@@ -358,40 +358,40 @@ def test_close_shows_what_was_written_and_leaves_nothing(
 ) -> None:
     launcher.warm()
     before = open_fds()
-    scribe = OutputCollector(launcher, console="json", out=console.fd, err=console.fd)
-    output = scribe.open_worker(labels_of(0))
+    collector = OutputCollector(launcher, console="json", out=console.fd, err=console.fd)
+    output = collector.open_worker(labels_of(0))
     worker = Worker(output, "print('last thing')")
     worker.wait()
-    pid = scribe.pid
+    pid = collector.pid
 
-    scribe.close()
+    collector.close()
 
     assert console.record(text_is("last thing"))
     assert open_fds() == before
     assert not Path(f"/proc/{pid}").exists()
-    scribe.close()  # twice is once
+    collector.close()  # twice is once
     output.close()
 
 
-def test_workers_that_come_and_go_leak_no_descriptor_anywhere(scribe: OutputCollector) -> None:
-    first = scribe.open_worker(labels_of(0))
+def test_workers_that_come_and_go_leak_no_descriptor_anywhere(collector: OutputCollector) -> None:
+    first = collector.open_worker(labels_of(0))
     assert first.drain(soon())
-    mine, its = open_fds(), len(list(Path(f"/proc/{scribe.pid}/fd").iterdir()))
+    mine, its = open_fds(), len(list(Path(f"/proc/{collector.pid}/fd").iterdir()))
 
     for number in range(50):
-        output = scribe.open_worker(labels_of(1, incarnation=number))
+        output = collector.open_worker(labels_of(1, incarnation=number))
         output.close_child_ends()
         output.close()
     assert first.drain(soon())
 
     assert open_fds() == mine
     assert (
-        len(list(Path(f"/proc/{scribe.pid}/fd").iterdir())) <= its + 1
+        len(list(Path(f"/proc/{collector.pid}/fd").iterdir())) <= its + 1
     )  # the answer to drain, still open
 
 
-def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
-    console: Console, worker: Start, scribe: OutputCollector
+def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_collector(
+    console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     one, output = worker("input(); print('still read')")
     before = open_fds()
@@ -400,9 +400,9 @@ def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
     if child == 0:
         status = 1
         with contextlib.suppress(BaseException):
-            scribe.emit(GroupUp(group="child", epoch=1, world_size=1, took=0.1, at=0.0))
+            collector.emit(GroupUp(group="child", epoch=1, world_size=1, took=0.1, at=0.0))
             output.close()
-            scribe.close()
+            collector.close()
             status = 0 if len(open_fds()) < len(before) - 5 else 2
         os._exit(status)
     _, status = os.waitpid(child, 0)
@@ -416,16 +416,16 @@ def test_a_forked_child_of_the_driver_cannot_touch_its_parent_s_scribe(
     assert not any('"child"' in line and "group_up" in line for line in console.lines)
 
 
-def test_a_closed_scribe_takes_no_worker_and_swallows_events(
+def test_a_closed_collector_takes_no_worker_and_swallows_events(
     launcher: Launcher, console: Console
 ) -> None:
-    scribe = OutputCollector(launcher, console=None, out=console.fd, err=console.fd)
-    scribe.close()
+    collector = OutputCollector(launcher, console=None, out=console.fd, err=console.fd)
+    collector.close()
 
-    scribe.emit(GroupUp(group="tp", epoch=1, world_size=1, took=0.1, at=0.0))
+    collector.emit(GroupUp(group="tp", epoch=1, world_size=1, took=0.1, at=0.0))
 
     with pytest.raises(RuntimeFault, match="closed"):
-        scribe.open_worker(labels_of(0))
+        collector.open_worker(labels_of(0))
 
 
 @pytest.mark.parametrize(
@@ -436,13 +436,13 @@ def test_options_that_make_no_sense_are_refused(launcher: Launcher, field: str, 
         OutputCollector(launcher, **{field: value})
 
 
-def test_when_the_driver_is_killed_the_scribe_ends_and_the_stream_with_it() -> None:
+def test_when_the_driver_is_killed_the_collector_ends_and_the_stream_with_it() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 import time
 from tests.support import output
-scribe = output.plain_collector(console=None)
-print(scribe.pid, scribe.address, flush=True)
+collector = output.plain_collector(console=None)
+print(collector.pid, collector.address, flush=True)
 input()
 """
     driver = subprocess.Popen(

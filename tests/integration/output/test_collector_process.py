@@ -1,4 +1,4 @@
-"""The scribe as the runtime starts it: by the launcher, under the guardian's eye."""
+"""The collector as the runtime starts it: by the launcher, under the guardian's eye."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LONG = 60.0
 LABELS = WorkerLabels(child="root/tp/0", group="tp", rank=0)
 
 
-def test_a_scribe_that_is_killed_is_started_again_by_the_launcher() -> None:
+def test_a_collector_that_is_killed_is_started_again_by_the_launcher() -> None:
     with Runtime(console=None, stream=False) as runtime:
         output = runtime.collector.open_worker(LABELS)
         first = runtime.collector.pid
@@ -29,7 +29,7 @@ def test_a_scribe_that_is_killed_is_started_again_by_the_launcher() -> None:
         output.close()
 
 
-def test_closing_the_runtime_ends_the_scribe_and_the_stream() -> None:
+def test_closing_the_runtime_ends_the_collector_and_the_stream() -> None:
     with Runtime(console=None) as runtime:
         pid, address = runtime.collector.pid, runtime.collector.address
         assert address is not None

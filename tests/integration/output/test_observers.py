@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def scribe(launcher: Launcher, console: Console) -> Iterator[OutputCollector]:
+def collector(launcher: Launcher, console: Console) -> Iterator[OutputCollector]:
     with OutputCollector(
         launcher, console=None, out=console.fd, err=console.fd, name="mine"
-    ) as scribe:
-        yield scribe
+    ) as collector:
+        yield collector
 
 
 def mine() -> DriverStream:
@@ -41,11 +41,11 @@ def mine() -> DriverStream:
     return driver
 
 
-def attached(scribe: OutputCollector, observer: Observer) -> None:
-    """Return once *observer* hears *scribe*: a subscription takes a moment to arrive."""
+def attached(collector: OutputCollector, observer: Observer) -> None:
+    """Return once *observer* hears *collector*: a subscription takes a moment to arrive."""
     deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
-        scribe.emit(GroupUp(group="knock", epoch=0, world_size=1, took=0.0, at=0.0))
+        collector.emit(GroupUp(group="knock", epoch=0, world_size=1, took=0.0, at=0.0))
         if observer.next(time.monotonic() + 0.05) is not None:
             return
     raise AssertionError("the observer was never heard")
@@ -69,41 +69,41 @@ def test_a_driver_is_found_by_its_socket_and_no_folder_is_needed(
 
     with OutputCollector(
         launcher, console=None, out=console.fd, err=console.fd, name=name
-    ) as scribe:
+    ) as collector:
         driver = mine()
         made = list(tmp_path.iterdir())
 
-    assert driver.address == scribe.address
+    assert driver.address == collector.address
     assert name.startswith(driver.name)
     assert len(driver.name) > 10
     assert made == []
     assert driver.address not in Path("/proc/net/unix").read_text()
 
 
-def test_an_observer_sees_lines_records_and_events(scribe: OutputCollector) -> None:
-    output: WorkerOutput = scribe.open_worker(labels_of(1, incarnation=4))
+def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -> None:
+    output: WorkerOutput = collector.open_worker(labels_of(1, incarnation=4))
     with Observer(mine()) as observer:
-        attached(scribe, observer)
+        attached(collector, observer)
 
         worker = Worker(output, "print('out')\nworker_logger(log, labels).info('step', n=3)")
-        scribe.emit(GroupUp(group="tp", epoch=2, world_size=1, took=0.0, at=0.0))
+        collector.emit(GroupUp(group="tp", epoch=2, world_size=1, took=0.0, at=0.0))
 
         line = until(observer, kind="stdout", text="out")
         assert (line["rank"], line["incarnation"], line["group"]) == (1, 4, "tp")
         worker.wait()
     with Observer(mine()) as observer:
-        attached(scribe, observer)
-        scribe.log.info("later", n=1)
-        scribe.emit(GroupUp(group="tp", epoch=3, world_size=1, took=0.0, at=0.0))
+        attached(collector, observer)
+        collector.log.info("later", n=1)
+        collector.emit(GroupUp(group="tp", epoch=3, world_size=1, took=0.0, at=0.0))
         assert until(observer, event="later")["kind"] == "event"
         assert until(observer, epoch=3)["event"] == "phalanx.group_up"
         assert observer.missed == 0
 
 
-def test_an_observer_is_told_when_the_driver_closes(scribe: OutputCollector) -> None:
+def test_an_observer_is_told_when_the_driver_closes(collector: OutputCollector) -> None:
     with Observer(mine()) as observer:
-        attached(scribe, observer)
-        scribe.close()
+        attached(collector, observer)
+        collector.close()
 
         records = list(observer)
 
@@ -111,10 +111,10 @@ def test_an_observer_is_told_when_the_driver_closes(scribe: OutputCollector) -> 
     assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
-def test_a_workers_record_does_not_end_the_stream(scribe: OutputCollector) -> None:
-    output: WorkerOutput = scribe.open_worker(labels_of(1))
+def test_a_workers_record_does_not_end_the_stream(collector: OutputCollector) -> None:
+    output: WorkerOutput = collector.open_worker(labels_of(1))
     with Observer(mine()) as observer:
-        attached(scribe, observer)
+        attached(collector, observer)
         code = "log = worker_logger(log, labels); log.info('phalanx.stream_closed', kind='event')"
 
         worker = Worker(output, f"{code}; log.info('after')")
@@ -123,21 +123,21 @@ def test_a_workers_record_does_not_end_the_stream(scribe: OutputCollector) -> No
         worker.wait()
 
 
-def test_an_observer_goes_on_after_the_scribe_was_replaced(scribe: OutputCollector) -> None:
+def test_an_observer_goes_on_after_the_collector_was_replaced(collector: OutputCollector) -> None:
     with Observer(mine()) as observer:
-        attached(scribe, observer)
-        assert scribe.pid is not None
-        os.kill(scribe.pid, signal.SIGKILL)
+        attached(collector, observer)
+        assert collector.pid is not None
+        os.kill(collector.pid, signal.SIGKILL)
 
-        attached(scribe, observer)
+        attached(collector, observer)
 
 
 def test_an_observer_that_does_not_read_slows_nobody_and_knows_what_it_missed(
-    scribe: OutputCollector,
+    collector: OutputCollector,
 ) -> None:
-    output = scribe.open_worker(labels_of(0))
+    output = collector.open_worker(labels_of(0))
     with Observer(mine()) as observer:
-        attached(scribe, observer)
+        attached(collector, observer)
 
         worker = Worker(output, "for i in range(60000): print(i)\n")
         code = worker.wait()
@@ -145,7 +145,7 @@ def test_an_observer_that_does_not_read_slows_nobody_and_knows_what_it_missed(
         seen = 0
         while observer.next(time.monotonic() + 0.2) is not None:
             seen += 1
-        attached(scribe, observer)  # something after the gap, so that it shows
+        attached(collector, observer)  # something after the gap, so that it shows
 
     assert (code, drained) == (0, True)
     assert observer.missed > 0
@@ -164,7 +164,7 @@ def test_iteration_ends_when_the_driver_is_killed() -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
 from tests.support import output
-scribe = output.plain_collector(console=None)
+collector = output.plain_collector(console=None)
 print(flush=True); input()
 """
     driver = subprocess.Popen(
@@ -183,7 +183,7 @@ print(flush=True); input()
 
 
 def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(
-    scribe: OutputCollector,
+    collector: OutputCollector,
 ) -> None:
     if os.geteuid():
         pytest.skip("only root can be two users")
@@ -206,7 +206,7 @@ def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(
 
     for one in sockets:
         one.close()
-    assert scribe.address in found
+    assert collector.address in found
     assert not set(addresses) & set(found)
 
 
@@ -245,8 +245,8 @@ print(flush=True); input()
 def test_without_a_stream_there_is_no_socket(launcher: Launcher, console: Console) -> None:
     with OutputCollector(
         launcher, console=None, stream=False, out=console.fd, err=console.fd
-    ) as scribe:
-        assert scribe.address is None
+    ) as collector:
+        assert collector.address is None
         assert os.getpid() not in [driver.pid for driver in find_drivers()]
 
 
@@ -259,9 +259,9 @@ def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
 
     with OutputCollector(
         launcher, console="json", out=console.fd, err=console.fd, name="x" * 200
-    ) as scribe:
+    ) as collector:
         record = console.record(lambda r: r["event"] == "phalanx.stream_unavailable")
-        scribe.log.info("alive")
+        collector.log.info("alive")
 
         assert "too long" in record["problem"]
         assert console.record(lambda r: r["event"] == "alive")

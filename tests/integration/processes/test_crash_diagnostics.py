@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.observe.diagnostics import create_last_words, read_last_words
+from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def faults() -> Iterator[int]:
-    fd = create_last_words()
+    fd = create_crash_output()
     yield fd
     os.close(fd)
 
@@ -26,8 +26,9 @@ def faults() -> Iterator[int]:
 def die(faults: int, code: str) -> tuple[int, str]:
     """Return how a process ended that ran *code*, and its stderr."""
     head = f"""
-from phalanx.runtime.observe.diagnostics import install_last_words
-words = install_last_words({faults})
+from phalanx.runtime.observe.diagnostics import install_crash_output
+import sys
+install_crash_output({faults})
 """
     done = subprocess.run(
         [sys.executable, "-c", head + code],
@@ -49,11 +50,11 @@ class Odd(Exception):
     def __notes__(self): raise RuntimeError("no notes")
     __traceback__ = property(lambda self: 1 / 0)
     __cause__ = property(lambda self: 1 / 0)
-words.record(Odd())
+sys.excepthook(Odd, Odd(), None)
 """,
     )
 
-    assert (status, read_last_words(faults)) == (
+    assert (status, read_crash_output(faults)) == (
         0,
         "Odd, which cannot be shown: ZeroDivisionError\n",
     )
@@ -71,7 +72,7 @@ def test_a_fatal_signal_leaves_the_stacks(
 ) -> None:
     status, _ = die(faults, f"def inner():\n  {code}\ninner()")
 
-    words = read_last_words(faults)
+    words = read_crash_output(faults)
 
     assert status == -number
     assert words.startswith(f"Fatal Python error: {headline}\n")
@@ -81,7 +82,7 @@ def test_a_fatal_signal_leaves_the_stacks(
 def test_an_exception_nobody_caught_is_kept_and_shown_as_ever(faults: int) -> None:
     status, stderr = die(faults, "raise ValueError('no such shard')")
 
-    words = read_last_words(faults)
+    words = read_crash_output(faults)
 
     assert status == 1
     assert words.startswith("Traceback (most recent call last):")
@@ -101,16 +102,16 @@ for number in range(3):
 """,
     )
 
-    words = read_last_words(faults)
+    words = read_crash_output(faults)
 
     assert [f"RuntimeError: thread {number}" in words for number in range(3)] == [True] * 3
     assert words.endswith("\nRuntimeError: thread 2\n")
 
 
 def test_an_exception_before_a_fatal_signal_is_kept_beside_it(faults: int) -> None:
-    die(faults, "words.record(KeyError('first'))\nimport os; os.abort()")
+    die(faults, "sys.excepthook(KeyError, KeyError('first'), None)\nimport os; os.abort()")
 
-    words = read_last_words(faults)
+    words = read_crash_output(faults)
 
     assert words.index("KeyError: 'first'") < words.index("Fatal Python error: Aborted\n")
 
@@ -120,11 +121,14 @@ def test_a_process_that_was_killed_or_left_says_nothing(faults: int) -> None:
     die(faults, "raise SystemExit(3)")
     die(faults, "import threading, sys; threading.Thread(target=sys.exit).start()")
 
-    assert read_last_words(faults) == ""
+    assert read_crash_output(faults) == ""
 
 
 def test_words_without_end_are_cut(faults: int) -> None:
-    die(faults, "for _ in range(4000): words.record(ValueError('x' * 1000))")
+    die(
+        faults,
+        "for _ in range(4000): sys.excepthook(ValueError, ValueError('x' * 1000), None)",
+    )
 
     assert os.fstat(faults).st_size < 2 << 20
-    assert read_last_words(faults).endswith("\nValueError: " + "x" * 1000 + "\n")
+    assert read_crash_output(faults).endswith("\nValueError: " + "x" * 1000 + "\n")

@@ -61,9 +61,10 @@ class Echo:
     def spawn(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         self.begun.set()
         assert self.gate.wait(LONG)
-        fd = control.fileno()
-        command = [sys.executable, "-S", "-c", ECHO, str(fd)]
-        return interpreter.start_process(self._loop, "echo", command, on_exit, pass_fds=[fd])
+        command = [sys.executable, "-S", "-c", ECHO]
+        return interpreter.start_helper(
+            self._loop, "echo", command, [], control=control, on_exit=on_exit
+        )
 
     def exited(self, pid: int | None, reason: Any) -> bool:
         self.exits.put((pid, str(reason), self.heard.qsize()))

@@ -21,14 +21,10 @@ def test_killing_a_tree_ends_every_kind_of_descendant(starter: Starter, kind: st
     process = starter.start("beget", kind)
     pids = starter.line.hear()["pids"]
 
-    report = process.kill_tree(soon())
+    left = process.kill_tree(soon())
 
-    assert report.left == ()
-    killed = {hunted.pid for hunted in report.killed}
-    assert process.pid in killed
-    if kind not in ("forker", "lost", "zombie"):  # whose pid is another's by now, or that has ended
-        assert set(pids.values()) <= killed
-    assert not any(is_alive(pid) for pid in killed)
+    assert left == ()
+    assert not any(is_alive(pid) for pid in pids.values())
     assert process.status is not None
     assert process.status.signal == signal.SIGKILL
     assert bystander.status is None
@@ -45,9 +41,9 @@ def test_what_a_dead_process_left_behind_is_still_found(starter: Starter, kind: 
     assert process.status.code == 0
     assert is_alive(pid)
 
-    report = process.kill_tree(soon())
+    left = process.kill_tree(soon())
 
-    assert [hunted.pid for hunted in report.killed] == [pid]
+    assert left == ()
     assert not is_alive(pid)
 
 
@@ -60,7 +56,7 @@ def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: S
 
     eventually(process.is_stopped)
     assert process.status is None
-    assert process.kill_tree(soon()).left == ()
+    assert process.kill_tree(soon()) == ()
     assert not is_alive(child)
 
 
@@ -68,7 +64,7 @@ def test_a_process_that_holds_the_gil_for_ever_is_killed(starter: Starter) -> No
     process = starter.start("beget", "daemon hold_gil")
     daemon = starter.line.hear()["pids"]["daemon"]
 
-    assert process.kill_tree(soon()).left == ()
+    assert process.kill_tree(soon()) == ()
 
     assert not is_alive(daemon)
     assert process.state() == ""
@@ -78,9 +74,9 @@ def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None
     process = starter.start("drive")
     said = starter.line.hear()
 
-    report = process.kill_tree(soon())
+    left = process.kill_tree(soon())
 
-    assert report.left == ()
+    assert left == ()
     assert not any(is_alive(pid) for pid in said["pids"])
     assert len(said["pids"]) == 4  # its guardian, its zygote, its worker, the worker's daemon
 
@@ -89,9 +85,9 @@ def test_a_kill_that_cannot_finish_names_what_is_left_at_its_deadline(starter: S
     process = starter.start("stay")
     starter.line.hear()
 
-    report = process.kill_tree(0.0)
+    left = process.kill_tree(0.0)
 
-    assert [hunted.pid for hunted in (*report.left, *report.killed)] == [process.pid]
+    assert {each.pid for each in left} <= {process.pid}
     assert process.wait(soon())
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.observe.render import render, render_lines, render_record, text_of
+from phalanx.runtime.observe.render import render, render_lines, text_of
 from phalanx.runtime.output.reader import LineSplitter
 
 
@@ -78,7 +78,7 @@ def test_a_record_is_one_line_and_its_traceback_lines_below() -> None:
         ],
     }
 
-    shown = render_record("[tp/1 #1 7]", record).decode()
+    shown = render(record, "[tp/1 #1 7]").decode()
 
     assert shown == (
         "03:04:05.678 error    [tp/1 #1 7] step.failed"

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.observe.log_channel import (
     MAX_RECORD,
     LogChannel,
-    driver_logger,
+    channel_logger,
     encode_record,
     worker_logger,
 )
@@ -177,10 +177,10 @@ said = []
 structlog.configure(processors=[lambda _, __, e: said.append(dict(e)) or repr(e)])
 logging.basicConfig(format="MINE %(message)s")
 before = (structlog.get_config(), list(logging.root.handlers), logging.root.level)
-from phalanx.runtime.observe.labels import WorkerLabels
-from phalanx.runtime.observe.log_channel import LogChannel, driver_logger, worker_logger
+from phalanx.runtime.observe.events import WorkerLabels
+from phalanx.runtime.observe.log_channel import LogChannel, channel_logger, worker_logger
 a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-driver_logger(LogChannel(os.dup(a.fileno()), where="driver")).warning("ours")
+channel_logger(LogChannel(os.dup(a.fileno()), where="driver")).warning("ours")
 worker_logger(os.dup(a.fileno()), WorkerLabels(child="c", group="g")).warning("ours too")
 structlog.get_logger().info("theirs")
 logging.warning("theirs too")
@@ -195,7 +195,7 @@ assert before == (structlog.get_config(), list(logging.root.handlers), logging.r
 
 
 def test_the_driver_s_records_carry_what_was_bound(pair: Pair) -> None:
-    log = driver_logger(LogChannel(pair.fd, where="driver"), executor="tp")
+    log = channel_logger(LogChannel(pair.fd, where="driver")).bind(executor="tp")
 
     log.warning("slow", seconds=3.5)
 

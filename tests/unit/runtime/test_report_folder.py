@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.runtime.observe.crash_report import CrashReport
-from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
-from phalanx.runtime.observe.labels import WorkerLabels
+from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten, WorkerLabels
 from phalanx.runtime.observe.report_store import ReportFolder, read_report
 from phalanx.supervision import ExitKind, ExitReason, SpecError
 

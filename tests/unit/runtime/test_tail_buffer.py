@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.runtime.output.tail_buffer import LANES, Tail
-from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -67,8 +65,7 @@ def test_a_second_mapping_reads_what_the_first_wrote(tail: Tail) -> None:
 
     tail.write("log", [b'{"event": "x"}\n', b'{"event": "y"}\n'])
 
-    assert other.log_lines() == ('{"event": "x"}', '{"event": "y"}')
-    assert other.log_lines(limit=1) == ('{"event": "y"}',)
+    assert other.text("log") == '{"event": "x"}\n{"event": "y"}\n'
     other.close()
 
 
@@ -112,7 +109,7 @@ while True:
 
 def test_a_write_that_was_cut_short_is_not_shown_nor_what_it_overwrote(tail: Tail) -> None:
     tail.write("stdout", [b"a" * 40 + b"\n" + b"b" * 22 + b"\n"])
-    reserved = 16  # where the first lane's counter lies: after magic and capacity
+    reserved = 0  # where the first lane's counter lies
     os.pwrite(tail.fd, (64 + 30).to_bytes(8, "little"), reserved)
     os.pwrite(tail.fd, b"?" * 10, 128)  # ten of the thirty bytes, then it was killed
 
@@ -122,12 +119,3 @@ def test_a_write_that_was_cut_short_is_not_shown_nor_what_it_overwrote(tail: Tai
 
     assert cut == b"b" * 22 + b"\n"
     assert after == b"b" * 22 + b"\n" + b"c\n"
-
-
-@pytest.mark.parametrize("size", [0, 128, 5000])
-def test_what_is_no_tail_is_refused(size: int) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.truncate(size)
-
-        with pytest.raises(RuntimeFault, match="no tail"):
-            Tail(file.fileno())
