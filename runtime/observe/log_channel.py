@@ -65,9 +65,9 @@ class LogChannel:
             not self._dropped and self._wait_writable() and self._send(record)
         ) or self._drop()  # fmt: skip
 
-    def emit(self, event: LoggedEvent, **labels: object) -> bool:
+    def emit(self, event: LoggedEvent) -> bool:
         """Send *event* as a record."""
-        return self.send(encode_record({"timestamp": timestamp(), **labels, **fields(event)}))
+        return self.send(encode_record({"timestamp": timestamp(), **fields(event)}))
 
     def close(self) -> None:
         """Close the descriptor; later records are dropped."""
