@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checker.checker import INVARIANTS
-    from .checker.violation import Violation
+    from .checker.checker import INVARIANTS, Violation
     from .config import Chaos
     from .history.events import Event
     from .history.history import History
@@ -50,7 +49,7 @@ __all__ = [
 
 _HOMES = (
     *("nemesis.catalog", "nemesis.schedule", "nemesis.worker_faults", "config"),
-    *("history.history", "history.events", "checker.violation", "checker.checker"),
+    *("history.history", "history.events", "checker.checker"),
     *("report.result", "report.html", "workload.target", "session", "store", "runner"),
     "shrink.shrinker",
 )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from phalanx.chaos.history.events import CallSent, CallSettled
     from phalanx.chaos.history.history import CallHistory, History
 
-    from .violation import Findings
+    from .checker import Findings
 
 _ALL_RANKS = "restart ranks "  # how a decision begins that restarts kept survivors as well
 _EARLY = 0.05  # seconds by which a deadline may differ from the one in the history

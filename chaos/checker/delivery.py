@@ -6,6 +6,7 @@ in which they were sent, so what arrives shows what must have arrived before it.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import defaultdict
 from functools import cached_property
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from phalanx.chaos.history.events import Event
     from phalanx.chaos.history.history import CallHistory, History
 
-    from .violation import Findings
+    from .checker import Findings
 
 _NOT_SENT = ("error", "fault", "cancelled")  # outcomes of calls that may not have reached a method
+_WITHDRAWN = ("timeout", "cancelled")  # outcomes of calls that a worker may pass over
 _BEFORE = 5.0  # seconds between a death and the issue of a call that fails with it
 _AFTER = 10.0  # seconds between the end of a call that failed and the event of its death
 _SENT_AGAIN = ("restart", "replace")  # how decisions begin after which calls are sent again
@@ -143,6 +145,13 @@ class _Deliveries:
                 self.sent[sent.group, rank, incarnation].append(sent)
         self.began = {(each.worker, each.wire): each for each in reversed(history.every(CallBegan))}
         self.ended = {(each.worker, each.wire): each for each in reversed(history.every(CallEnded))}
+        self._gone: dict[tuple[str, int, int], float] = {}
+        ends: tuple[RankExited | RankDied, ...]
+        ends = (*history.every(RankExited), *history.every(RankDied))
+        for each in ends:
+            if each.rank is not None:
+                worker = each.group, each.rank, each.incarnation
+                self._gone[worker] = min(each.at, self._gone.get(worker, math.inf))
         self.stops: dict[str, list[float]] = defaultdict(list)
         self._changes: dict[str, list[float]] = defaultdict(list)
         self._raised: dict[str, list[float]] = defaultdict(list)
@@ -156,9 +165,12 @@ class _Deliveries:
 
     def is_calm(self, one: CallSent, other: CallSent) -> bool:
         """Whether the group did not change between these two."""
-        if _any(self._raised[one.group], one.at - _HEARD, other.at):
-            return False
-        return not _any(self._changes[one.group], one.at, other.at)
+        return not self._changed(one, other.at)
+
+    def _changed(self, sent: CallSent, until: float) -> bool:
+        if _any(self._raised[sent.group], sent.at - _HEARD, until):
+            return True
+        return _any(self._changes[sent.group], sent.at, until)
 
     @cached_property
     def heard(self) -> dict[tuple[tuple[str, int, int], int], float]:
@@ -179,20 +191,33 @@ class _Deliveries:
 
     def may_have_begun(self, sent: CallSent) -> bool:
         """Whether a rank may have begun *sent*, perhaps without recording it before its death."""
-        return any(self._may_have_begun((sent.group, *who), sent) for who in sent.ranks)
+        places = (((sent.group, *who), sent.wire) for who in sent.ranks)
+        return any(place in self.began or place in self._unseen for place in places)
 
-    def _may_have_begun(self, worker: tuple[str, int, int], sent: CallSent) -> bool:
-        if (worker, sent.wire) in self.began:
+    @cached_property
+    def _unseen(self) -> set[tuple[tuple[str, int, int], int]]:
+        """By worker and sending: what a worker may have come to, by what was sent to it before."""
+        unseen: set[tuple[tuple[str, int, int], int]] = set()
+        for worker, sendings in self.sent.items():
+            may_come = True
+            for sent in sendings:
+                place = worker, sent.wire
+                if may_come:
+                    unseen.add(place)
+                # A worker records what it begins before it begins the next, except what was
+                # withdrawn.
+                if place in self.began:
+                    may_come = place in self.ended
+                else:
+                    may_come = may_come and self._may_be_withdrawn(worker, sent)
+        return unseen
+
+    def _may_be_withdrawn(self, worker: tuple[str, int, int], sent: CallSent) -> bool:
+        """Whether *worker* may have passed over *sent*: for its caller, or after a change."""
+        if any(each.outcome in _WITHDRAWN for each in self._history.calls[sent.call].settled):
             return True
-        sendings = self.sent[worker]
-        before = bisect_left(sendings, sent.wire, key=lambda each: each.wire)
-        if not before:
-            return True
-        latest = sendings[before - 1]
-        if (worker, latest.wire) in self.began:
-            return (worker, latest.wire) in self.ended
-        # A worker records what it begins before it can begin the next, except what was withdrawn.
-        return not self.is_calm(latest, sent)
+        until = math.nextafter(self._gone.get(worker, math.inf), -math.inf)
+        return self._changed(sent, until)
 
 
 def _stops_calls(event: Event) -> bool:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from phalanx.chaos.history.events import GroupBuilt
     from phalanx.chaos.history.history import History
 
-    from .violation import Findings
+    from .checker import Findings
 
 _EDGE = 0.25  # seconds by which the time of a death in a report may differ from the one counted
 _NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds on an idle machine

@@ -153,7 +153,9 @@ class WorkerProbe:
             self._end(call, wire, type(error).__name__)
             raise
         if call.is_stream:
-            return self._items(call, wire, result)
+            items = self._items(call, wire, result)
+            next(items)  # a generator that is closed before it has begun would record no end
+            return items
         self._end(call, wire)
         if isinstance(result, AsyncOutput):
             return _TaggedOutput(result, lambda value: self._reply(call, wire, value))
@@ -166,6 +168,7 @@ class WorkerProbe:
 
     def _items(self, call: InstrumentedCall, wire: int, made: Any) -> Iterator[Any]:
         try:
+            yield  # for `invoke`
             for index, item in enumerate(made):
                 yield self._reply(call, wire, item, index)
         except BaseException as error:

@@ -28,7 +28,7 @@ from phalanx.chaos.history.events import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from phalanx.chaos.checker.violation import Violation
+    from phalanx.chaos.checker.checker import Violation
     from phalanx.chaos.config import Chaos
     from phalanx.chaos.history.history import History
 

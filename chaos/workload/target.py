@@ -52,7 +52,7 @@ class BuiltTarget:
         if self.executor is not None:
             return self.executor.is_failed
         root: Any = self.handle
-        return isinstance(root, Supervisor) and root.reason is not None
+        return isinstance(root, Supervisor) and root.exit_reason is not None
 
     def close(self) -> None:
         """Close it."""

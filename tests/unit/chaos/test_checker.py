@@ -215,6 +215,28 @@ def test_who_had_ended_a_call_may_have_begun_the_next_unseen() -> None:
     assert teller.broken() == set()
 
 
+@pytest.mark.parametrize("by", ["a death", "its caller"])
+def test_a_call_behind_one_that_was_withdrawn_may_have_begun_unseen(by: str) -> None:
+    teller = whole(strategy="one_for_one")
+    withdrawn = teller.issue(seconds=0.0)
+    teller.send(withdrawn)  # no rank begins it
+    call = teller.issue(shape="single", rank=1)
+    teller.send(call, 1)
+    if by == "a death":
+        teller.die(0)
+        teller.start(0, meets=False, new_epoch=False)
+    else:
+        teller.settle(withdrawn, "timeout")
+    teller.die(1)
+    teller.settle(call, "died")
+    teller.start(1, meets=False, new_epoch=False)
+    if by == "a death":
+        lies.again(teller, withdrawn)
+    teller.close()
+
+    assert teller.broken() == set()
+
+
 def test_where_a_group_gives_up_no_call_is_made_again() -> None:
     teller = whole(intensity=0)
     call = teller.issue("retry", retries=5)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,3 +71,20 @@ def test_a_line_cut_short_by_its_writers_death_is_left_out(tmp_path: Path) -> No
         file.write('{"kind": "LeakFound", "at"')
 
     assert len(read_history(tmp_path).events) == 1
+
+
+PROBED = """
+import sys
+from phalanx.chaos.instrumentation.worker_probe import InstrumentedCall, WorkerProbe
+
+probe = WorkerProbe(sys.argv[1], "g", 0, 1, ())
+call = InstrumentedCall(1, "items", is_stream=True)
+probe.invoke(lambda method, args, kwargs: iter((1, 2)), call, (), {}, 5).close()
+"""
+
+
+def test_a_stream_that_is_closed_before_its_first_item_has_ended(tmp_path: Path) -> None:
+    # A process of its own: a probe observes it for good.
+    subprocess.run([sys.executable, "-c", PROBED, str(tmp_path)], check=True, timeout=60)
+
+    assert [each.call for each in read_history(tmp_path).every(CallEnded)] == [1]
