@@ -7,19 +7,17 @@ does.
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 import os
 import pickle
-import select
 import subprocess
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import encode_by_value
 from phalanx.supervision import RuntimeFault
@@ -33,6 +31,7 @@ from .session import Progress, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from .config import Chaos
     from .workload.target import Target
@@ -85,46 +84,41 @@ class _DriverRuns:
     def run(self, number: int, offset: float) -> float | None:
         """Run one driver from *offset* on; return the time at which it was killed, if it was."""
         leaks = RunLeaks(self.folder, own=False)
-        what = (self.plan, self.target, str(self.folder), offset, number)
+        what = (self.plan, self.target, self.folder, offset, number)
         payload = encode_by_value(what, f"target={self.target.name!r}")
-        errors = self.folder / f"driver-{number}.err"
+        output = self.folder / f"driver-{number}.err"
+        channel, theirs = Pipe()
         with recording(self.folder):
-            stderr = errors.open("wb")
-        with stderr:
-            driver = subprocess.Popen(
-                [sys.executable, "-m", __name__],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                start_new_session=True,  # Ctrl-C is for this process
-            )
-        assert driver.stdin is not None
-        assert driver.stdout is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already: see its output
-                driver.stdin.write(base64.b64encode(payload) + b"\n")
-                driver.stdin.flush()
-            at = self._observe(driver, offset, leaks)
-        finally:
-            with contextlib.suppress(OSError):
-                driver.stdin.close()
-            if driver.poll() is None:
+            file = output.open("wb")
+        with file, channel:
+            with theirs:
+                driver = subprocess.Popen(
+                    [sys.executable, "-m", __name__, str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=file,
+                    env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                    start_new_session=True,  # Ctrl-C is for this process
+                )
+            try:
+                with contextlib.suppress(BrokenPipeError):  # it has ended already: see its output
+                    channel.send_bytes(payload)
+                at, raised = self._observe(driver, channel, offset, leaks)
+            finally:
                 driver.kill()
-            code = driver.wait()
-            driver.stdout.close()
-        if code != 0 and self._was_killed():
+                code = driver.wait()
+        if code == 0:
+            return None
+        if self._was_killed():
             for leak in leaks.left():
                 self.journal.write(leak)
             ended = DriverEnded(at=now(), number=number, closed=False, how=f"status {code}")
             self.journal.write(ended)
             return at
-        if code != 0:
-            tail = errors.read_text(errors="replace")[-2000:]
-            fault = RuntimeFault(f"driver {number} ended by itself with {code}:\n{tail}")
-            raised = _raised_in(_raised_path(self.folder, number))
-            raise fault if raised is None else raised from fault
-        return None
+        tail = output.read_text(errors="replace")[-2000:]
+        fault = RuntimeFault(f"driver {number} ended by itself with {code}:\n{tail}")
+        raise fault if raised is None else raised from fault
 
     def report_missed(self) -> None:
         """Report the faults that nothing has injected or reported."""
@@ -146,85 +140,72 @@ class _DriverRuns:
         self.done |= faults
         return bool(new)
 
-    def _observe(self, driver: subprocess.Popen[bytes], offset: float, leaks: RunLeaks) -> float:
-        """Inject the faults of *driver* until it ends; return when."""
-        assert driver.stdin is not None
-        assert driver.stdout is not None
+    def _observe(
+        self, driver: subprocess.Popen[bytes], channel: Connection, offset: float, leaks: RunLeaks
+    ) -> tuple[float, Exception | None]:
+        """Inject the faults of *driver* until it ends; return when, and what it raised."""
         due = [each for each in self.plan.planned if each.is_from_outside and each.at >= offset]
         process = TargetProcess.of(driver.pid)
         began: float | None = None
-        rest = b""
+        raised: Exception | None = None
+        is_interrupted = False
         limit = time.monotonic() + _START
         while True:
-            readable, _, _ = select.select([driver.stdout], [], [], _POLL)
-            # Not through the buffer of the file object, which `select` does not see.
-            data = os.read(driver.stdout.fileno(), 1 << 16) if readable else None
-            if data == b"":
-                break
-            *lines, rest = (rest + (data or b"")).split(b"\n")
+            message: Any = None
+            if channel.poll(_POLL):
+                try:
+                    data = channel.recv_bytes()
+                except (EOFError, OSError):
+                    break
+                with contextlib.suppress(Exception):  # an exception's class may raise anything
+                    message = pickle.loads(data)
             leaks.look(driver.pid)
             clock = time.monotonic()
-            if lines:  # the latest says it all
-                progress = Progress(**json.loads(lines[-1]))
+            if isinstance(message, Exception):
+                raised = message
+            elif isinstance(message, Progress):
                 if began is None:
-                    began = clock - progress.seconds
+                    began = clock - message.seconds
                     limit = began + self.plan.duration + self.plan.recovery_limit + _CLOSE
                 if self.on_progress is not None:
-                    self.on_progress(progress)
+                    self.on_progress(message)
             if clock > limit:
                 msg = f"the driver (pid {driver.pid}) did not come up or did not end in time"
                 raise RuntimeFault(msg)
-            if self.interrupt.is_set():
+            if self.interrupt.is_set() and not is_interrupted:
+                is_interrupted = True
                 due.clear()
                 with contextlib.suppress(OSError):
-                    driver.stdin.close()  # interrupts the driver
+                    channel.send_bytes(b"")  # interrupts the driver
             while began is not None and due and clock - began >= due[0].at:
                 fault = due.pop(0)
                 self.journal.write(fault.injected(pid=driver.pid))
                 process.inject(fault.fault, fault.seconds)
                 if FAULTS[fault.fault].lethal:
                     due.clear()
-        return self.plan.duration if began is None else time.monotonic() - began
+        return (self.plan.duration if began is None else time.monotonic() - began), raised
 
 
-def _raised_path(folder: Path, number: int) -> Path:
-    return folder / f"driver-{number}.raised"
-
-
-def _raised_in(path: Path) -> Exception | None:
-    """Return the exception that a driver has left in *path*, if it can be unpickled."""
-    try:
-        raised: object = pickle.loads(path.read_bytes())
-    except Exception:  # noqa: BLE001  # the user's class may raise anything
-        return None
-    return raised if isinstance(raised, Exception) else None
-
-
-def _be_driver(lines: BinaryIO, answer: BinaryIO) -> None:
-    """Run the session that is the first of *lines*, until they end."""
-    plan, target, folder, offset, number = pickle.loads(base64.b64decode(lines.readline()))
+def _be_driver(channel: Connection) -> None:
+    """Run the session that is the first message of *channel*."""
+    plan, target, folder, offset, number = pickle.loads(channel.recv_bytes())
     interrupt = threading.Event()
 
     def listen() -> None:
-        lines.read()
+        with contextlib.suppress(EOFError, OSError):
+            channel.recv_bytes()
         interrupt.set()
-
-    def report(progress: Progress) -> None:
-        answer.write(json.dumps(asdict(progress)).encode() + b"\n")
-        answer.flush()
 
     threading.Thread(target=listen, name="chaos-interrupts", daemon=True).start()
     try:
-        Session(plan, target, Path(folder), interrupt, report, offset, number).run()
+        Session(plan, target, folder, interrupt, channel.send, offset, number).run()
     except Exception as error:
         with contextlib.suppress(Exception):  # it cannot be pickled; stderr has its text
-            _raised_path(Path(folder), number).write_bytes(pickle.dumps(error))
+            channel.send(error)
         raise
 
 
 if __name__ == "__main__":
-    # What the target prints must not come between the lines that the runner reads.
-    own_stdout = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    _be_driver(sys.stdin.buffer, own_stdout)
+    os.set_inheritable(int(sys.argv[1]), False)
+    _be_driver(Connection(int(sys.argv[1])))
     os._exit(0)  # the thread that listens may be in the middle of a read

@@ -13,9 +13,9 @@ from __future__ import annotations
 import typing
 
 if typing.TYPE_CHECKING:
-    from .chaos_fixture import ChaosRuns
     from .fakes import FakeGpus
     from .leaks import Leak, LeakDetector, LeakScope
+    from .plugin import ChaosRuns
 else:
 
     def __getattr__(name: str) -> object:
@@ -25,7 +25,7 @@ else:
         if name not in __all__:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        home = {"ChaosRuns": "chaos_fixture", "FakeGpus": "fakes"}.get(name, "leaks")
+        home = {"ChaosRuns": "plugin", "FakeGpus": "fakes"}.get(name, "leaks")
         return getattr(import_module(f"{__name__}.{home}"), name)
 
 

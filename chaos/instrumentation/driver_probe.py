@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.history import events
 from phalanx.chaos.history.journal import now
-from phalanx.chaos.nemesis.commands import is_claimed
+from phalanx.chaos.nemesis.worker_faults import is_claimed
 from phalanx.runtime import (
     GroupDown,
     GroupEnded,

@@ -16,8 +16,14 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors import AsyncOutput
 from phalanx.chaos.history.events import CallBegan, CallEnded, WorkerStarted
 from phalanx.chaos.history.journal import Journal, now
-from phalanx.chaos.nemesis.commands import ANY_RANK, FaultCommand, claim
-from phalanx.chaos.nemesis.worker_faults import BEFORE, INSTEAD, inject_here
+from phalanx.chaos.nemesis.worker_faults import (
+    ANY_RANK,
+    BEFORE,
+    INSTEAD,
+    FaultCommand,
+    claim,
+    inject_here,
+)
 from phalanx.runtime import is_in_process_group, read_task
 
 from .leaks import WORKERS, keys_in, track_files

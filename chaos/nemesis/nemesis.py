@@ -3,8 +3,8 @@
 Guarantees: a fault is recorded before it is injected; what was stopped continues, at the end of the
 run at the latest; a fault whose injection point did not come is reported as missed.
 
-Workers inject the faults of `commands`, which reach them with the next call or start. The process
-that started the driver injects the faults of the driver that have no injection point.
+Workers inject the faults of `worker_faults`, which reach them with the next call or start. The
+process that started the driver injects the faults of the driver without an injection point.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from phalanx.runtime import read_task
 from phalanx.supervision import Phase
 
 from .catalog import FAULTS, HELPERS, is_rank
-from .commands import FaultCommand, claim, is_by_worker, receivers
 from .processes import TargetProcess, helpers_of
-from .worker_faults import inject_here
+from .worker_faults import FaultCommand, claim, inject_here, is_by_worker, receivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,7 +1,8 @@
-"""Faults that a process injects into itself.
+"""Faults that workers inject, into themselves or into the driver, and the commands for them.
 
-Guarantees: a fault that ends by itself leaves the worker as it was (limits restored, memory freed);
-a fault that lasts ends after its seconds, whether or not a limit ends it before.
+Guarantees: a command is executed once, by one process (`claim`). A fault that ends by itself leaves
+the worker as it was (limits restored, memory freed); a fault that lasts ends after its seconds,
+whether or not a limit ends it before.
 """
 
 from __future__ import annotations
@@ -13,14 +14,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from .catalog import SIGNALS
+from .catalog import FAULTS, SIGNALS, WORKER_POINTS
 from .processes import TargetProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from .schedule import ScheduledFault
+
+ANY_RANK = -1
+"""In a command: whichever rank runs the call."""
 
 _ROOM_BYTES = 64 << 20  # what is left to allocate under the limit that is set
 _CHUNK_BYTES = 8 << 20
@@ -36,6 +43,70 @@ BEFORE = frozenset(("raise_before",))
 
 class InjectedError(Exception):
     """The exception of the faults ``raise``, ``raise_before`` and ``start_raise``."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCommand:
+    """A fault for *rank* to inject.
+
+    Attributes:
+        driver: The victim, if that is the driver.
+    """
+
+    fault: ScheduledFault
+    rank: int
+    driver: TargetProcess | None = None
+
+    @property
+    def key(self) -> str:
+        """Its name for `claim`: one victim has one command, whichever call carries it."""
+        number = self.fault.number
+        return f"{number}-{self.rank}" if self.fault.target == "group" else f"{number}"
+
+    @property
+    def is_after_reply(self) -> bool:
+        """Whether it is executed after the reply rather than in the call."""
+        return self.fault.point == "after_reply"
+
+
+def is_by_worker(fault: ScheduledFault) -> bool:
+    """Whether a worker injects *fault*."""
+    return FAULTS[fault.fault].how == "call" or fault.point in WORKER_POINTS
+
+
+def receivers(
+    fault: ScheduledFault, ranks: tuple[int, ...], shape: str, rank: int | None
+) -> tuple[int, ...]:
+    """Return the ranks to which a call of *shape* takes a command for *ranks*."""
+    if fault.target == "driver":  # any rank passes the injection point
+        return ranks if shape in ("collective", "gather") else (ANY_RANK,)
+    if shape == "pool":
+        return (ANY_RANK,) if fault.target == "random" else ()
+    if shape == "single":
+        return (rank,) if rank is not None and ranks == (rank,) else ()
+    return ranks
+
+
+def is_claimed(folder: Path, command: FaultCommand) -> bool:
+    """Whether *command* was executed or withdrawn."""
+    return _claim_path(folder, command.key).exists()
+
+
+def claim(folder: Path, key: str) -> bool:
+    """Claim the command *key*; return False if that was done before."""
+    try:
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
+        os.close(os.open(_claim_path(folder, key), flags, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _claim_path(folder: Path, key: str) -> Path:
+    return folder / f"command-{key}.done"
+
+
+# --- injection ----------------------------------------------------------------------------
 
 
 def inject_here(fault: str, seconds: float) -> int | None:

@@ -1,20 +1,16 @@
 """vLLM whose worker processes heal: ``LLM(..., **phalanx.integrations.vllm.supervised())``.
 
-Guarantees: a worker that dies costs its engine seconds, not its requests; whatever the plug-in
-cannot honour is an error before a worker is started, which says what to do; to import this package
-needs nothing of vLLM.
-
-Left to others: what each part promises stands at the head of its file; what has been seen to work,
-and what has not, in ``docs/vllm.md``.
+Guarantees: the death of a worker costs its engine seconds, not its requests; what the plug-in does
+not support is an error before a worker is started, with a remedy; the import of this package needs
+nothing of vLLM. What has been tested, and what has not: ``docs/vllm.md``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .policy import Policy
+from .policy import Policy, supervised
 from .requirements import Unsupported, check_installed
-from .switch import supervised
 
 if TYPE_CHECKING:
     from .executor import SupervisedExecutor

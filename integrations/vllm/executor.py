@@ -1,13 +1,12 @@
 """`SupervisedExecutor`: vLLM's workers as a supervised rank group.
 
-Guarantees: a new epoch is brought to where the old one was (`journal`) before it is given anything;
-vLLM's own calls are made again after a death, the user's are not. When the group has ended for
-good, every call fails with the story of its last death, and the engine ends as it does without this
-plug-in.
+Guarantees: a new epoch is brought to the state of the old one (`journal`) before it gets any other
+call; vLLM's own calls are made again after a death, the user's are not. When the group has ended
+for good, every call fails with the report of its last death, and the engine ends as it does without
+this plug-in.
 
-Left to others: what becomes of steps (`steps`), what the group is made of (`group`), and what
-becomes of requests (`healing`), which is mixed into the engine's scheduler here, because the
-executor is made first and from the same configuration.
+`healing` is mixed into the engine's scheduler here, since the executor is made first and from the
+same configuration.
 """
 
 from __future__ import annotations
@@ -16,23 +15,21 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-from vllm.logger import init_logger
-from vllm.v1.executor.abstract import Executor as VllmExecutor
 
 from phalanx.runtime import GroupUp
 from phalanx.supervision import ExecutorClosed, WorkerDied
 
-from .bell import FailureBell
-from .early import EarlyHealing
+from .compat import VllmExecutor, init_logger
 from .group import start_group
 from .healing import mix_in_healing
 from .journal import REPEATABLE, Journal
-from .names import new_mark, remove_names
+from .lifecycle import EarlyHealing, FailureCallback
 from .policy import Policy
 from .requirements import check_config, check_installed
 from .steps import Steps
 from .story import EngineEnded, forget_story, tell_story
-from .worker import StaleEpoch
+from .worker.engine_worker import StaleEpoch
+from .worker.shm_names import new_mark, remove_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,13 +37,13 @@ if TYPE_CHECKING:
     from phalanx.actors import Executor
     from phalanx.supervision import ExitReason
 
-    from .worker import EngineWorker
+    from .worker.engine_worker import EngineWorker
 
 check_installed()
 
-_TELLING = 5.0  # seconds for the reason of the end to arrive; it takes none
-_LEAVING = 10.0  # seconds for threads that heal to hear that there is nothing left to be healed
-_HEALTH = 10.0  # seconds, as the executor that this stands in for has it
+_TELLING = 5.0  # seconds for the reason of the end to arrive; it takes milliseconds
+_LEAVING = 10.0  # seconds for threads that heal to end
+_HEALTH = 10.0  # seconds, as in vLLM's own executor
 _FORGOTTEN = (
     "phalanx.vllm_calls_forgotten methods=%s: what these changed in the workers that died is lost; "
     "if any changed what a worker computes, name it in the policy's replay"
@@ -62,7 +59,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Whether steps may be scheduled before the outputs of earlier ones are there."""
+        """Whether steps may be scheduled before earlier ones have their outputs."""
         return True
 
     def _init_executor(self) -> None:
@@ -71,11 +68,11 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         forget_story()
         policy = Policy.of_config(config.additional_config)
         policy.check_size(config.parallel_config.world_size)
-        for_workers = cloudpickle.dumps(config)  # before it names a class that they have no use for
+        for_workers = cloudpickle.dumps(config)  # without the scheduler class
         mix_in_healing(config)
         self._journal = Journal(policy.replay)
         self._mark = new_mark()
-        self._bell = FailureBell()
+        self._on_failure = FailureCallback()
         self._early = EarlyHealing(self._heal_early)
         self._ended: ExitReason | None = None
         self._has_ended = threading.Event()
@@ -122,8 +119,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     ) -> Any:
         """Call *method* of vLLM's worker on every rank, or a callable with the worker.
 
-        A death makes calls of vLLM's own be made again, once the workers are back; another one
-        raises `WorkerDied`, with the crash report, for it may have had its effect.
+        After a death vLLM's own calls are made again, once the workers are back; others raise
+        `WorkerDied`, with the crash report, since they may have had their effect.
         """
         name = method if isinstance(method, str) else cloudpickle.dumps(method)
         named = dict(kwargs or {})
@@ -147,7 +144,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
                 return answers
 
     def execute_dummy_batch(self) -> None:
-        """Have the workers compute a step that nobody asked for."""
+        """Have the workers compute a step without requests."""
         self.collective_rpc("execute_dummy_batch", unique_reply_rank=self._group.layout.output_rank)
 
     def check_health(self) -> None:
@@ -157,8 +154,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self.collective_rpc("check_health", timeout=_HEALTH)
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
-        """Run *callback* once the workers have ended for good; at once where they have."""
-        self._bell.name(callback)
+        """Run *callback* once the workers have ended for good; at once if they have."""
+        self._on_failure.set(callback)
 
     @property
     def is_failed(self) -> bool:
@@ -171,7 +168,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         return self._group
 
     def shutdown(self) -> None:
-        """End the workers, and give everything back; any number of times."""
+        """End the workers, and release everything; may be repeated."""
         group: Executor[EngineWorker] | None = vars(self).get("_group")
         if group is None or self._closed:
             return
@@ -181,7 +178,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if unsubscribe is not None:
             unsubscribe()
         group.close()
-        # Whatever it waits for ends with an error now that the group is closed.
+        # What it waits for ends with an error, since the group is closed.
         if not self._early.close(_LEAVING):
             _logger.warning("phalanx.vllm_heal_goes_on after=%g", _LEAVING)
         remove_names(self._mark)
@@ -208,10 +205,10 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     # --- healing ------------------------------------------------------------------------
 
     def _heal(self) -> int:
-        """Return the epoch of the workers once they are where those before them were.
+        """Bring the workers to the state of those before them; return their epoch.
 
         Raises:
-            EngineEnded: there are none any more.
+            EngineEnded: the group has ended for good.
         """
         with self._healing:
             while True:
@@ -235,14 +232,14 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def _on_event(self, event: object) -> None:
         if isinstance(event, GroupUp) and event.epoch != self._prepared:
-            # Now, and not when the next request comes: this thread may not wait, so another does.
+            # Now, and not with the next request. This thread may not block.
             self._early.begin()
 
     def _heal_early(self) -> None:
         try:
             self._heal()
         except EngineEnded:
-            return  # whoever sends the next step is told
+            return  # the next step raises it
         except Exception:
             _logger.exception("phalanx.vllm_heal_failed")
 
@@ -250,12 +247,12 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._ended = reason
         self._has_ended.set()
         _logger.error("phalanx.vllm_ended %s", self._story())
-        self._bell.ring()
+        self._on_failure.call()
 
     def _story(self) -> EngineEnded:
-        """Return the error that every call ends with from now on, and leave it for the client."""
+        """Return the error of every call from now on, and leave it for the client."""
         if self._group.is_failed:
-            self._has_ended.wait(_TELLING)  # who told this call may have been quicker
+            self._has_ended.wait(_TELLING)  # this call may have learnt of the end first
         reports = self._group.status().reports
         error = EngineEnded.of(self._ended, reports[-1] if reports else None)
         tell_story(str(error))

@@ -1,27 +1,26 @@
-"""The rank group of one engine, put together from vLLM's configuration and the policy.
+"""The rank group of one engine, from vLLM's configuration and the policy.
 
-Guarantees: ranks are laid out, and get the devices and processors, as under vLLM's own executor;
-the process that they are forked from has imported what they and this model are made of.
-
-Left to others: what a rank is (`worker`), and what it is told once it is there (`executor`).
+Guarantees: ranks have the layout, the devices and the processors that vLLM's own executor would
+give them; the process that they are forked from has imported what they and this model need.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPolicy, StopPolicy
 
-from .processors import choose_processors
-from .worker import EngineWorker
+from .compat import OMPProcessManager, current_platform
+from .worker.engine_worker import EngineWorker
 
 if TYPE_CHECKING:
     from .policy import Policy
 
 _PRELOAD = (
     "torch",
-    "phalanx.integrations.vllm.worker",
-    "phalanx.integrations.vllm.warmth",
+    "phalanx.integrations.vllm.worker.engine_worker",
+    "phalanx.integrations.vllm.worker.warmth",
 )
 
 
@@ -32,8 +31,8 @@ def start_group(
 
     Args:
         config: The ``VllmConfig``.
-        pickled: The same, as the workers are to have it.
-        mark: What their names in ``/dev/shm`` bear.
+        pickled: The same, for the workers.
+        mark: Part of their names in ``/dev/shm``.
     """
     parallel = config.parallel_config
     layout = Layout(
@@ -41,7 +40,7 @@ def start_group(
         pipeline=parallel.pipeline_parallel_size,
         prefill_context=parallel.prefill_context_parallel_size,
     )
-    chosen = choose_processors(config)
+    chosen = _choose_processors(config)
     return Executor(
         EngineWorker,
         args=(pickled, mark, chosen.numbers),
@@ -67,23 +66,51 @@ def start_group(
 
 
 def _modules_of(config: Any) -> list[str]:
-    """Return the modules of vLLM's that its workers and this model are made of."""
-    from vllm.model_executor.models import ModelRegistry  # noqa: PLC0415  # slow where it is first
+    """Return the modules of vLLM that its workers and this model need."""
+    from .compat import ModelRegistry  # noqa: PLC0415  # slow the first time
 
     known = (ModelRegistry.models.get(name) for name in config.model_config.architectures)
     models = [str(getattr(each, "module_name", "")) for each in known]
-    # What others have registered may do anything when it is imported: its owner may name it.
+    # A model that others have registered may do anything when it is imported: `preload` names it.
     ours = [name for name in models if name.startswith("vllm.")]
     return [config.parallel_config.worker_cls.rpartition(".")[0], *ours]
 
 
 def _devices(world_size: int) -> Any:
-    from vllm.platforms import current_platform  # noqa: PLC0415  # asks the machine, once imported
-
     return list(range(world_size)) if current_platform.is_cuda_alike() else "cpu"
 
 
 def _step_limit() -> float:
-    from vllm import envs  # noqa: PLC0415  # as above
+    from .compat import envs  # noqa: PLC0415  # it reads the environment
 
     return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
+
+
+class _Processors(NamedTuple):
+    """The processors of all ranks, where there are no GPUs.
+
+    vLLM sets the environment of each process that it starts, which OpenMP reads when it is loaded.
+    A forked rank has it loaded already, so it gets the numbers too and binds itself.
+
+    Attributes:
+        numbers: The processors of each rank; empty if ranks are not bound.
+        environments: Variables for each rank.
+    """
+
+    numbers: tuple[tuple[int, ...], ...]
+    environments: list[dict[str, str]]
+
+
+def _choose_processors(config: Any) -> _Processors:
+    """Return the processors that vLLM's own executor would choose."""
+    size = config.parallel_config.world_size
+    if not current_platform.is_cpu():
+        return _Processors((), [{} for _ in range(size)])
+    chosen = OMPProcessManager(config)
+    environments: list[dict[str, str]] = []
+    for rank in range(size):
+        before = dict(os.environ)
+        with chosen.configure_omp_envs(rank=rank, local_rank=rank):
+            now = dict(os.environ)
+        environments.append({name: text for name, text in now.items() if before.get(name) != text})
+    return _Processors(tuple(tuple(each) for each in chosen.cpu_lists), environments)

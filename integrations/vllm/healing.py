@@ -1,31 +1,27 @@
-"""The scheduler's part: requests go on after the workers that knew them are gone.
+"""The scheduler's part: requests continue after the workers that ran them are gone.
 
-Guarantees: of the steps that were lost nothing is taken; every request that had begun is put back
-in its place in the queue, with nothing computed and all of its tokens, and none is generated twice;
-what has been finished stays so. A request that cannot go on as it would have ends alone, with an
-error that says why.
-
-Left to others: noticing the loss (`executor`), and taking requests up where they stopped
-(`resumption`). Works on any scheduler that derives from vLLM's: see `healed`.
+Guarantees: nothing of a lost step is taken as output; every request that had begun returns to its
+place in the queue, with nothing computed and all of its tokens, and no token is generated twice;
+what has been finished stays so. A request that cannot be continued exactly ends alone, with an
+error that says why. It works with any scheduler that derives from vLLM's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from vllm.logger import init_logger
-from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
-from vllm.v1.request import Request, RequestStatus
+from typing import Any
 
 from phalanx.supervision import SpecError
 
-from .losses import drop_in_flight, obstacle
-from .lost import LostStep
-
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.outputs import ModelRunnerOutput
+from .compat import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    Request,
+    RequestStatus,
+    Scheduler,
+    init_logger,
+)
+from .steps import LostStep
+from .worker.resumption import drop_in_flight, obstacle
 
 _logger = init_logger("vllm.phalanx")
 
@@ -35,8 +31,8 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
 
     _lost_epoch = 0
 
-    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """Schedule a step, and give the tokens of each request that begins again along with it."""
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Schedule a step; requests that begin again take their tokens along."""
         scheduled = super().schedule(*args, **kwargs)
         for new in scheduled.scheduled_new_reqs:
             if new.prefill_token_ids is None:
@@ -46,7 +42,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return scheduled
 
     def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+        self, scheduler_output: Any, model_runner_output: Any
     ) -> dict[int, EngineCoreOutputs]:
         """Take the output of a step, or note that it is lost."""
         ended: list[Request] = []
@@ -54,8 +50,8 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         if lost > self._lost_epoch:
             self._lost_epoch = lost
             ended = self._begin_again()
-        # Of a step that is lost every request is marked as one whose output is to be dropped, so
-        # that this only counts what is in flight.
+        # Every request of a lost step is marked as one whose output is dropped, so that this only
+        # counts what is in flight.
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -65,14 +61,14 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return outputs
 
     def _begin_again(self) -> list[Request]:
-        """Put every request back to where nothing of it is computed; return those that end."""
+        """Put every request back with nothing computed; return those that end."""
         ended = self._end_what_cannot_go_on()
         self.reset_prefix_cache(reset_running_requests=True)
         self.encoder_cache_manager.reset()
         for request in self.requests.values():
             drop_in_flight(request)
             if request.status == RequestStatus.PREEMPTED:
-                # As a new one: resuming is for workers that have seen it before.
+                # As a new one: vLLM resumes only what its workers have seen.
                 request.status = RequestStatus.WAITING
         self.reset_preempted_req_ids.clear()
         return ended
@@ -91,7 +87,7 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         ended = self.finish_requests(reasons, RequestStatus.FINISHED_ERROR) if reasons else []
         for request in ended:
             request.stop_reason = why = reasons[request.request_id]
-            # vLLM's server tells its client of an internal error, and no more.
+            # vLLM's server reports an internal error to its client, without the reason.
             _logger.warning("phalanx.vllm_request_ended request=%s: %s", request.request_id, why)
         return ended
 
@@ -104,14 +100,13 @@ def healed(scheduler: type[Any]) -> type[Healing]:
 
 
 def mix_in_healing(config: Any) -> None:
-    """Have the engine build a scheduler that heals, of the class it would have built."""
+    """Replace the class of the engine's scheduler by one that heals."""
     scheduler = config.scheduler_config
     try:
         scheduler.scheduler_cls = healed(scheduler.get_scheduler_cls())
     except TypeError as error:
-        raise SpecError(
-            "scheduler_cls", scheduler.scheduler_cls, "derive it from vLLM's Scheduler"
-        ) from error
+        remedy = "derive it from vLLM's Scheduler"
+        raise SpecError("scheduler_cls", scheduler.scheduler_cls, remedy) from error
 
 
 def _error_of(request: Request) -> EngineCoreOutput:

@@ -1,22 +1,17 @@
-"""What a new worker has to be told before it can stand in for the one that died.
+"""The journal of one engine: the calls that bring a new worker to the state of the one that died.
 
-Guarantees: the calls that brought the workers to the state they were in, in the order in which they
-were made, each with the arguments it had the first time: the blocks of the KV cache are not counted
-again, so that what the scheduler knows of them stays true; a call that another one has undone is
-not made again.
-
-Left to others: making the calls (`worker`), and when (`executor`). Pure.
+Guarantees: calls come in the order in which they were first made, each with its first arguments:
+the blocks of the KV cache are not counted again, so that what the scheduler knows of them stays
+true. A call that another one has undone is not made again. Pure.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .entry import Entry
-from .sleep import Sleep
-
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 _START = (
     "set_kv_cache_layout",
@@ -25,7 +20,7 @@ _START = (
     "initialize_from_config",
     "compile_or_warm_up_model",
 )
-"""What the engine has its workers do when it starts, in its order; each is told once."""
+"""The calls of an engine's start, in its order; a new worker makes each once."""
 
 REPEATABLE = frozenset(
     (
@@ -42,6 +37,61 @@ REPEATABLE = frozenset(
 """Calls that may be made twice: after a death they are made again, and the caller waits."""
 
 
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One call that a new worker makes.
+
+    Attributes:
+        answers: Of the ranks, if a new worker takes them over instead of making the call.
+    """
+
+    method: str | bytes
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    answers: tuple[Any, ...] = ()
+
+
+_ALL = frozenset(("weights", "kv_cache"))
+"""The parts that fall asleep together; each can be woken alone."""
+
+
+class _Sleep:
+    """Which memory of the workers sleeps, and the few calls that bring a new worker to that."""
+
+    def __init__(self) -> None:
+        self._call: Entry | None = None
+        self._asleep: frozenset[str] = frozenset()
+        self._discarded: frozenset[str] = frozenset()
+
+    def begin(self, call: Entry) -> None:
+        """Note *call*, by which everything fell asleep."""
+        self._call, self._asleep = call, _ALL
+
+    def discard(self, tags: Iterable[str]) -> None:
+        """Note that the memory named *tags* was given away."""
+        self._discarded |= frozenset(tags)
+
+    def wake(self, tags: Iterable[str] | None) -> None:
+        """Note that what *tags* name is awake again; None names all."""
+        woken = self._asleep | self._discarded if tags is None else frozenset(tags)
+        self._asleep -= woken
+        self._discarded -= woken
+
+    def entries(self) -> list[Entry]:
+        """Return the calls that have a new worker sleep so."""
+        calls: list[Entry] = []
+        if self._asleep == _ALL and self._call is not None:
+            calls.append(self._call)
+        elif self._asleep:
+            # Whatever is awake has been filled again since the old worker slept. A new one has it
+            # from its start, and would lose it in a deep sleep (level 2).
+            calls.append(Entry("sleep", kwargs={"level": 1}))
+            calls.append(Entry("wake_up", kwargs={"tags": sorted(_ALL - self._asleep)}))
+        if self._discarded - self._asleep:
+            calls.append(Entry("discard", (tuple(sorted(self._discarded - self._asleep)),)))
+        return calls
+
+
 class Journal:
     """The calls that have shaped the workers of one engine.
 
@@ -54,14 +104,14 @@ class Journal:
         self._start: dict[str, Entry] = {}
         self._loras: dict[int, Entry] = {}
         self._pinned: dict[int, Entry] = {}
-        self._sleep = Sleep()
+        self._sleep = _Sleep()
         self._profile: Entry | None = None
         self._own: list[Entry] = []
         self._forgotten: set[str] = set()
 
     @property
     def forgotten(self) -> list[str]:
-        """Names of the user's methods whose calls a new worker is not told."""
+        """Names of the user's methods whose calls a new worker does not make."""
         return sorted(self._forgotten)
 
     def note(
@@ -71,7 +121,7 @@ class Journal:
         kwargs: Mapping[str, Any] | None = None,
         answers: Sequence[Any] = (),
     ) -> None:
-        """Note that the call was made on all ranks, and that they answered it."""
+        """Note a call that all ranks have answered."""
         if isinstance(method, bytes):
             self._forgotten.add("a callable")  # it has no name to be listed under
             return
@@ -102,7 +152,7 @@ class Journal:
             self._forgotten.add(method)
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return the calls that a new worker is to be told, in order."""
+        """Return the calls that a new worker makes, in order."""
         started = [self._start[name] for name in _START if name in self._start]
         profile = [] if self._profile is None else [self._profile]
         return (

@@ -1,23 +1,34 @@
-"""How a supervised engine heals: what `supervised` takes, in the form that travels with vLLM's own.
+"""The policy of a supervised engine, and `supervised`, which gives it to vLLM.
 
-Guarantees: a policy that exists makes sense; what `Policy.to_json` returns is plain JSON, so that
-the same can be given to ``vllm serve`` as ``--additional-config '{"phalanx": {...}}'``; a name that
-is not known is an error and never ignored.
+Guarantees: a `Policy` is valid once it exists; `Policy.to_json` returns plain JSON, as taken by
+``vllm serve --additional-config '{"phalanx": {...}}'``; an unknown field is an error. What can be
+checked without a model is checked before vLLM sees any of it.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from phalanx.supervision import BackOff, Intensity, SpecError, Strategy
+from phalanx.supervision import (
+    BackOff,
+    Intensity,
+    SpecError,
+    Strategy,
+    check_choice,
+    check_count,
+    check_kind,
+    check_limit,
+    check_seconds,
+)
+
+from .requirements import check_installed
 
 KEY = "phalanx"
-"""Under which name of vLLM's ``additional_config`` a policy travels."""
+"""The name in vLLM's ``additional_config`` under which a policy travels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +36,11 @@ class Policy:
     """How the workers of one engine are supervised.
 
     Attributes:
-        strategy: Who is restarted with a rank that died. Ranks share a process group, so for more
-            than one rank this is `Strategy.ONE_FOR_ALL`.
+        strategy: The ranks that are restarted with one that died; for more than one rank
+            `Strategy.ONE_FOR_ALL`, since they share a process group.
         intensity: How many restarts are allowed; one more ends the engine, as any death does
             without this plug-in.
-        backoff: How long to wait before restarts in a row; None does not wait.
+        backoff: The delays before restarts in a row; None for none.
         standby: How many spare processes are kept warm; as many as there are ranks let all of them
             be replaced at once. 0 for none.
         hang_after: Seconds that a step may run on a rank before that rank is taken for hung,
@@ -43,8 +54,8 @@ class Policy:
             starts an interpreter for each, which takes as long as it does without this plug-in.
         preload: Further modules for that process to import, such as those of your own models.
         replay: Names of worker methods whose calls change what a worker computes, such as one that
-            updates weights: after a restart, those that were made by ``collective_rpc`` are made
-            again, in order, with the same arguments.
+            updates weights: after a restart those made by ``collective_rpc`` are made again, in
+            order, with the same arguments.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ALL
@@ -60,40 +71,28 @@ class Policy:
     replay: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_kind("strategy", self.strategy, Strategy)
-        _check_kind("intensity", self.intensity, Intensity)
+        check_kind("strategy", self.strategy, Strategy)
+        check_kind("intensity", self.intensity, Intensity)
+        check_kind("backoff", self.backoff, BackOff | None)
         if self.strategy.has_instances:
-            raise SpecError(
-                "strategy", self.strategy, "give one_for_all, or one of the others for one rank"
-            )
-        if self.backoff is not None:
-            _check_kind("backoff", self.backoff, BackOff)
-        spares: Any = self.standby
-        if isinstance(spares, bool) or not isinstance(spares, int) or spares < 0:
-            raise SpecError("standby", spares, "give an integer >= 0")
-        for name in ("hang_after", "stopped_after"):
-            value = getattr(self, name)
-            if value is not None:
-                _check_seconds(name, value)
-        _check_seconds("start_timeout", self.start_timeout)
-        if self.launch not in ("zygote", "exec"):
-            raise SpecError("launch", self.launch, "give one of zygote, exec")
+            remedy = "give one_for_all, or one of the others for one rank"
+            raise SpecError("strategy", self.strategy, remedy)
+        check_count("standby", self.standby, least=0)
+        check_limit("hang_after", self.hang_after)
+        check_limit("stopped_after", self.stopped_after)
+        check_seconds("start_timeout", self.start_timeout, positive=True)
+        check_choice("launch", self.launch, ("zygote", "exec"))
         for name in ("preload", "replay"):
-            object.__setattr__(self, name, _check_names(name, getattr(self, name)))
-        where: Any = self.report_dir
-        if where is not None:
-            if not isinstance(where, str | Path):
-                raise SpecError("report_dir", where, "give a folder")
-            object.__setattr__(self, "report_dir", str(where))
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        if self.report_dir is not None:
+            check_kind("report_dir", self.report_dir, str | Path)
+            object.__setattr__(self, "report_dir", str(self.report_dir))
 
     def check_size(self, world_size: int) -> None:
         """Raise `SpecError` where *world_size* ranks cannot be supervised so."""
         if world_size > 1 and self.strategy is not Strategy.ONE_FOR_ALL:
-            raise SpecError(
-                "strategy",
-                self.strategy,
-                f"{world_size} ranks share a process group and restart together: give one_for_all",
-            )
+            remedy = "ranks share a process group and restart together: give one_for_all"
+            raise SpecError("strategy", self.strategy, f"{world_size} {remedy}")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, as plain JSON."""
@@ -176,19 +175,40 @@ def _backoff(said: object) -> BackOff:
     return BackOff(**cast("Mapping[str, Any]", said))
 
 
-def _check_kind(field: str, value: object, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise SpecError(field, value, f"give a {kind.__name__}")
-
-
-def _check_seconds(field: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SpecError(field, value, "give seconds > 0")
-
-
-def _check_names(field: str, value: object) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(
-        isinstance(each, str) for each in cast("Sequence[object]", value)
-    ):
+def _names(field: str, value: object) -> tuple[str, ...]:
+    given = cast("Sequence[object]", value if isinstance(value, list | tuple) else (None,))
+    names = tuple(each for each in given if isinstance(each, str))
+    if len(names) != len(given):
         raise SpecError(field, value, "give a list of names")
-    return tuple(cast("Sequence[str]", value))
+    return names
+
+
+def supervised(
+    *, additional_config: Mapping[str, Any] | None = None, **policy: Any
+) -> dict[str, Any]:
+    """Return the arguments with which vLLM runs its workers under supervision.
+
+    ``LLM(model, tensor_parallel_size=2, **supervised())``, and alike for ``EngineArgs`` and
+    ``AsyncEngineArgs``. For ``vllm serve`` see ``docs/vllm.md``.
+
+    Args:
+        additional_config: Your own argument of that name; it is kept.
+        policy: The fields of `Policy`, by name; all have defaults.
+
+    Raises:
+        Unsupported: vLLM is missing, or its version has not been tested.
+        SpecError: a field makes no sense.
+    """
+    check_installed()
+    if additional_config is not None and not isinstance(cast("object", additional_config), Mapping):
+        raise SpecError("additional_config", additional_config, "give a mapping")
+    if KEY in (additional_config or {}):
+        remedy = f"give the fields of {KEY} to supervised() itself"
+        raise SpecError("additional_config", additional_config, remedy)
+    said = Policy.from_json(policy).to_json()
+    from .executor import SupervisedExecutor  # noqa: PLC0415  # it derives from a class of vLLM's
+
+    return {
+        "distributed_executor_backend": SupervisedExecutor,
+        "additional_config": {**(additional_config or {}), KEY: said},
+    }

@@ -1,10 +1,7 @@
-"""What the plug-in needs of vLLM, and what of vLLM it cannot honour.
+"""The versions and configurations of vLLM that the plug-in supports.
 
-Guarantees: an installation or a configuration that would fail later, or heal wrongly, is refused
-before the first worker is started, by name and with what to do instead.
-
-Pure: a configuration is anything with the attributes that are looked at, so that this is tested
-without vLLM.
+Guarantees: any other is refused before the first worker is started, by name and with a remedy.
+Pure: a configuration is anything with the attributes that are read.
 """
 
 from __future__ import annotations
@@ -59,7 +56,7 @@ def check_version(version: str | None) -> None:
 
 
 def check_config(config: Any) -> None:
-    """Raise `SpecError` for the first thing in a vLLM configuration that cannot be honoured."""
+    """Raise `SpecError` for the first field of a vLLM configuration that is not supported."""
     parallel = config.parallel_config
     for field in ("nnodes", "nnodes_within_dp"):
         nodes = getattr(parallel, field, 1)

@@ -2,48 +2,103 @@
 
 Guarantees: a step that was sent to workers that died ends as a `LostStep`, never as an error and
 never twice; no step that was scheduled for one epoch of the workers runs in another. When the group
-has ended for good, a step fails with the story of its last death.
+has ended for good, a step fails with the report of its last death.
 
-Left to others: bringing the workers to where those before them were (`executor`); what becomes of
-requests (`healing`).
-
-The engine core has one thread that schedules and takes outputs. What it believes about its workers
-is kept as `_believed`: the epoch for which it schedules. It stops believing when it is handed the
-first `LostStep` of that epoch, whereupon its scheduler begins every request again; and the next
-step it sends belongs to the epoch that is there then.
+The engine core has one thread that schedules and takes outputs. The epoch for which it schedules is
+`_believed`, until it takes the first `LostStep` of that epoch: then its scheduler begins every
+request again, and the next step it sends belongs to the epoch that is there then.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from vllm.logger import init_logger
-
 from phalanx.supervision import ExecutorClosed, WorkerDied
 
-from .lost import StepFuture, lost_step
-from .worker import StaleEpoch
+from .compat import ModelRunnerOutput, init_logger
+from .worker.engine_worker import StaleEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.actors import Executor
 
-    from .worker import EngineWorker
+    from .worker.engine_worker import EngineWorker
 
 _logger = init_logger("vllm.phalanx")
 
 
+@dataclass
+class LostStep(ModelRunnerOutput):  # type: ignore[misc]  # vLLM need not be installed
+    """An output without any tokens, which the engine core takes for one.
+
+    Attributes:
+        epoch: The epoch of the workers that were to compute it.
+    """
+
+    epoch: int = 0
+
+
+def lost_step(epoch: int) -> LostStep:
+    """Return the output of a step that was lost with the workers of *epoch*."""
+    return LostStep(req_ids=[], req_id_to_index={}, sampled_token_ids=[], epoch=epoch)
+
+
+class StepFuture:
+    """The future of one step, with the methods that the engine core calls.
+
+    Args:
+        wait: Returns the output, or raises; called once.
+    """
+
+    def __init__(self, wait: Callable[[], Any], done: Callable[[], bool]) -> None:
+        self._wait = wait
+        self._done = done
+        self._known = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return the output, or a `LostStep`."""
+        del timeout  # the limits of a step are those of supervision
+        if not self._known:
+            try:
+                self._value = self._wait()
+            except Exception as error:  # noqa: BLE001  # it is the step's outcome
+                self._error = error
+            self._known = True
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Return the step's error, or None; waits for it."""
+        try:
+            self.result(timeout)
+        except Exception:  # noqa: BLE001  # returned below
+            return self._error
+        return None
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+        return self._known or self._done()
+
+    def cancelled(self) -> bool:
+        """A step is never withdrawn by the engine core."""
+        return False
+
+
 class Steps:
-    """What the engine core has its workers compute.
+    """The steps that the engine core sends to its workers.
 
     Args:
         group: The workers.
-        epoch: The one of theirs for which the engine core schedules at first.
-        output_rank: Whose answer is the step's.
+        epoch: For which the engine core schedules first.
+        output_rank: Its answer is the step's.
         samples: Whether the engine core asks for a sample after each step.
-        heal: Returns the epoch of the workers, once they are where those before them were.
+        heal: Brings the workers to the state of those before them; returns their epoch.
         story: Returns the error for the end of the group.
     """
 

@@ -1,12 +1,12 @@
-"""How it came to the end of an engine, told in the error that its clients get.
+"""The cause of an engine's end, in the errors that its clients get.
 
-Guarantees: the exception of a call names the last death, with its crash report; where the engine
-core is a process of its own, vLLM's `EngineDeadError` in the process of its client says the same.
+Guarantees: the exception of a call names the last death, with its crash report; if the engine core
+is a process of its own, vLLM's `EngineDeadError` in the process of its client does too.
 
-The engine core can tell its client only that it is dead. So the client, which imports this before
-it starts the core, names a file in the environment that the core inherits; it is written at the end
-of an engine, and read and removed by the client. Of two engines that it has at the same time, both
-tell what the last one told.
+vLLM has no way for an engine core to send a cause to its client. So the client, which imports this
+before it starts the core, names a file in the environment that the core inherits; it is written at
+the end of an engine, and read and removed by the client. Two engines of one client at the same time
+share it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.v1.engine.exceptions import EngineDeadError
+from .compat import EngineDeadError
 
 if TYPE_CHECKING:
     from phalanx.runtime import CrashReport
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 _VARIABLE = "PHALANX_VLLM_STORY"
 
 
-class EngineEnded(RuntimeError):  # named for what happened
+class EngineEnded(RuntimeError):
     """The workers of an engine have ended for good."""
 
     @classmethod
     def of(cls, reason: ExitReason | None, report: CrashReport | None) -> EngineEnded:
-        """Return the error for the end by *reason*, after the death that *report* tells of."""
+        """Return the error for the end by *reason* after the death in *report*."""
         end = "it was shut down" if reason is None else str(reason)
         told = "" if report is None else f"; the last death:\n{report.render()}"
         return cls(f"the workers of this engine have ended for good: {end}{told}")
@@ -51,7 +51,7 @@ def tell_story(text: str) -> None:
 
 
 def forget_story() -> None:
-    """Begin an engine, to which what was told of an earlier one does not apply."""
+    """Remove the cause of an earlier engine's end."""
     where = os.environ.get(_VARIABLE)
     if where is not None:
         with suppress(OSError):
@@ -59,7 +59,7 @@ def forget_story() -> None:
 
 
 def await_story() -> None:
-    """Name the file, and have vLLM's error tell what stands in it; once in each process."""
+    """Name the file, and add its text to vLLM's error; once in each process."""
     if _VARIABLE in os.environ:
         return
     where = Path(tempfile.gettempdir()) / f"phalanx-{os.getpid()}-{secrets.token_hex(8)}.story"
@@ -73,12 +73,12 @@ def await_story() -> None:
     atexit.register(remove)
     init = EngineDeadError.__init__
 
-    def tell(self: EngineDeadError, *args: Any, **kwargs: Any) -> None:
+    def tell(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         with suppress(OSError):
             self.args = (f"{self.args[0]} {where.read_text()}", *self.args[1:])
 
-    EngineDeadError.__init__ = tell  # there is no other way in
+    EngineDeadError.__init__ = tell  # vLLM has no other way in
 
 
 await_story()

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from phalanx.chaos.nemesis.commands import FaultCommand
 from phalanx.chaos.nemesis.schedule import ScheduledFault
+from phalanx.chaos.nemesis.worker_faults import FaultCommand
 from phalanx.runtime import read_task
 
 

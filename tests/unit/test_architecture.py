@@ -67,7 +67,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
 }
 # Imported in functions, for those who use it, or for the type checker: no circle at run time.
 LATER = {
-    (ROOT / "testing/chaos_fixture.py", "chaos"),
+    (ROOT / "testing/plugin.py", "chaos"),
     (ROOT / "actors/api/executor.py", "testing"),
     (ROOT / "actors/api/calls.py", "testing"),
     (ROOT / "testing/inline.py", "actors"),  # it stands in for a class of that layer

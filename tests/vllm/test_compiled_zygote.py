@@ -10,7 +10,7 @@ import pytest
 _STEP = """
 import os
 import torch
-import phalanx.integrations.vllm.warmth
+import phalanx.integrations.vllm.worker.warmth
 from vllm.model_executor.layers.vocab_parallel_embedding import get_masked_input_and_mask
 from vllm.v1.sample.ops.logprobs import batched_count_greater_than
 

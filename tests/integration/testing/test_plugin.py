@@ -285,7 +285,6 @@ def test_a_session_that_uses_no_fixture_imports_nothing_else_of_phalanx(
             assert {name for name in sys.modules if name.split(".")[0] == "phalanx"} == {
                 "phalanx",
                 "phalanx.testing",
-                "phalanx.testing.chaos_fixture",
                 "phalanx.testing.plugin",
             }
             assert not {"torch", "zmq", "numpy", "structlog", "pykka"} & set(sys.modules)

@@ -15,18 +15,22 @@ import torch
 from phalanx import BackOff, Intensity, Strategy
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, supervised
-from phalanx.integrations.vllm.bell import FailureBell
-from phalanx.integrations.vllm.early import EarlyHealing
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
-from phalanx.integrations.vllm.losses import drop_in_flight, obstacle, outputs_of
-from phalanx.integrations.vllm.names import marked_address
+from phalanx.integrations.vllm.lifecycle import EarlyHealing, FailureCallback
 from phalanx.integrations.vllm.requirements import (
     TESTED,
     check_config,
     check_version,
     installed_version,
 )
-from phalanx.integrations.vllm.resumption import Resumption, rewindable
+from phalanx.integrations.vllm.worker.resumption import (
+    Resumption,
+    drop_in_flight,
+    obstacle,
+    outputs_of,
+    rewindable,
+)
+from phalanx.integrations.vllm.worker.shm_names import marked_address
 
 
 def config(**parallel: Any) -> Any:
@@ -410,28 +414,28 @@ def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None
 
 
 def test_who_is_named_before_the_end_is_called_once_however_often_it_is_told() -> None:
-    bell = FailureBell()
+    callbacks = FailureCallback()
     told: list[str] = []
 
     def callback() -> None:
         told.append("before")
-        bell.ring()
+        callbacks.call()
 
-    bell.name(callback)
-    bell.ring()
-    bell.ring()
+    callbacks.set(callback)
+    callbacks.call()
+    callbacks.call()
 
     assert told == ["before"]
 
 
 def test_who_is_named_after_the_end_is_called_at_once_also_by_who_is_called() -> None:
-    bell = FailureBell()
+    callbacks = FailureCallback()
     told: list[str] = []
 
-    bell.name(lambda: bell.name(lambda: told.append("within")))
-    bell.ring()
-    bell.name(lambda: told.append("after"))
-    bell.ring()
+    callbacks.set(lambda: callbacks.set(lambda: told.append("within")))
+    callbacks.call()
+    callbacks.set(lambda: told.append("after"))
+    callbacks.call()
 
     assert told == ["within", "after"]
 
@@ -439,18 +443,20 @@ def test_who_is_named_after_the_end_is_called_at_once_also_by_who_is_called() ->
 def test_one_end_told_by_many_threads_calls_once() -> None:
     told: list[int] = []
     for _ in range(200):
-        bell = FailureBell()
+        callbacks = FailureCallback()
         together = threading.Barrier(3)
 
-        def ring(bell: FailureBell = bell, together: threading.Barrier = together) -> None:
+        def ring(
+            callbacks: FailureCallback = callbacks, together: threading.Barrier = together
+        ) -> None:
             together.wait(10)
-            bell.ring()
+            callbacks.call()
 
         threads = [threading.Thread(target=ring) for _ in range(2)]
         for thread in threads:
             thread.start()
         together.wait(10)
-        bell.name(lambda: told.append(1))
+        callbacks.set(lambda: told.append(1))
         for thread in threads:
             thread.join(10)
 

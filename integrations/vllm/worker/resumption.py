@@ -1,15 +1,14 @@
-"""Requests that go on in a worker which never saw them begin.
+"""Requests that continue in a worker which did not see them begin.
 
-Guarantees: a request that comes with tokens it has generated already is taken up as if they had
-been generated here: penalties, ``min_tokens``, bad words and logits processors see them as output,
-and prompt log-probabilities are not computed twice; the generator of a request with a seed stands
-where it stood in the worker that died.
+Guarantees: what was in flight is never taken for output. A request that has generated tokens is
+continued as if they had been generated here (penalties, ``min_tokens``, bad words and logits
+processors see them as output, prompt log-probabilities are not computed twice, and the generator of
+a request with a seed stands where it stood in the worker that died), or `obstacle` says why not.
 
 vLLM's second model runner does all this by itself, and is left alone. The first one keeps what it
-knows of a request from step to step, and has no way of being told; it is told here, at the place
-where it would begin the request: between making its record and putting that into the batch.
-
-Left to others: which tokens a request has (`healing`).
+knows of a request from step to step; `Resumption` adds it where that runner begins the request:
+between making its record and putting that into the batch. Needs nothing of vLLM: a request is
+anything with the attributes that are read.
 """
 
 from __future__ import annotations
@@ -18,14 +17,54 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .losses import outputs_of
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
 
+def drop_in_flight(request: Any) -> None:
+    """Mark what of *request* is in flight as dropped when its step comes back.
+
+    That holds also for one that had been preempted before, whose output would have been taken.
+    """
+    if request.num_in_flight_tokens:
+        request.num_stale_output_tokens = request.num_in_flight_tokens
+        request.drop_stale_output = True
+
+
+def outputs_of(new: Any) -> list[int]:
+    """Return the tokens that *new*, as it is sent to a worker, has generated before."""
+    tokens: list[int] | None = new.prefill_token_ids
+    return [] if tokens is None else list(tokens[new.prompt_len :])
+
+
+def obstacle(
+    request: Any, *, is_running: bool, speculates: bool, keeps_generators: bool
+) -> str | None:
+    """Return why *request* cannot be continued, for its client; None where it can.
+
+    Args:
+        is_running: Whether the scheduler has it among those it computes.
+        speculates: Whether the engine drafts tokens.
+        keeps_generators: Whether the model runner keeps a generator for each request with a seed,
+            instead of making each token's noise from the seed and the token's place.
+    """
+    if getattr(request, "resumable", False) and (is_running or request.num_computed_tokens > 0):
+        return (
+            "its worker died: what a session with streamed input has computed cannot be computed "
+            "again; begin the session anew"
+        )
+    sampling = request.sampling_params
+    is_drawn = sampling is not None and sampling.seed is not None and sampling.temperature > 0
+    if speculates and keeps_generators and is_drawn and request.num_output_tokens:
+        return (
+            "its worker died: how much a seeded request had drawn while tokens were drafted is not "
+            "known, so it would have gone on with other tokens; send it again"
+        )
+    return None
+
+
 class Resumption:
-    """Takes up requests in one worker.
+    """Continues requests in one worker.
 
     Args:
         wrapper: vLLM's ``WorkerWrapperBase``.

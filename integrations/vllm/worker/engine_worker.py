@@ -1,11 +1,8 @@
 """`EngineWorker`: one of vLLM's workers, as a phalanx actor.
 
-Guarantees: it is built as vLLM's own executor builds it, under the meeting place of its epoch; it
-does nothing for who believes in another epoch (`StaleEpoch`), so that a step which was made for the
-worker before this one never runs here; only the rank whose answer is wanted returns one.
-
-Left to others: what a new worker is told first (`journal`); requests that a worker never saw begin
-(`resumption`).
+Guarantees: it is built as vLLM's own executor builds it, with the rendezvous of its epoch; a call
+for another epoch raises `StaleEpoch`, so that a step for the worker before this one never runs
+here; only the rank whose answer is wanted returns one.
 """
 
 from __future__ import annotations
@@ -20,23 +17,23 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from phalanx.actors import AsyncOutput, WorkerActor, method
+from phalanx.integrations.vllm import compat
 
-from .names import mark_names, marked_address, remove_names
 from .resumption import Resumption
+from .shm_names import mark_names, marked_address, remove_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from phalanx.actors import WorkerContext
+    from phalanx.integrations.vllm.journal import Entry
     from phalanx.supervision import ExitReason
-
-    from .entry import Entry
 
 _FOREVER = float("inf")
 _OF_ADAPTERS = frozenset(("add_lora", "pin_lora"))
 
 
-class StaleEpoch(Exception):  # named for what happened
+class StaleEpoch(Exception):
     """The call was made for workers that are gone."""
 
 
@@ -45,8 +42,8 @@ class EngineWorker(WorkerActor):
 
     Args:
         config: The pickled ``VllmConfig``.
-        mark: What its names in ``/dev/shm`` bear.
-        cpus: For each rank the processors it is bound to; empty binds none.
+        mark: Part of its names in ``/dev/shm``.
+        cpus: The processors of each rank; empty if ranks are not bound.
     """
 
     def __init__(self, config: bytes, mark: str, cpus: Sequence[Sequence[int]] = ()) -> None:
@@ -60,7 +57,7 @@ class EngineWorker(WorkerActor):
         self._is_prepared = False
 
     def on_standby(self) -> None:
-        """Have everything imported that a rank needs."""
+        """Import what a rank needs."""
         self._unpickle()
 
     def on_start(self, ctx: WorkerContext) -> None:
@@ -72,9 +69,7 @@ class EngineWorker(WorkerActor):
         mark_names(self._mark, ctx.epoch)
         config = self._config
         parallel = config.parallel_config
-        wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase(
-            rpc_rank=ctx.rank, global_rank=ctx.rank
-        )
+        wrapper = compat.WorkerWrapperBase(rpc_rank=ctx.rank, global_rank=ctx.rank)
         arguments: list[dict[str, Any]] = [{} for _ in range(parallel.world_size)]
         arguments[ctx.rank] = {
             "vllm_config": config,
@@ -90,11 +85,10 @@ class EngineWorker(WorkerActor):
         met = time.monotonic()
         wrapper.load_model()
         _make_room_for_stages(wrapper.worker)
-        import_module("vllm.distributed.parallel_state").get_world_group().barrier()
+        compat.parallel_state.get_world_group().barrier()
         remove_names(self._mark, ctx.epoch)  # every rank has opened what they share
-        platform = import_module("vllm.platforms").current_platform
-        platform.update_block_size_for_backend(config)
-        import_module("vllm.envs").enable_envs_cache()
+        compat.current_platform.update_block_size_for_backend(config)
+        compat.envs.enable_envs_cache()
         self._worker = wrapper
         self._is_output = ctx.is_output
         self._resumption = Resumption(wrapper)
@@ -106,14 +100,13 @@ class EngineWorker(WorkerActor):
         )
 
     def on_stop(self, reason: ExitReason) -> None:
-        """Let vLLM's worker go, and the groups it is in."""
+        """Shut vLLM's worker down, and the process groups it is in."""
         del reason
         if self._worker is None:
             return
         self._worker.shutdown()
-        distributed = import_module("vllm.distributed")
-        distributed.destroy_model_parallel()
-        distributed.destroy_distributed_environment()
+        compat.distributed.destroy_model_parallel()
+        compat.distributed.destroy_distributed_environment()
 
     def epoch(self) -> int:
         """Return the epoch of this worker's group."""
@@ -121,7 +114,7 @@ class EngineWorker(WorkerActor):
 
     @method(hang_after=_FOREVER)
     def prepare(self, epoch: int, entries: Sequence[Entry]) -> None:
-        """Come to the state of the workers before: make the calls in *entries*."""
+        """Reach the state of the worker before: make the calls in *entries*."""
         self._check(epoch)
         if self._is_prepared:
             return
@@ -197,7 +190,7 @@ class EngineWorker(WorkerActor):
         return getattr(self._worker, method)(*args, **kwargs)
 
     def _try(self, entry: Entry) -> None:
-        """Make the call, and bear its failure: vLLM loads an adapter again for whoever wants it."""
+        """Make the call, and log its failure: vLLM loads an adapter again for a request of it."""
         try:
             self._run(entry.method, entry.args, entry.kwargs)
         except Exception as error:  # noqa: BLE001  # its files are the user's
@@ -221,7 +214,7 @@ class EngineWorker(WorkerActor):
 
 
 class _Later(AsyncOutput):
-    """An output that is still on its way from the device."""
+    """An output that is being copied from the device."""
 
     def __init__(self, output: Any, device: Any) -> None:
         self._output = output
@@ -231,12 +224,12 @@ class _Later(AsyncOutput):
         """Return it."""
         if self._device is not None and self._device.type != "cpu":
             # A thread begins on the first device, and would start a context there.
-            import_module("vllm.platforms").current_platform.set_device(self._device)
+            compat.current_platform.set_device(self._device)
         return self._output.get_output()
 
 
 def _is_async(value: Any) -> bool:
-    return isinstance(value, import_module("vllm.v1.outputs").AsyncModelRunnerOutput)
+    return isinstance(value, compat.AsyncModelRunnerOutput)
 
 
 def _resolved(value: Any) -> Any:
@@ -244,7 +237,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _device_of(ctx: WorkerContext) -> int:
-    """Return the number by which vLLM is to know this rank's device."""
+    """Return vLLM's number of this rank's device."""
     _, _, number = ctx.device.partition(":")
     return int(number) if number else ctx.local_rank
 
@@ -252,11 +245,9 @@ def _device_of(ctx: WorkerContext) -> int:
 def _bind(cpus: Sequence[int]) -> None:
     """Run on *cpus*, with a thread on each.
 
-    What vLLM says in the environment is too late for a process that is forked with OpenMP loaded.
-
-    Ranks spin while they wait for each other, so one that wakes must not drive out the driver that
-    is about to wake the next: as a batch process it does not. Nor must two share a processor while
-    another is idle, so each keeps to its own.
+    OpenMP reads the environment when it is loaded, which is too early for a forked process. Ranks
+    spin while they wait for each other: as batch processes they do not preempt the driver, which is
+    about to wake the next one.
     """
     if not cpus:
         return
@@ -266,11 +257,11 @@ def _bind(cpus: Sequence[int]) -> None:
 
 
 def _make_room_for_stages(worker: Any) -> None:
-    """Make what a later stage receives into, where vLLM does not.
+    """Make the buffers of a later stage, where vLLM does not.
 
     It does so when it profiles a model, which it passes over on a CPU without compilation.
     """
-    state: Any = import_module("vllm.distributed.parallel_state")
+    state = compat.parallel_state
     runner = worker.model_runner
     if state.get_pp_group().is_first_rank or getattr(runner, "intermediate_tensors", 0) is not None:
         return
@@ -280,6 +271,6 @@ def _make_room_for_stages(worker: Any) -> None:
 
 
 def _reseed(config: Any, epoch: int) -> None:
-    """Have requests without a seed go on with other numbers than those the engine began with."""
+    """Give requests without a seed other numbers than those the engine began with."""
     seed = (config.model_config.seed or 0) + epoch * 0x9E37_79B1
-    import_module("vllm.utils.torch_utils").set_random_seed(seed % 2**31)
+    compat.set_random_seed(seed % 2**31)

@@ -1,12 +1,11 @@
-"""What a rank can have behind it before it is one: imports, and what is compiled for every engine.
+"""Imports and compilation that ranks share: done once, by the process that they are forked from.
 
-Guarantees: to import this module imports whatever of vLLM's a worker would import on its way to
-its first step, and compiles, on a CPU, the two functions that vLLM compiles there whatever the
-model, so that ranks that are forked find them done; a process that is to fork keeps its one thread;
-what this release does not have, or cannot compile, is passed over: a worker does it by itself.
+Guarantees: the import of this module imports what of vLLM a worker imports on its way to its first
+step, and compiles, on a CPU, the two functions that vLLM compiles for any model; the process keeps
+its one thread; what this release lacks, or cannot compile, is left to the workers.
 
-To compile takes a compiler and a thread, unless the result lies in torch's cache on the disk. So a
-child does it first, and says whether a thread was left in it.
+To compile takes a compiler and a thread, unless the result is in torch's cache on the disk. So a
+child does it first, and its exit code says whether a thread was left.
 """
 
 from __future__ import annotations
@@ -17,32 +16,18 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-_NAMES = (
-    "vllm.distributed.device_communicators.cpu_communicator",
-    "vllm.distributed.elastic_ep.elastic_execute",
-    "vllm.distributed.kv_events",
-    "vllm.lora.resolver",
-    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
-    "vllm.model_executor.layers.quantization.online.base",
-    "vllm.model_executor.model_loader",
-    "vllm.triton_utils.dispatcher",
-    "vllm.v1.attention.backends.cpu_attn",
-    "vllm.v1.attention.backends.zentorch_sdpa",
-    "vllm.v1.pool.flash_maxsim",
-    "vllm.v1.worker.gpu_input_batch",
-    "vllm.v1.worker.worker_base",
-    "torch._inductor.compile_fx",
-)
+from phalanx.integrations.vllm import compat
+
 _TRIES = 2  # the first fills the cache
 _CLEAN, _LEFT_A_THREAD, _FAILED = range(3)
 
 
 def warm_up() -> None:
     """Import and compile."""
-    for name in _NAMES:
+    for name in compat.PRELOADED:
         with suppress(ImportError):
             import_module(name)
-    if not import_module("vllm.platforms").current_platform.is_cpu():
+    if not compat.current_platform.is_cpu():
         return
     _end_pools()
     if _threads() != 1:
@@ -73,8 +58,7 @@ def compile_shared() -> None:
 
 
 def _compile_shared(torch: Any) -> None:
-    embedding: Any = import_module("vllm.model_executor.layers.vocab_parallel_embedding")
-    ranking: Any = import_module("vllm.v1.sample.ops.logprobs")
+    embedding, ranking = compat.embedding, compat.ranking
     buffer = torch.zeros(8, dtype=torch.int32)
     with torch.inference_mode():
         for count in (5, 1):

@@ -1,8 +1,8 @@
 """The names in ``/dev/shm`` under which the ranks of one engine open what they share.
 
-Guarantees: each name says to which engine and which epoch it belongs; once all ranks have opened
-what they share the names are taken away, while the memory stays, so that a worker that is killed
-leaves none behind; what was left by one that was killed before, the next epoch removes, and in the
+Guarantees: each name holds the mark of its engine and its epoch; once all ranks have opened what
+they share the names are removed, while the memory stays, so that a worker that is killed leaves
+none behind; what a worker that was killed before that has left, the next epoch removes, and at the
 end the engine.
 
 vLLM makes such names in two ways: through `multiprocessing.shared_memory`, and in its C++ for CPUs
@@ -22,23 +22,23 @@ _LONGEST = 100  # the standard library keeps to 14 characters, for other systems
 
 
 def new_mark() -> str:
-    """Return what all names of one engine contain, and nobody else's."""
+    """Return a mark that only the names of one engine contain."""
     return f"phx{secrets.token_hex(4)}"
 
 
 def mark_names(mark: str, epoch: int) -> None:
-    """Have the names that this process makes from now on bear *mark* and *epoch*."""
+    """Put *mark* and *epoch* into the names that this process makes from now on."""
     library: Any = shared_memory  # its names for this are not public
     library._SHM_NAME_PREFIX = f"/{_stamp(mark, epoch)}_"  # noqa: SLF001
     library._SHM_SAFE_NAME_LENGTH = _LONGEST  # noqa: SLF001
     shared_memory.SharedMemory.unlink = _unlink  # type: ignore[method-assign]  # see there
-    # The library's own guard would be a process that outlives this one, and complains of names that
-    # it does not find.
+    # The library's own tracker would be a process that outlives this one, and that warns of names
+    # which it does not find.
     resource_tracker.register = _register  # type: ignore[assignment]
 
 
 def marked_address(address: str, port: int, mark: str, epoch: int) -> str:
-    """Return where ranks meet, as torch takes it, with an end that bears *mark* and *epoch*."""
+    """Return the rendezvous URL for torch; it ends with *mark* and *epoch*."""
     return f"tcp://{address}:{port}?mark={_stamp(mark, epoch)}"
 
 
@@ -60,7 +60,7 @@ def _stamp(mark: str, epoch: int) -> str:
 
 
 def _unlink(self: shared_memory.SharedMemory) -> None:
-    """Take the name away as the library does, but bear that it is gone already."""
+    """Remove the name as the library does; it may be gone already."""
     name: str = vars(self)["_name"]
     with suppress(OSError):
         (_SHM / name.lstrip("/")).unlink()
@@ -70,6 +70,6 @@ _original = resource_tracker.register
 
 
 def _register(name: str, kind: str) -> None:
-    """Have the library guard whatever is no shared memory."""
+    """Have the library track what is no shared memory."""
     if kind != "shared_memory":
         _original(name, kind)
