@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from phalanx.runtime import Task
 
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
-_PYTESTS = "pytest-"  # folders that pytest keeps and prunes itself
+# Folders that pytest prunes, and semaphores of multiprocessing: these count if a tree holds them.
+_FOREIGN = ("pytest-", "sem.mp-")
 _DEAD = ("Z", "X", "x")
 _KILL = 5.0
 _SOON, _LATER = 0.01, 0.1  # seconds between two looks at what is on its way out
@@ -209,7 +210,7 @@ class LeakDetector:
         if path in self.files:
             return True
         if path.parent in self._folders:
-            return not path.name.startswith(_PYTESTS)
+            return not path.name.startswith(_FOREIGN)
         if path.name.startswith("phalanx"):  # phalanx-WORD-PID-...
             owner = path.name.split("-")[2:3]
             return owner == [] or not owner[0].isdigit() or self._is_mine(int(owner[0]))

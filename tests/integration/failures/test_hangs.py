@@ -69,7 +69,7 @@ def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("deadlock", r"waiting in _deadlock \(.*stuck.py:\d+\)"),
+        ("deadlock", r"waiting in _deadlock \(.*hanging_workers.py:\d+\)"),
         ("loop", r"busy in _loop"),
         ("released", r"waiting in _released"),
         ("native", r"wedged: no sign of life .* holds the interpreter lock; it sleeps"),
