@@ -52,13 +52,15 @@ Entry = TypeVar("Entry", bound="int | Closeable")
 _owned: set[int | Closeable] = set()
 
 
-def own(entry: Entry) -> Entry:
-    """Register a descriptor, or the object that holds it; return it.
+def own(entry: Entry, stack: contextlib.ExitStack | None = None) -> Entry:
+    """Register a descriptor, or the object that holds it, for *stack* to close; return it.
 
     Register the object if there is one: it closes its number a second time when it is collected,
     and in the child that number may be another file's by then.
     """
     _owned.add(entry)
+    if stack is not None:
+        stack.callback(close, entry)
     return entry
 
 

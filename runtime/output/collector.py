@@ -19,6 +19,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.runtime.event import LoggedEvent, fields
+from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.events import StreamUnavailable
 from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
 from phalanx.runtime.observe.render import render, render_json
@@ -29,7 +30,7 @@ from phalanx.supervision import RuntimeFault, SpecError
 
 from .logging_console import LoggingConsole, log_record
 from .reader import read_records
-from .worker_output import WorkerOutput, log_pair, owned
+from .worker_output import WorkerOutput, log_pair
 
 if TYPE_CHECKING:
     import socket
@@ -101,22 +102,22 @@ class OutputCollector:
         self.address: str | None = None
         with contextlib.ExitStack() as made:
             self._events, sender = log_pair()
-            owned(made, self._events)
-            self._channel = owned(made, LogChannel(sender, where="driver", patience=0.0))
+            descriptors.own(self._events, made)
+            self._channel = descriptors.own(LogChannel(sender, where="driver", patience=0.0), made)
             if console == "logging":
                 logs = LoggingConsole()
                 made.callback(logs.close)
                 out = err = logs.fd
             self._fds = {
                 "events": self._events,
-                "out": owned(made, _duplicate(out)),
-                "err": owned(made, _duplicate(err)),
+                "out": descriptors.own(_duplicate(out), made),
+                "err": descriptors.own(_duplicate(err), made),
             }
             if status_request is not None:
                 self._fds["status_request"] = status_request
             if stream:
                 try:  # in the driver: the process may be replaced
-                    listener = owned(made, open_stream(name))
+                    listener = descriptors.own(open_stream(name), made)
                 except OSError as error:
                     self.emit(StreamUnavailable(problem=str(error), at=time.monotonic()))
                 else:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
@@ -19,15 +19,12 @@ from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_
 from .tail_buffer import Tail
 
 if TYPE_CHECKING:
-    from phalanx.runtime.linux.descriptors import Closeable
     from phalanx.runtime.observe.events import WorkerLabels
 
     from .collector import OutputCollector
 
 _PIPE_BYTES: Final = 1 << 18  # room for a burst while the collector is busy, or being replaced
 _LOG_LINES: Final = 50  # of a crash report
-
-_Entry = TypeVar("_Entry", bound="int | Closeable")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +58,9 @@ class WorkerOutput:
         with contextlib.ExitStack() as made:  # none is left open where one cannot be made
             out_r, self.stdout = _pipe(made)
             err_r, self.stderr = _pipe(made)
-            log_r, self.log = (owned(made, end) for end in log_pair())
-            self.faults = owned(made, create_crash_output())
-            self._tail = owned(made, Tail.create(tail_bytes))
+            log_r, self.log = (descriptors.own(end, made) for end in log_pair())
+            self.faults = descriptors.own(create_crash_output(), made)
+            self._tail = descriptors.own(Tail.create(tail_bytes), made)
             made.pop_all()
         self.ends = (self._tail.fd, out_r, err_r, log_r)
         self._child_ends = [self.stdout, self.stderr, self.log]
@@ -108,14 +105,8 @@ class WorkerOutput:
             descriptors.close(entry)
 
 
-def owned(made: contextlib.ExitStack, entry: _Entry) -> _Entry:
-    """Register the open descriptor *entry*; *made* closes it. Return it."""
-    made.callback(descriptors.close, descriptors.own(entry))
-    return entry
-
-
 def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
-    reader, writer = (owned(made, end) for end in os.pipe2(os.O_CLOEXEC))
+    reader, writer = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
     os.set_blocking(reader, False)  # the writer's end is another open file and stays as it is
     with contextlib.suppress(OSError):  # past the user's limit for pipes; 64 KiB then
         fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -148,9 +148,51 @@ class Helper:
             if self._process is None:
                 self._start()
 
-    def start_soon(self, delay: float = 0.0) -> None:
-        """Start it on a thread of its own, after *delay* seconds."""
-        self._start_later(delay, _CALM)
+    def start_soon(
+        self, delay: float = 0.0, *, retry: float = _CALM, replaced: int = 0, reason: str = ""
+    ) -> None:
+        """Start it on a thread of its own, after *delay* seconds.
+
+        Args:
+            delay: Seconds until then.
+            retry: Seconds until the next attempt if the start fails; doubled with each.
+            replaced: The process that it replaces; 0 for none.
+            reason: Why that ended.
+        """
+
+        def again() -> None:
+            longer = min(2 * retry, _LONGEST)
+            self.start_soon(retry, retry=longer, replaced=replaced, reason=reason)
+
+        def start() -> None:
+            now = time.monotonic()
+            try:
+                self.start()
+            except Exception as error:  # noqa: BLE001  # reported: there is no caller to raise to
+                text = str(error)
+                why = exit_of_process(1, None, asked=False, detail=text)
+                if not self.closed and self._on_exit(None, why):
+                    failed = HelperUnavailable(helper=self.name, problem=text, wait=retry, at=now)
+                    self._emit(failed)
+                    again()
+                return
+            if replaced:
+                new = HelperReplaced(
+                    helper=self.name, pid=self.pid or 0, replaced=replaced, reason=reason, at=now
+                )
+                self._emit(new)
+
+        def begin() -> None:
+            # Not on the event loop's thread: a start may wait for that thread.
+            thread = threading.Thread(target=start, name=f"phalanx-{self.name}-start", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # the limit of threads is reached
+                again()
+                raise
+
+        with contextlib.suppress(RuntimeFault):  # the event loop is closed
+            self._loop.call_at(time.monotonic() + delay, begin)
 
     def send(self, data: bytes, fds: Sequence[int] = ()) -> bool:
         """Send a message; False if there is no process to read it.
@@ -219,65 +261,27 @@ class Helper:
         with contextlib.ExitStack() as failed:
             try:
                 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-                failed.callback(descriptors.close, descriptors.own(ours))
+                descriptors.own(ours, failed)
                 with theirs:
                     process = self._spawn(theirs, self._exited)
             except OSError as error:
                 raise RuntimeFault(f"the {self.name} could not be started: {error}") from error
             failed.pop_all()
         try:
-            self._publish(process, ours)
+            with self.lock:
+                self._process, self._socket = process, ours
+                self._started_at = time.monotonic()
+                for data, fds in self._replay():
+                    self._send(ours, data, fds)
+                if self._on_message is not None:
+                    self._watch = self._loop.watch(ours.fileno(), select.EPOLLIN, self._readable)
+            if process.status is not None:  # `_exited` came before there was a process
+                self._loop.post(partial(self._exited, process))
         except BaseException:
             self.end(time.monotonic() + _KILL)
             raise
         if self.closed:
             self.end(time.monotonic() + _KILL)
-
-    def _publish(self, process: Process, ours: socket.socket) -> None:
-        with self.lock:
-            self._process, self._socket = process, ours
-            self._started_at = time.monotonic()
-            for data, fds in self._replay():
-                self._send(ours, data, fds)
-            if self._on_message is not None:
-                self._watch = self._loop.watch(ours.fileno(), select.EPOLLIN, self._readable)
-        if process.status is not None:  # `_exited` came before there was a process
-            self._loop.post(partial(self._exited, process))
-
-    def _start_later(self, delay: float, retry: float, dead: int = 0, reason: str = "") -> None:
-        def again() -> None:
-            self._start_later(retry, min(2 * retry, _LONGEST), dead, reason)
-
-        def start() -> None:
-            now = time.monotonic()
-            try:
-                self.start()
-            except Exception as error:  # noqa: BLE001  # reported: there is no caller to raise to
-                problem = str(error)
-                why = exit_of_process(1, None, asked=False, detail=problem)
-                if not self.closed and self._on_exit(None, why):
-                    self._emit(
-                        HelperUnavailable(helper=self.name, problem=problem, wait=retry, at=now)
-                    )
-                    again()
-                return
-            if dead:
-                pid = self.pid or 0
-                self._emit(
-                    HelperReplaced(helper=self.name, pid=pid, replaced=dead, reason=reason, at=now)
-                )
-
-        def begin() -> None:
-            # Not on the event loop's thread: a start may wait for that thread.
-            thread = threading.Thread(target=start, name=f"phalanx-{self.name}-start", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the limit of threads is reached
-                again()
-                raise
-
-        with contextlib.suppress(RuntimeFault):  # the event loop is closed
-            self._loop.call_at(time.monotonic() + delay, begin)
 
     # --- on the event loop's thread ----------------------------------------------------------
 
@@ -294,7 +298,8 @@ class Helper:
         process.close()
         reason = process.reason(detail=detail)
         if self._on_exit(process.pid, reason) and not self.closed:
-            self._start_later(max(0.0, _CALM - lived), _CALM, process.pid, str(reason))
+            delay = max(0.0, _CALM - lived)
+            self.start_soon(delay, replaced=process.pid, reason=str(reason))
 
     def _readable(self, _events: int) -> None:
         while (message := self._receive()) is not None and self._on_message is not None:
