@@ -52,7 +52,7 @@ class Runtime:
     Attributes:
         owner: The process it belongs to.
         reports: The folder of crash reports, or None.
-        status: Its status snapshots.
+        status_source: Its status snapshots.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Runtime:
         self._steps: list[Callable[[float], object]] = []  # of `close`, that are still to be taken
         self.loop = EventLoop(emit=self._emit)
         self._launcher = Launcher(self.loop, preload=(), start_timeout=_IMPORT, emit=self._emit)
-        self.status = StatusSource(self.loop, self._emit)
+        self.status_source = StatusSource(self.loop, self._emit)
 
     @property
     def launcher(self) -> Launcher:
@@ -93,7 +93,7 @@ class Runtime:
             self._check()
             if self._collector is None:
                 self._collector = self._new_collector(
-                    self._launcher, status_request=self.status.request
+                    self._launcher, status_request=self.status_source.request
                 )
             return self._collector
 
@@ -133,7 +133,7 @@ class Runtime:
                     *([] if self._collector is None else [self._collector.close]),
                     self._launcher.close,
                     *(_at_once(pool.close) for pool in self._pools.values()),
-                    _at_once(self.status.close),
+                    _at_once(self.status_source.close),
                     _at_once(self.loop.close),
                 ]
                 self._collector = None

@@ -215,7 +215,7 @@ class Group:
                 raise too_few_descriptors(error) from error
             raise
         look = None if parent is None else parent.look
-        self._unshow = self.runtime.status.add(partial(status_of, spec, self, look))
+        self._unshow = self.runtime.status_source.add(partial(status_of, spec, self, look))
 
     def _make_plane(self) -> CallPlane:
         log = self.log

@@ -402,7 +402,7 @@ class Machine:
         self.workers: list[Worker] = []
         self.events: list[tuple[float, str, str]] = []
         self.log = Log()
-        self.launcher = self.collector = self.status = self
+        self.launcher = self.collector = self.status_source = self
 
     def seams(self) -> dict[str, Any]:
         """Return what a group takes beside its runtime."""
