@@ -22,7 +22,7 @@ import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from . import descriptor_limit, procfs
 
@@ -66,30 +66,25 @@ class TreeTag:
     def of(self, number: int, label: str) -> ProcessTag:
         """Return the tag of the process with this *number*, unique in the tree."""
         clean = "".join(c if c.isascii() and c.isprintable() and c != ";" else "_" for c in label)
-        return ProcessTag(self, f"{self.tree}/{number}.{clean[:_LABEL_BYTES]}{_FILL}")
+        own = f"{self.tree}/{number}.{clean[:_LABEL_BYTES]}{_FILL}"
+        # Of one length in one tree, so that one tag can overwrite another.
+        width = len(self.outer) + len(self.tree) + _LABEL_BYTES + 24
+        return ProcessTag(own.encode(), (self.outer + own).ljust(width, _FILL))
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessTag:
-    """The tag of one process and of all that comes from it."""
+class ProcessTag(NamedTuple):
+    """The tag of one process and of all that comes from it.
 
-    tree: TreeTag
-    own: str
+    Attributes:
+        pattern: What the environment of each of them contains.
+        value: The value of the variable.
+    """
 
-    @property
-    def pattern(self) -> bytes:
-        """What the environment of the process, and of all that comes from it, contains."""
-        return self.own.encode()
-
-    @property
-    def value(self) -> str:
-        """The variable's value: of one length in one tree, so that one can overwrite another."""
-        width = len(self.tree.outer) + len(self.tree.tree) + _LABEL_BYTES + 24
-        return (self.tree.outer + self.own).ljust(width, _FILL)
+    pattern: bytes
+    value: str
 
 
-@dataclass(frozen=True, slots=True)
-class Victim:
+class Victim(NamedTuple):
     """A process that was held in order to be killed."""
 
     pid: int

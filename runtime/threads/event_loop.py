@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections import deque
+from concurrent.futures import Future
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
@@ -180,23 +181,16 @@ class EventLoop:
 
         Not from a callback.
         """
-        done = threading.Event()
-        outcome: list[Result | Exception] = []
+        result: Future[Result] = Future()
 
         def run() -> None:
             try:
-                outcome.append(function())
-            except Exception as error:  # noqa: BLE001  # raised in the caller's thread
-                outcome.append(error)
-            finally:
-                done.set()
+                result.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
+                result.set_exception(error)
 
         self.post(run)  # called in any case, before the thread ends
-        done.wait()
-        (result,) = outcome
-        if isinstance(result, Exception):
-            raise result
-        return result
+        return result.result()
 
     def when_lost(self, callback: Callable[[str], None]) -> Callable[[], None]:
         """Call *callback* with the cause if the thread ends by an error; return what undoes this.
