@@ -91,6 +91,12 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture
+def gate(tmp_path: Path) -> Path:
+    """The file that workers wait for."""
+    return tmp_path / "gate"
+
+
+@pytest.fixture
 def loop() -> Iterator[EventLoop]:
     loop = EventLoop()
     yield loop

@@ -6,13 +6,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.histories import Teller
+from tests.support.programs import run_program
 from tests.unit.chaos.test_page import told
 
 from phalanx.chaos import Chaos, ChaosResult, History, render_page
@@ -58,13 +58,9 @@ def look_at(page: str, folder: Path) -> Any:
     file.write_text(page.replace("</body>", f"{LOOK}</body>"), encoding="utf-8")
     words = ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900")
     own = {name: str(folder) for name in ("HOME", "XDG_RUNTIME_DIR")}
-    done = subprocess.run(
+    done = run_program(
         [BROWSER, *words, f"--user-data-dir={folder / 'profile'}", "--dump-dom", file.as_uri()],
         env={**os.environ, **own},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
     )
     seen = re.search(r'<pre id="seen">(.*?)</pre>', done.stdout, re.DOTALL)
     assert seen is not None, done.stderr[-2000:]

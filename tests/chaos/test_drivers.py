@@ -162,10 +162,7 @@ def test_workers_outlive_the_thread_that_built_them(drive: Any) -> None:
     driver.assert_gone()
 
 
-def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
-    drive: Any, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
+def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(drive: Any, gate: Path) -> None:
     driver = drive("calls", str(gate))
     driver.expect("calling")
     time.sleep(0.2)
@@ -180,8 +177,7 @@ def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(
     driver.assert_gone()
 
 
-def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, gate: Path) -> None:
     driver = drive("calls", str(gate))
     driver.expect("calling")
 
@@ -214,8 +210,7 @@ def test_a_close_says_what_it_waits_for_and_a_second_ctrl_c_hurries_it(
     driver.assert_gone()
 
 
-def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, gate: Path) -> None:
     driver = drive("calls_in_a_row", str(gate))
     assert driver.expect("waiting") == 1
 
@@ -361,8 +356,7 @@ def test_an_ignored_sigchld_is_no_hang(drive: Any) -> None:
     driver.assert_gone()
 
 
-def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, gate: Path) -> None:
     driver = drive("stopped", str(gate))
     driver.expect("calling")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.chaos import FAULTS, load_run
 from phalanx.chaos.history.events import FaultMissed
@@ -24,13 +23,8 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 
 def chaos(out: Path, *words: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "phalanx.cli", "chaos", *words, "--out", str(out)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
+    done = run_python(
+        "-m", "phalanx.cli", "chaos", *words, "--out", str(out), cwd=ROOT, timeout=800
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\nthe record is in {out}"

@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.planted_faults import PLANTS, Planted
+from tests.support.programs import run_python
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
@@ -114,14 +114,13 @@ def test_a_failing_run_shrinks_to_the_one_fault_it_takes(
 
 
 def phalanx(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "phalanx.cli", *map(str, words)],
+    return run_python(
+        "-m",
+        "phalanx.cli",
+        *map(str, words),
         cwd=ROOT,
         env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
         timeout=150,
-        check=False,
     )
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.programs import run_program
 
 from phalanx.actors.checkpoint.manager import CheckpointManager
 from phalanx.runtime import RemoteFailure
@@ -25,9 +25,7 @@ def test_a_group_goes_on_while_its_disk_is_full_and_when_there_is_room_again(
     mount = f'mount -t tmpfs -o size=256k none "$1" && exec "$2" -m {program} "$1"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable]
 
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_program(command, cwd=ROOT)
 
     if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
         pytest.skip(f"no mount namespace can be made: {done.stderr.strip()}")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from tests.support.memory_cgroup import limited_group
+from tests.support.programs import run_program
 from tests.support.workers import Echo
 
 from phalanx.supervision import MessageTooLarge
@@ -130,7 +131,7 @@ def test_more_than_its_control_group_has_is_refused_and_kills_nobody(tmp_path: P
     with limited_group(limit) as group:
         enter = f"echo $$ > {group}/cgroup.procs && exec {sys.executable} {script} {tmp_path}/gate"
         argv = ["sh", "-c", enter]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+        done = run_program(argv)
 
     assert done.stdout.startswith("answered"), done.stderr
 
@@ -156,7 +157,7 @@ def test_calls_need_no_dev_shm(tmp_path: Path, how: str) -> None:
 
 def _unshare(command: str) -> subprocess.CompletedProcess[str]:
     argv = ["unshare", "--mount", "sh", "-c", command]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=100, check=False)
+    return run_program(argv)
 
 
 def _can_promise(size: int) -> bool:

@@ -126,11 +126,8 @@ def test_a_cut_that_heals_before_the_limit_costs_time_alone(behind: Behind, tmp_
     assert sorted(lines) == sorted(f"n{i} rank={r} inc=1" for i in range(8) for r in range(2))
 
 
-def test_what_comes_when_a_cut_heals_too_late_is_nobodys_answer(
-    behind: Behind, tmp_path: Path
-) -> None:
+def test_what_comes_when_a_cut_heals_too_late_is_nobodys_answer(behind: Behind, gate: Path) -> None:
     ex, relay = behind()
-    gate = tmp_path / "gate"
     call = ex.collective_rpc("gated", args=(str(gate), "old"), non_block=True)
     wait_running(ex, 0, 1)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from tests.support.memory_cgroup import limited_group
+from tests.support.programs import run_python
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor
@@ -133,14 +132,7 @@ with Runtime(console=None, stream=False) as runtime:
 
 
 def test_a_real_kill_for_want_of_memory_is_told_from_a_plain_one(tight: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", DRIVER, str(tight)],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", DRIVER, str(tight), cwd=Path(__file__).parents[2])
 
     assert done.returncode == 0, done.stderr
     (starved, evidence), (killed, nothing) = map(json.loads, done.stdout.splitlines())

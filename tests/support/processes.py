@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.process.process import Process
 
-LONG = 30.0  # seconds; nothing takes them unless it is broken
+LONG = 60.0  # seconds; no test takes them unless something is broken
 
 
 def soon() -> float:
@@ -94,12 +94,18 @@ class Starter:
             return list(self.exits)
 
 
-def eventually(condition: Callable[[], object], what: str = "the condition") -> None:
-    """Wait for something that sends no word when it comes true."""
+def wait_until(holds: Callable[[], object], what: str = "the condition") -> None:
+    """Wait for what is announced by no event."""
     deadline = soon()
-    while not condition():
+    while not holds():
         assert time.monotonic() < deadline, f"{what} did not come true"
         time.sleep(0.005)
+
+
+def start_thread(act: Callable[..., object], *args: Any, **options: Any) -> threading.Thread:
+    thread = threading.Thread(target=act, args=args, kwargs=options)
+    thread.start()
+    return thread
 
 
 def is_alive(pid: int) -> bool:

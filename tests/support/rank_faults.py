@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
+
+from tests.support.processes import LONG, wait_until
 
 from phalanx.actors import Executor
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity
 
-LONG = 60.0  # seconds; no test takes them unless something is broken
 OFTEN = Intensity(1000, 60.0)  # a group may die as often as a test likes
 
 
@@ -49,11 +49,3 @@ def telling(told: list[Any], once: threading.Event) -> Callable[[Any], None]:
         once.set()
 
     return tell
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Return once *holds* does; for what nobody tells of."""
-    deadline = time.monotonic() + LONG
-    while not holds():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.005)

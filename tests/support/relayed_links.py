@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.rank_faults import wait_until
+from tests.support.processes import wait_until
 
 from phalanx import Executor
 from phalanx.runtime import Zmq

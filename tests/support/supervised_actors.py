@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import textwrap
 import threading
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pykka
+from tests.support.programs import run_python
 
 from phalanx.supervision import (
     KILLED,
@@ -94,7 +94,4 @@ def tree(*children: ChildSpec | SupervisorSpec, **options: Any) -> SupervisorSpe
 
 
 def in_sub_process(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        check=False, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    return run_python("-c", textwrap.dedent(code))  # fmt: skip

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_python
 
 import phalanx
 from phalanx import actors, errors, events, runtime, supervision
@@ -33,9 +32,7 @@ def test_the_readmes_program_prints_what_the_readme_says(tmp_path: Path) -> None
     program = tmp_path / "program.py"
     program.write_text(block.group(1))
 
-    done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_python(str(program))
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == list(promise.groups())

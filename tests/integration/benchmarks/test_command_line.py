@@ -12,18 +12,18 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.harness.roster import TRANSPORTS, choose
 from benchmarks.harness.venvs import Environments
+from tests.support.programs import run_python
 
 ROOT = Path(__file__).parents[3]
 pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(300)]
 
 
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *words],
-        capture_output=True,
-        text=True,
+    return run_python(
+        "-m",
+        "benchmarks",
+        *words,
         timeout=240,
-        check=False,
         cwd=cwd,
         env=os.environ
         | {

@@ -66,8 +66,8 @@ class Fills:
 def test_an_event_loop_goes_on_where_others_fill_the_queue_while_its_call_is_made(
     make: Make, tmp_path: Path, method: str
 ) -> None:
-    ex = make(Echo, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
+    ex = make(Echo, 1, limits=Limits(queue_depth=1))
     full: list[Any] = []
 
     def fill() -> None:
@@ -91,9 +91,8 @@ def test_an_event_loop_goes_on_where_others_fill_the_queue_while_its_call_is_mad
     assert [future.result(WAIT) for future in full] == [None, None]
 
 
-def test_a_loop_that_was_closed_costs_nobody_his_call(make: Make, tmp_path: Path) -> None:
+def test_a_loop_that_was_closed_costs_nobody_his_call(make: Make, gate: Path) -> None:
     ex = make(Echo, 1)
-    gate = tmp_path / "gate"
     future = ex.collective_rpc("gated", args=(str(gate), 7), non_block=True)
     loop = asyncio.new_event_loop()
     awaiting = future.__await__()

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import start_thread
+from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
 from phalanx.actors import Executor, Launch, Layout, WorkerActor
@@ -363,9 +365,7 @@ def test_an_executor_has_the_descriptors_it_needs_or_is_refused_before_anything_
     tmp_path: Path,
 ) -> None:
     environ = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED], env=environ, capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", LIMITED, env=environ)
 
     assert done.returncode == 0, done.stderr
     told = done.stdout.splitlines()
@@ -431,13 +431,11 @@ def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
 
 
 def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(world_size=2)
-    gate = tmp_path / "gate"
     held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    thread = threading.Thread(target=ex.resize, args=(3,))
-    thread.start()
+    thread = start_thread(ex.resize, 3)
     scattered: Any = None
     while scattered is None or not ex._group.plane.pauses:
         scattered = scattered or ex.scatter("echo", args=[("a",), ("b",)], non_block=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 from structlog.testing import capture_logs
-from tests.support.rank_faults import wait_until
+from tests.support.processes import wait_until
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Layout, idempotent
@@ -159,10 +159,9 @@ def test_former_spellings_warn_and_work(make: Make) -> None:
 
 
 def test_an_async_output_lets_the_main_loop_go_on_and_keeps_the_order(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     order: list[str] = []
     told = threading.Event()
 

@@ -8,12 +8,12 @@ import importlib
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
@@ -114,9 +114,8 @@ def test_a_future_is_awaited_from_asyncio(make: Make) -> None:
     assert one == "pool"
 
 
-def test_cancelling_an_awaiting_task_voids_the_answer(make: Make, tmp_path: Path) -> None:
+def test_cancelling_an_awaiting_task_voids_the_answer(make: Make, gate: Path) -> None:
     ex = make()
-    gate = tmp_path / "gate"
 
     async def main() -> None:
         task = asyncio.ensure_future(ex.aio.collective_rpc("gated", args=(str(gate),)))
@@ -161,10 +160,9 @@ def test_calls_from_many_threads_are_seen_in_one_order_by_all_ranks(
 
 
 def test_a_timeout_names_the_method_and_the_ranks_and_its_late_answer_is_dropped(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make()
-    gate = tmp_path / "gate"
 
     with pytest.raises(CallTimeout, match=r"<lambda>.*rank\(s\) 1") as caught:
         ex.collective_rpc(
@@ -177,9 +175,8 @@ def test_a_timeout_names_the_method_and_the_ranks_and_its_late_answer_is_dropped
     assert ex.status().dropped_replies >= 1
 
 
-def test_a_future_expires_without_a_waiter(make: Make, tmp_path: Path) -> None:
+def test_a_future_expires_without_a_waiter(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     expired = threading.Event()
 
     future = ex.collective_rpc("gated", 0.2, (str(gate),), non_block=True)
@@ -190,11 +187,8 @@ def test_a_future_expires_without_a_waiter(make: Make, tmp_path: Path) -> None:
     gate.touch()
 
 
-def test_waiting_for_a_future_with_a_timeout_leaves_the_call_alone(
-    make: Make, tmp_path: Path
-) -> None:
+def test_waiting_for_a_future_with_a_timeout_leaves_the_call_alone(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     future = ex.collective_rpc("gated", args=(str(gate), "answer"), non_block=True)
 
     with pytest.raises(TimeoutError):
@@ -225,10 +219,9 @@ def test_a_slow_rank_makes_callers_wait_up_to_their_deadline_and_sends_nothing(
 
 
 def test_a_full_queue_blocks_the_maker_of_futures_until_there_is_room(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(world_size=1, limits=Limits(queue_depth=2))
-    gate = tmp_path / "gate"
     made: list[Any] = []
 
     def producer() -> None:
@@ -236,11 +229,8 @@ def test_a_full_queue_blocks_the_maker_of_futures_until_there_is_room(
             ex.collective_rpc("gated", args=(str(gate), i), non_block=True) for i in range(30)
         )
 
-    thread = threading.Thread(target=producer)
-    thread.start()
-    deadline = time.monotonic() + 30
-    while ex.status().waiting < 2 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    thread = start_thread(producer)
+    wait_until(lambda: ex.status().waiting >= 2)
     assert ex.status().waiting + ex.status().in_flight == 4
     gate.touch()
     thread.join(30)

@@ -8,13 +8,13 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import start_thread
 
 from phalanx.actors import AsyncOutput, CheckpointPolicy, Executor, WorkerActor, WorkerContext
 from phalanx.supervision import Strategy
@@ -85,8 +85,7 @@ class Forker(WorkerActor):
         return Output()
 
     def in_a_thread(self) -> list[int | None]:
-        thread = threading.Thread(target=lambda: self.codes.append(fork()))
-        thread.start()
+        thread = start_thread(lambda: self.codes.append(fork()))
         thread.join()
         return self.codes
 

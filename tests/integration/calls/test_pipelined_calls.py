@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import Executor
@@ -53,13 +54,11 @@ def test_a_long_row_is_run_once_and_in_order_on_every_rank(make: Make) -> None:
     assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(500))] * 3
 
 
-def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, tmp_path: Path) -> None:
+def test_while_a_future_is_waited_for_the_driver_sleeps(make: Make, gate: Path) -> None:
     """For seconds, if that is what the call takes: nothing of ours has to look meanwhile."""
-    gate = tmp_path / "gate"
     ex = make(Counter, 1)
     future = ex.call("wait_at", args=(str(gate),), non_block=True, rank=0)
-    waiter = threading.Thread(target=future.result, args=(WAIT,))
-    waiter.start()
+    waiter = start_thread(future.result, WAIT)
     wait_for(f"{gate}.0")
     loop = next(each.native_id for each in threading.enumerate() if each.name == "phalanx-loop")
 
@@ -105,31 +104,25 @@ def test_a_row_is_executed_though_nobody_waits_for_it(make: Make) -> None:
     ex = make(Counter, 2)
 
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(30)]
-    deadline = time.monotonic() + WAIT
-    while not all(future.done() for future in futures):
-        assert time.monotonic() < deadline
-        time.sleep(0.001)  # to wait for one of them would be to read
+    wait_until(
+        lambda: all(future.done() for future in futures)
+    )  # to wait for one of them would be to read
 
     assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(30))] * 2
 
 
 def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(Counter, 2, strategy=Strategy.ONE_FOR_ONE)
-    gate = tmp_path / "gate"
     first = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(50)]
-    while not all(Path(f"{gate}.{rank}").exists() for rank in range(2)):
-        time.sleep(0.001)
+    wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
 
     pid = ex.ranks[1].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + WAIT
-    while ex.ranks[1].incarnation == 1 or ex.ranks[1].state != "up":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: (ex.ranks[1].incarnation, ex.ranks[1].state) == (2, "up"))
     gate.touch()  # only now may rank 0, which lives, begin another
 
     with pytest.raises(WorkerDied):
@@ -151,9 +144,8 @@ def test_futures_are_whole_ones_for_who_asks(make: Make) -> None:
     assert "done" in repr(came[0])
 
 
-def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, tmp_path: Path) -> None:
+def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, gate: Path) -> None:
     ex = make(Counter, 1)
-    gate = tmp_path / "gate"
 
     bad = ex.collective_rpc(lambda _: 1 // 0, non_block=True)
     held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
@@ -166,20 +158,16 @@ def test_a_failed_call_ends_a_wait_for_the_first_exception(make: Make, tmp_path:
     held.result(WAIT)
 
 
-def test_a_cancelled_call_is_no_first_exception(make: Make, tmp_path: Path) -> None:
+def test_a_cancelled_call_is_no_first_exception(make: Make, gate: Path) -> None:
     ex = make(Counter, 1)
-    gate = tmp_path / "gate"
     when = concurrent.futures.FIRST_EXCEPTION
     held = ex.collective_rpc("wait_at", args=(str(gate),), non_block=True)
     off = ex.collective_rpc("see", args=(1,), non_block=True)
     waited: list[Any] = []
-    waiter = threading.Thread(
-        target=lambda: waited.append(concurrent.futures.wait([held, off], WAIT, return_when=when))
+    waiter = start_thread(
+        lambda: waited.append(concurrent.futures.wait([held, off], WAIT, return_when=when))
     )
-
-    waiter.start()
-    while not (held.is_whole and off.is_whole):  # the waiter has got to them
-        time.sleep(0.001)
+    wait_until(lambda: held.is_whole and off.is_whole)
     assert off.abandon()
     gate.touch()
     waiter.join(WAIT)
@@ -190,9 +178,8 @@ def test_a_cancelled_call_is_no_first_exception(make: Make, tmp_path: Path) -> N
     assert off.cancelled()
 
 
-def test_a_done_callback_in_a_row_is_run_while_the_row_goes_on(make: Make, tmp_path: Path) -> None:
+def test_a_done_callback_in_a_row_is_run_while_the_row_goes_on(make: Make, gate: Path) -> None:
     ex = make(Counter, 1)
-    gate = tmp_path / "gate"
     told = threading.Event()
 
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(5)]

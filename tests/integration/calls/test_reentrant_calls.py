@@ -13,6 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.processes import start_thread, wait_until
+from tests.support.programs import run_python
 
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.futures import CallFuture
@@ -91,9 +93,7 @@ with Executor(Worker, 1, launch={'preload': ()}) as executor:
 
 
 def test_a_finalizer_under_the_planes_lock_gets_an_error_and_closing_waits_for_its_end() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FINALIZER], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", FINALIZER)
 
     assert done.stdout == "closed\n", done.stderr
     assert done.returncode == 0
@@ -174,9 +174,7 @@ with Executor(Worker, 2, launch={'preload': ()}) as made:
 
 
 def test_a_finalizer_that_calls_an_executor_anywhere_neither_hangs_nor_spoils_a_call() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ANYWHERE], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_python("-c", ANYWHERE)
 
     assert done.stdout == "[] 0 0\n", done.stderr
     assert done.stderr == ""
@@ -222,27 +220,24 @@ def interrupt(executor: Executor[Any], outcome: list[Any], gate: Path) -> None:
 @pytest.mark.parametrize("what", ["call", "result", "restart"])
 def test_a_signal_handler_may_not_wait_where_its_thread_does(
     make: Make,
-    tmp_path: Path,
+    gate: Path,
     handle: Callable[[Callable[[], Any]], list[Any]],
     what: str,
     reads: bool,
 ) -> None:
     executor = make(world_size=2)
-    gate = tmp_path / "gate"
     arguments = ("gated", WAIT, (str(gate),))
     first = threading.Thread(target=executor.call, args=arguments, kwargs={"rank": 0})
     if not reads:  # another thread does, and the main one sleeps meanwhile
         first.start()
-        while executor.status().in_flight < 1:
-            time.sleep(0.01)
+        wait_until(lambda: executor.status().in_flight >= 1)
     acts: dict[str, Callable[[], Any]] = {
         "call": lambda: executor.call("echo", 3.0, rank=1),
         "result": lambda: executor.call("echo", non_block=True, rank=0).result(3.0),
         "restart": lambda: executor.restart(1, timeout=3.0),
     }
     outcome = handle(acts[what])
-    other = threading.Thread(target=interrupt, args=(executor, outcome, gate))
-    other.start()
+    other = start_thread(interrupt, executor, outcome, gate)
 
     answer = executor.call("gated", WAIT, args=(str(gate), "served"), rank=0)
 
@@ -257,12 +252,11 @@ def test_a_signal_handler_may_not_wait_where_its_thread_does(
 @pytest.mark.parametrize("what", ["call", "tell", "drain", "cancel"])
 def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     make: Make,
-    tmp_path: Path,
+    gate: Path,
     handle: Callable[[Callable[[], Any]], list[Any]],
     what: str,
 ) -> None:
     executor = make(world_size=1)
-    gate = tmp_path / "gate"
     executor.tell("gated", args=(str(gate),))
     last = executor.collective_rpc("rank", non_block=True)
     acts: dict[str, Callable[[], Any]] = {
@@ -274,15 +268,12 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     outcome = handle(acts[what])
 
     def strike() -> None:
-        while not executor._group.plane._pauses:
-            time.sleep(0.001)
+        wait_until(lambda: executor._group.plane._pauses)
         os.kill(os.getpid(), signal.SIGUSR1)
-        while not outcome:
-            time.sleep(0.001)
+        wait_until(lambda: outcome)
         gate.touch()
 
-    other = threading.Thread(target=strike)
-    other.start()
+    other = start_thread(strike)
 
     executor.drain(WAIT)
 
@@ -293,13 +284,11 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
 
 
 def test_a_signal_handler_that_closes_the_executor_does_not_wait_for_its_end(
-    make: Make, tmp_path: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, gate: Path, handle: Callable[[Callable[[], Any]], list[Any]]
 ) -> None:
     executor = make(world_size=1)
-    gate = tmp_path / "gate"
     outcome = handle(executor.close)
-    other = threading.Thread(target=interrupt, args=(executor, outcome, gate))
-    other.start()
+    other = start_thread(interrupt, executor, outcome, gate)
 
     with contextlib.suppress(ExecutorClosed):  # the call may have been answered first
         executor.call("gated", WAIT, args=(str(gate),), rank=0)
@@ -517,9 +506,7 @@ print("served")
 
 
 def test_a_ctrl_c_at_any_step_comes_at_once_and_holds_up_no_other_thread() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", STRUCK], capture_output=True, text=True, timeout=100, check=False
-    )
+    done = run_python("-c", STRUCK)
 
     assert done.stdout == "served\n", done.stderr
 
@@ -573,10 +560,9 @@ def test_a_signal_handler_may_not_ask_for_an_outcome_that_its_thread_is_decoding
 
 
 def test_a_signal_handler_reads_answers_of_futures_that_its_thread_waits_for(
-    make: Make, tmp_path: Path, handle: Callable[[Callable[[], Any]], list[Any]]
+    make: Make, gate: Path, handle: Callable[[Callable[[], Any]], list[Any]]
 ) -> None:
     executor = make(world_size=1)
-    gate = tmp_path / "gate"
     future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
 
     def act() -> Any:
@@ -605,10 +591,9 @@ def test_a_finalizer_under_one_groups_lock_does_not_take_anothers(make: Make) ->
 
 
 def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     executor = make(world_size=1)
-    gate = tmp_path / "gate"
     future = executor.call("gated", args=(str(gate),), non_block=True, rank=0)
     shared = executor._group
 
@@ -693,9 +678,7 @@ with Executor(Worker, 1, launch={'preload': ()}) as executor:
 
 
 def test_a_forked_child_has_no_signal_handler_of_its_parents_executors() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", FORKED)
 
     assert done.stdout == "0 set()\n", done.stderr
 
@@ -759,12 +742,6 @@ with Executor(Worker, 2, preload=()) as executor:
 
 
 def test_an_exception_thrown_into_a_thread_that_reads_loses_no_answer() -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", THROWN_INTO],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-W", "ignore", "-c", THROWN_INTO)
 
     assert done.stdout == "[] ['still there', 'still there']\n", done.stderr

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.rank_faults import LONG, kill, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.rank_faults import kill
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import Executor
@@ -58,9 +59,7 @@ def once_begun(gate: Path, do: Callable[[], object], ranks: int = 2) -> threadin
         wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(ranks)))
         do()
 
-    thread = threading.Thread(target=strike)
-    thread.start()
-    return thread
+    return start_thread(strike)
 
 
 def is_asleep(task: str) -> bool:
@@ -144,13 +143,12 @@ def test_without_a_quota_the_affinity_counts(
 # --- that it ends -----------------------------------------------------------------------------
 
 
-def test_who_has_looked_long_enough_sleeps(spun: Make, tmp_path: Path) -> None:
+def test_who_has_looked_long_enough_sleeps(spun: Make, gate: Path) -> None:
     ex = spun(1, spin=0.01)
     ex.collective_rpc("echo", WAIT)
     pid = ex.ranks[0].pid
     wait_until(lambda: is_asleep(str(pid)))  # between calls
 
-    gate = tmp_path / "gate"
     threads: list[int] = []
     answers: list[Any] = []
 
@@ -158,8 +156,7 @@ def test_who_has_looked_long_enough_sleeps(spun: Make, tmp_path: Path) -> None:
         threads.append(threading.get_native_id())
         answers.append(ex.collective_rpc("wait_at", WAIT, (str(gate),)))
 
-    caller = threading.Thread(target=call)
-    caller.start()
+    caller = start_thread(call)
     wait_until(lambda: bool(threads))
     wait_until(lambda: ex.status().in_flight > 0)
     wait_until(lambda: is_asleep(f"self/task/{threads[0]}"))  # for its answer
@@ -186,9 +183,8 @@ def test_calls_of_every_kind_are_answered_as_ever(spun: Make) -> None:
     ex.check_health(WAIT)
 
 
-def test_a_deadline_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+def test_a_deadline_ends_the_looking(spun: Make, gate: Path) -> None:
     ex = spun()
-    gate = tmp_path / "gate"
 
     with pytest.raises(CallTimeout) as caught:
         ex.collective_rpc("wait_at", 0.05, (str(gate),))
@@ -198,9 +194,8 @@ def test_a_deadline_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
 
 
-def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+def test_a_death_ends_the_looking(spun: Make, gate: Path) -> None:
     ex = spun(strategy=Strategy.ONE_FOR_ONE)
-    gate = tmp_path / "gate"
     killer = once_begun(gate, lambda: kill(ex, 1))
 
     with pytest.raises(WorkerDied):
@@ -211,9 +206,8 @@ def test_a_death_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
 
 
-def test_closing_from_another_thread_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+def test_closing_from_another_thread_ends_the_looking(spun: Make, gate: Path) -> None:
     ex = spun()
-    gate = tmp_path / "gate"
     closer = once_begun(gate, ex.kill)
 
     with pytest.raises((ExecutorClosed, WorkerDied)):
@@ -221,9 +215,8 @@ def test_closing_from_another_thread_ends_the_looking(spun: Make, tmp_path: Path
     closer.join(LONG)
 
 
-def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_looking(spun: Make, gate: Path) -> None:
     ex = spun()
-    gate = tmp_path / "gate"
     main = threading.main_thread().ident
     assert main is not None
     striker = once_begun(gate, lambda: signal.pthread_kill(main, signal.SIGINT))
@@ -236,9 +229,8 @@ def test_ctrl_c_ends_the_looking(spun: Make, tmp_path: Path) -> None:
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
 
 
-def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, tmp_path: Path) -> None:
+def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, gate: Path) -> None:
     ex = spun(1)
-    gate = tmp_path / "gate"
 
     def work() -> None:
         count = 0
@@ -246,8 +238,7 @@ def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, tmp_path: Pa
             count += 1
         gate.touch()
 
-    worker = threading.Thread(target=work)
-    worker.start()
+    worker = start_thread(work)
 
     assert ex.collective_rpc("wait_at", WAIT, (str(gate),)) == ["passed"]
     worker.join(WAIT)

@@ -204,9 +204,8 @@ def test_a_death_in_the_middle_comes_after_the_items_before_it(make: Make) -> No
     assert executor.collective_rpc("number", WAIT) == [7, 7]
 
 
-def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, tmp_path: Path) -> None:
+def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, gate: Path) -> None:
     executor = make(Source, 1)
-    gate = tmp_path / "gate"
     stream = executor.stream("gated", 0.2, args=(str(gate),), rank=0)
 
     assert next(stream) == "before"
@@ -318,8 +317,8 @@ def test_more_streams_than_there_are_places_are_taken_by_tasks_of_one_loop(make:
 
 
 def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: Path) -> None:
-    ex = make(Source, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
+    ex = make(Source, 1, limits=Limits(queue_depth=1))
     full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
     assert not ex.has_room
 
@@ -343,8 +342,8 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
 def test_a_stream_that_is_cancelled_while_it_waits_for_a_place_is_closed_and_says_so(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(Source, 1, limits=Limits(queue_depth=1))
     gate = tmp_path / "gate"
+    ex = make(Source, 1, limits=Limits(queue_depth=1))
     full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
 
     async def main() -> None:
@@ -365,8 +364,8 @@ def test_a_stream_that_is_cancelled_while_it_waits_for_a_place_is_closed_and_say
 def test_a_cancelled_taker_frees_the_rank_though_a_cycle_holds_the_stream(
     make: Make, tmp_path: Path
 ) -> None:
-    ex = make(Source, 1)
     gate = tmp_path / "gate"
+    ex = make(Source, 1)
     streams: list[ReplyStream] = []  # what a cycle of tracebacks does in a server
 
     async def respond() -> AsyncIterator[str]:
@@ -427,9 +426,8 @@ def test_a_stream_that_nobody_takes_is_closed_and_its_late_taker_told(make: Make
     assert_closed(ex)
 
 
-def test_a_stream_that_is_being_taken_has_no_limit(make: Make, tmp_path: Path) -> None:
+def test_a_stream_that_is_being_taken_has_no_limit(make: Make, gate: Path) -> None:
     ex = make(Source, 1)
-    gate = tmp_path / "gate"
     stream = ex.stream("gated", args=(str(gate),), rank=0, take_within=0.05)
     assert next(stream) == "before"
     opener = threading.Timer(0.3, gate.touch)

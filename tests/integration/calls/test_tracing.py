@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.support.programs import run_python
 from tests.support.workers import Echo, Late
 
 from phalanx.actors import Executor, WorkerContext
@@ -379,14 +378,6 @@ with Runtime(console=None, stream=False) as runtime:
             return sorted(name for name in sys.modules if "opentelemetry" in name)
         print(ex.collective_rpc(seen), [n for n in sys.modules if "opentelemetry" in n])
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[3],
-        env=os.environ,
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
+    done = run_python("-c", code, cwd=Path(__file__).parents[3])
 
     assert (done.returncode, done.stdout) == (0, "[[]] []\n"), done.stderr

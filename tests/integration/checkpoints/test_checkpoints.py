@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from tests.support.checkpoint_workers import Counter, Holder, Resharder
-from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_until
+from tests.support.processes import wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.workers import Echo
 
 from phalanx.actors import (

@@ -19,7 +19,8 @@ import pytest
 from tests.integration.checkpoints.test_checkpoints import LONG, Heard, die, states
 from tests.integration.recovery.test_executor_trees import executor
 from tests.support.checkpoint_workers import Bounded, Counter, Holder, KeptCounter
-from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_until
+from tests.support.processes import start_thread, wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_healed
 from tests.support.transport import TRANSPORT
 
 from phalanx.actors import (
@@ -283,8 +284,7 @@ def test_counts_are_exact_under_random_kills(
             wait_healed(ex, number + 1)
             time.sleep(dice.random() * 0.02)
 
-    killer = threading.Thread(target=strike)
-    killer.start()
+    killer = start_thread(strike)
     done = 0
     while killer.is_alive():
         done += 1

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.cli import doctor
 
@@ -17,15 +17,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def phalanx(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "phalanx.cli", *words],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        stdin=subprocess.DEVNULL,
-    )
+    return run_python("-m", "phalanx.cli", *words, cwd=ROOT, stdin=subprocess.DEVNULL)
 
 
 def test_the_version_is_printed() -> None:
@@ -96,13 +88,7 @@ def test_doctor_fails_and_says_what_to_do_where_something_essential_is_missing()
         "resource.setrlimit(resource.RLIMIT_NOFILE, (500, 500));"
         "sys.exit(main(['doctor', '--json']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", limited],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", limited)
 
     report = json.loads(done.stdout)
     found = {finding["name"]: finding for finding in report["findings"]}

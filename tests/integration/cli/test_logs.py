@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.cli.logs import add_arguments, is_wanted
 from phalanx.cli.select_driver import choose
@@ -72,13 +73,7 @@ def test_it_shows_what_the_driver_says_and_ends_with_it() -> None:
 
 
 def test_without_a_driver_it_says_so_in_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LOGS, "nobody"],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-    )
+    done = run_python("-c", LOGS, "nobody")
 
     assert done.returncode == 2
     assert done.stderr.startswith("phalanx logs: driver='nobody': ")

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import wait_until
+from tests.support.programs import run_python
 
 from phalanx.cli import main
 from phalanx.cli.top_model import Picture, Sketch
@@ -75,15 +77,7 @@ class Driver:
         self.says("done")
 
     def top(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "phalanx.cli", "top", *words],
-            env=self.environment,
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=LONG,
-            check=False,
-        )
+        return run_python("-m", "phalanx.cli", "top", *words, env=self.environment, cwd=ROOT)
 
     def seen(self) -> dict[str, Any]:
         told = self.top(self.name, "--json")
@@ -141,10 +135,7 @@ def test_groups_trees_and_ranks_are_told_to_programs(driver: Driver, tmp_path: P
     driver.do("tp.collective_rpc('echo', args=(1,)); tp.collective_rpc('echo', args=(2,))")
     driver.do("free.collective_rpc('kill_self', args=(0,))")
     driver.do(f"free.tell('gated_note', args=({str(gate)!r}, {str(begun)!r}, 'x'))")
-    deadline = time.monotonic() + LONG
-    while not begun.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(begun.exists)
 
     seen = driver.seen()
     gate.touch()

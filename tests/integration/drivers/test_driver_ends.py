@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support import shared_memory
-from tests.support.processes import LONG, eventually, is_alive
+from tests.support.processes import LONG, is_alive, wait_until
+from tests.support.programs import run_program
 
 from phalanx.runtime.linux import process_tree, procfs
 
@@ -146,7 +147,7 @@ def test_two_zygotes_end_the_tree_of_a_driver_that_is_killed_with_its_guardian(
     if one_is_stopped:
         stopped = said["zygotes"][0]
         os.kill(stopped, signal.SIGSTOP)
-        eventually(lambda: (task := procfs.read(stopped)) and task.state == "T")
+        wait_until(lambda: (task := procfs.read(stopped)) and task.state == "T")
     program.popen.send_signal(signal.SIGSTOP)  # so that it starts no other guardian
     os.kill(said["guardian"], signal.SIGKILL)
     program.kill()
@@ -205,12 +206,8 @@ def test_a_driver_with_hostile_surroundings_works_or_says_what_it_lacks(
         pytest.skip("making a mount namespace is not permitted here")
     unshare = ["unshare", "-m", "sh", "-c", f'{prefix}; exec "$@"', "sh"] if prefix else []
 
-    done = subprocess.run(
+    done = run_program(
         [*unshare, sys.executable, "-c", BUILD.replace("{first}", first)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
         cwd=ROOT if prefix else tmp_path,
     )
 
@@ -242,7 +239,7 @@ def test_a_driver_that_becomes_another_program_leaves_its_tree_behind_dead(run: 
     program = run("replaced")
 
     comm = Path(f"/proc/{program.popen.pid}/comm")
-    eventually(lambda: comm.read_text() == "sleep\n")
+    wait_until(lambda: comm.read_text() == "sleep\n")
     await_nothing(program, but=frozenset({program.popen.pid}))
     program.kill()
 
@@ -252,9 +249,9 @@ def test_a_death_during_a_pause_of_the_driver_is_told_after_it(run: Any) -> None
     worker = program.hear()["worker"]
 
     program.popen.send_signal(signal.SIGSTOP)
-    eventually(lambda: (task := procfs.read(program.popen.pid)) and task.state == "T")
+    wait_until(lambda: (task := procfs.read(program.popen.pid)) and task.state == "T")
     os.kill(worker, signal.SIGTERM)
-    eventually(lambda: not is_alive(worker))
+    wait_until(lambda: not is_alive(worker))
     program.popen.send_signal(signal.SIGCONT)
 
     assert program.hear() == {"signal": signal.SIGTERM}

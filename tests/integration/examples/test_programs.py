@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_python
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 PIPELINES = ["batch_inference", "tensor_parallel", "pipeline_parallel"]
@@ -18,13 +17,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("phalanx_leak_ch
 
 def run(name: str, *words: str) -> str:
     """Run the example *name*; return what it printed, once it has succeeded."""
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / f"{name}.py"), *words],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pykka
 import pytest
-from tests.support.rank_faults import OFTEN, kill, telling, wait_until
+from tests.support.processes import start_thread, wait_until
+from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.relayed_links import wait_running
 from tests.support.workers import Echo, StartFails, Stubborn, wait_for
 
@@ -172,9 +173,8 @@ class Slow(Echo):
 
 
 def test_calls_made_during_a_restart_wait_for_it_up_to_their_deadline(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     ex = make(Slow, args=(str(gate),))
     kill(ex, 0)
     wait_until(lambda: ex.status().state == "mending")
@@ -195,9 +195,8 @@ def test_calls_made_during_a_restart_wait_for_it_up_to_their_deadline(
 
 
 def test_a_rank_that_dies_during_the_restart_of_another_is_restarted_too(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     ex = make(Slow, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
     kill(ex, 0)
     wait_until(Path(f"{gate}.0.2").exists)
@@ -259,9 +258,7 @@ def test_closing_while_ranks_die_gives_every_call_one_outcome(make: Make, tmp_pa
     told: list[object] = []
     for call in calls:
         call.add_done_callback(told.append)
-    closer = threading.Thread(target=ex.close)
-
-    closer.start()
+    closer = start_thread(ex.close)
     kill(ex, 1)
     closer.join(LONG)
 
@@ -314,11 +311,8 @@ class Exits(pykka.ThreadingActor):
 
 
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
-def test_no_other_actor_of_the_program_stops_the_group(
-    make: Make, tmp_path: Path, how: str
-) -> None:
+def test_no_other_actor_of_the_program_stops_the_group(make: Make, gate: Path, how: str) -> None:
     ex = make()
-    gate = tmp_path / "gate"
     call = ex.collective_rpc("gated", args=(str(gate), "done"), non_block=True)
 
     if how == "stop_all":
@@ -372,8 +366,7 @@ def test_an_error_in_it_during_a_restart_ends_the_group_and_answers_whoever_wait
 def test_an_error_in_it_while_it_closes_lets_it_close(make: Make, tmp_path: Path) -> None:
     ex = make(limits=Limits(stop=StopPolicy(ask=5.0, terminate=0.3)))
     call = ex.collective_rpc("gated", args=(str(tmp_path / "never"),), non_block=True)
-    closer = threading.Thread(target=ex.close)
-    closer.start()
+    closer = start_thread(ex.close)
     wait_until(lambda: ex.status().state == "closing")
 
     ex._group.post(len)
@@ -384,8 +377,7 @@ def test_an_error_in_it_while_it_closes_lets_it_close(make: Make, tmp_path: Path
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
-def test_all_ranks_at_once_in_their_start(make: Make, tmp_path: Path, strategy: Strategy) -> None:
-    gate = tmp_path / "gate"
+def test_all_ranks_at_once_in_their_start(make: Make, gate: Path, strategy: Strategy) -> None:
     ex = make(Slow, 3, args=(str(gate),), strategy=strategy)
     for rank in range(3):
         kill(ex, rank)

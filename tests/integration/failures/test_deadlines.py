@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.rank_faults import LONG, OFTEN, kill, wait_until
+from tests.support.processes import LONG, wait_until
+from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, RestartPolicy

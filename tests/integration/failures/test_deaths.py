@@ -15,7 +15,8 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.support.rank_faults import OFTEN, kill, telling, wait_healed, wait_until
+from tests.support.processes import wait_until
+from tests.support.rank_faults import OFTEN, kill, telling, wait_healed
 from tests.support.workers import Echo, Reducer, StartFails
 
 from phalanx.actors import Executor, Limits, RestartPolicy
@@ -188,10 +189,9 @@ def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
 
 
 def test_under_one_for_one_a_death_does_not_touch_another_ranks_call(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
-    gate = tmp_path / "gate"
     other = ex.call("gated", args=(str(gate), "mine"), non_block=True, rank=0)
     pid = ex.ranks[0].pid
 
@@ -316,10 +316,9 @@ def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(ma
 
 
 def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_it(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     """One call had begun before the first death, one was made after it, one after the end."""
-    gate = tmp_path / "gate"
     ex = make(
         StartFails,
         2,

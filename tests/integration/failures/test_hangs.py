@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 from tests.support.freezer import Freezer
 from tests.support.hanging_workers import StopsInStart, Stuck, StuckTogether
-from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped, wait_until
+from tests.support.processes import start_thread, wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped
 from tests.support.workers import StartFails
 
 from phalanx.actors import Executor, Limits, RestartPolicy, StopPolicy, WorkerActor, limits
@@ -190,9 +191,10 @@ def test_calls_that_wait_their_turn_are_not_counted_as_running(make: Make) -> No
     assert ex.status().reports == ()
 
 
-def test_a_limit_of_a_method_goes_before_the_executors(make: Make, tmp_path: Path) -> None:
+def test_a_limit_of_a_method_goes_before_the_executors(
+    make: Make, tmp_path: Path, gate: Path
+) -> None:
     ex = make(hang_after=1.0)
-    gate = tmp_path / "gate"
     other = ex.call("unlimited", args=(str(gate),), non_block=True, rank=0)
     timer = threading.Timer(1.6, gate.touch)  # past the executor's limit
     timer.start()
@@ -358,9 +360,8 @@ with Runtime(console=None, stream=False) as runtime:
 """
 
 
-def test_a_pause_of_the_driver_is_nobodys_hang(tmp_path: Path) -> None:
+def test_a_pause_of_the_driver_is_nobodys_hang(gate: Path) -> None:
     """Its rank cannot write its answers meanwhile: it is one call that takes longer than it may."""
-    gate = tmp_path / "gate"
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(gate)], stdout=subprocess.PIPE, text=True
     )
@@ -456,9 +457,7 @@ def test_closing_does_not_wait_for_ever_for_one_that_nothing_ends(
     pid = ex.ranks[1].pid
     assert pid is not None
     freezer.freeze(pid)
-    closer = threading.Thread(target=ex.close)
-
-    closer.start()
+    closer = start_thread(ex.close)
     closer.join(LONG)
 
     assert not closer.is_alive()

@@ -307,9 +307,8 @@ def test_a_call_for_one_rank_behind_the_refusal_is_answered_in_its_turn(group: M
     assert behind.result(LONG) == [4.0, 4.0]
 
 
-def test_a_rank_that_refuses_a_call_of_its_own_goes_on_at_once(group: Make, tmp_path: Path) -> None:
+def test_a_rank_that_refuses_a_call_of_its_own_goes_on_at_once(group: Make, gate: Path) -> None:
     ex = group()
-    gate = tmp_path / "gate"
     other = ex.call("wait", LONG, (1, str(gate)), non_block=True, rank=1)
 
     with pytest.raises(ValueError, match="rank 0"):
@@ -383,10 +382,9 @@ def test_a_group_of_independent_ranks_is_formed_anew_as_a_whole(group: Make) -> 
 
 
 def test_ranks_that_share_no_process_group_do_not_wait_for_each_other(
-    group: Make, tmp_path: Path
+    group: Make, gate: Path
 ) -> None:
     ex = group(2, worker=Stranger)
-    gate = tmp_path / "gate"
 
     first = ex.collective_rpc("wait_or_raise", LONG, (1, str(gate)), non_block=True)
     second = ex.call("who", LONG, non_block=True, rank=0)
@@ -399,10 +397,9 @@ def test_ranks_that_share_no_process_group_do_not_wait_for_each_other(
 
 
 def test_a_rank_that_is_still_in_an_earlier_call_is_not_out_of_step(
-    group: Make, tmp_path: Path
+    group: Make, gate: Path
 ) -> None:
     ex = group()
-    gate = tmp_path / "gate"
 
     ex.collective_rpc("wait", LONG, (1, str(gate)), non_block=True)
     first = ex.collective_rpc("add", LONG, (1.0,), {"before": -1}, non_block=True)
@@ -418,10 +415,9 @@ def test_a_rank_that_is_still_in_an_earlier_call_is_not_out_of_step(
 
 
 def test_an_answer_that_cannot_be_computed_after_its_turn_puts_nobody_out_of_step(
-    group: Make, tmp_path: Path
+    group: Make, gate: Path
 ) -> None:
     ex = group()
-    gate = tmp_path / "gate"
 
     first = ex.collective_rpc("late", LONG, (0, str(gate)), non_block=True)
     behind = ex.collective_rpc("add", LONG, (2.0,), non_block=True)
@@ -435,11 +431,8 @@ def test_an_answer_that_cannot_be_computed_after_its_turn_puts_nobody_out_of_ste
     assert ex.status().restarts == 0
 
 
-def test_a_refusal_of_a_call_whose_caller_has_gone_counts_as_well(
-    group: Make, tmp_path: Path
-) -> None:
+def test_a_refusal_of_a_call_whose_caller_has_gone_counts_as_well(group: Make, gate: Path) -> None:
     ex = group()
-    gate = tmp_path / "gate"
 
     given_up = ex.collective_rpc("wait_then_add", 0.2, (str(gate), 0), non_block=True)
     with pytest.raises(TimeoutError):

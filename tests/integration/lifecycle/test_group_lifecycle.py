@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pykka import ActorRegistry, ThreadingActor
+from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
@@ -156,13 +157,11 @@ def test_close_from_two_threads_at_once(make: Make) -> None:
     assert all(info.pid is None for info in ex.ranks)
 
 
-def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, tmp_path: Path) -> None:
+def test_a_call_in_flight_may_end_while_ranks_are_asked_to_stop(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     future = ex.collective_rpc("gated", args=(str(gate), "in time"), non_block=True)
 
-    closer = threading.Thread(target=ex.close)
-    closer.start()
+    closer = start_thread(ex.close)
     gate.touch()
     closer.join(30)
 
@@ -175,9 +174,7 @@ def test_a_worker_that_ignores_everything_is_killed_and_its_call_told(
     ex = make(Stubborn, 1, limits=Limits(stop=StopPolicy(ask=0.1, terminate=0.1)))
     gate = tmp_path / "held"
     future = ex.collective_rpc("hold", args=(str(gate),), non_block=True)
-    deadline = time.monotonic() + 30
-    while not gate.exists() and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(gate.exists)
 
     ex.close()
 
@@ -236,9 +233,8 @@ def test_events_and_emitted_values_reach_the_driver(make: Make) -> None:
     unsubscribe()
 
 
-def test_health_is_an_answer_from_every_main_loop(make: Make, tmp_path: Path) -> None:
+def test_health_is_an_answer_from_every_main_loop(make: Make, gate: Path) -> None:
     ex = make(world_size=2)
-    gate = tmp_path / "gate"
     ex.check_health(30)
 
     busy = ex.call("gated", args=(str(gate),), non_block=True, rank=1)
@@ -273,13 +269,11 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
 
 
 def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
     ex = make(world_size=2, intensity=Intensity(0, 60.0))
-    gate = tmp_path / "gate"
     future = ex.collective_rpc("gated", args=(str(gate), "kept"), non_block=True)
-    thread = threading.Thread(target=ex.restart, args=(1,))
-    thread.start()
+    thread = start_thread(ex.restart, 1)
     gate.touch()
     thread.join(30)
 
@@ -289,10 +283,7 @@ def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
     assert ex.status().planned == 1
 
 
-def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(
-    make: Make, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
+def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 1, args=(str(gate),))
 
     with pytest.raises(TimeoutError, match=r"under way, not done after 0\.3 s"):
@@ -337,9 +328,8 @@ def test_a_restart_by_force_ends_an_abandoned_call_and_counts_as_no_failure(
 
 
 def test_a_restart_by_force_ends_calls_in_flight_or_has_them_sent_again(
-    make: Make, tmp_path: Path
+    make: Make, gate: Path
 ) -> None:
-    gate = tmp_path / "gate"
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     lost = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
     queued = ex.call("who", non_block=True, rank=0)
@@ -376,10 +366,7 @@ def test_restarts_count_in_the_window_for_as_long_as_its_period(make: Make) -> N
         ex.collective_rpc("kill_self", 30, (0,))
     ex.collective_rpc("rank", 30)
 
-    deadline = time.monotonic() + 30
-    while ex.status().restarts_in_window:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not ex.status().restarts_in_window)
     assert ex.status().restarts == 1
 
 
@@ -416,9 +403,8 @@ class Counter(WorkerActor):
         return self.most
 
 
-def test_an_inline_rank_serves_one_call_at_a_time(make: Make, tmp_path: Path) -> None:
+def test_an_inline_rank_serves_one_call_at_a_time(make: Make, gate: Path) -> None:
     ex = make(Counter, 1, launch="inline")
-    gate = tmp_path / "gate"
     begun = threading.Barrier(3)
     most: list[int] = []
 
@@ -455,10 +441,8 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
     gate, again = tmp_path / "gate", tmp_path / "again"
     ex = make(LateAgain, 3, args=(str(again),))
     held = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
-    resizing = threading.Thread(target=ex.resize, args=(1,))
-    resizing.start()
-    while not ex._group.plane.pauses:  # from here on new calls wait
-        time.sleep(0.001)
+    resizing = start_thread(ex.resize, 1)
+    wait_until(lambda: ex._group.plane.pauses)
     queued = [
         ex.call("rank", non_block=True, rank=2),
         ex.scatter("echo", args=[(0,), (1,), (2,)], non_block=True),
@@ -485,10 +469,7 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
     assert stays.result(30) == 0
 
 
-def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
-    make: Make, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
+def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 3, args=(str(gate),), strategy=Strategy.ONE_FOR_ONE)
 
     with pytest.raises(TimeoutError, match="it goes on"):
@@ -510,9 +491,8 @@ def test_a_resize_that_goes_on_after_its_timeout_has_the_new_size(
     assert len(ex.ranks) == ex.world_size == 2
 
 
-def test_drain_returns_when_nothing_is_in_flight(make: Make, tmp_path: Path) -> None:
+def test_drain_returns_when_nothing_is_in_flight(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     future = ex.collective_rpc("gated", args=(str(gate), 1), non_block=True)
 
     with pytest.raises(TimeoutError):
@@ -534,9 +514,8 @@ def assert_drained_with(ex: Executor[Any], last: Any, gate: Path, *, patience: f
     assert last.done()
 
 
-def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Path) -> None:
+def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, gate: Path) -> None:
     ex = make(world_size=1, limits=Limits(queue_depth=1))
-    gate = tmp_path / "gate"
     ex.tell("gated", args=(str(gate),))
     last = ex.collective_rpc("rank", non_block=True)
     assert (ex.status().in_flight, ex.status().waiting) == (1, 1)
@@ -546,8 +525,7 @@ def test_drain_waits_for_calls_that_wait_for_their_turn(make: Make, tmp_path: Pa
     assert ex.collective_rpc("rank", 30) == [0]
 
 
-def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, gate: Path) -> None:
     # Nobody else reads what ranks write: the watch for hangs would, now and then.
     ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     with pytest.raises(TimeoutError):
@@ -558,21 +536,17 @@ def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, tmp_path: Pat
     assert last.result() == [0]
 
 
-def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
-    restarting = threading.Thread(target=ex.restart)
-    restarting.start()
-    while not ex._group.plane.pauses:
-        time.sleep(0.001)
+    restarting = start_thread(ex.restart)
+    wait_until(lambda: ex._group.plane.pauses)
     last = ex.collective_rpc("rank", non_block=True)
 
     assert_drained_with(ex, last, gate)
     restarting.join(30)
 
 
-def test_drain_waits_for_a_call_that_is_made_again(make: Make, tmp_path: Path) -> None:
-    gate = tmp_path / "gate"
+def test_drain_waits_for_a_call_that_is_made_again(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     told = threading.Event()
     last = ex.collective_rpc("kill_self", args=(0,), non_block=True, retries=1)
@@ -625,15 +599,13 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
         one.close()
 
 
-def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> None:
+def test_of_two_drains_at_once_one_may_give_up(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
 
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
-    first = threading.Thread(target=ex.drain)
-    first.start()
+    first = start_thread(ex.drain)
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
@@ -644,14 +616,11 @@ def test_of_two_drains_at_once_one_may_give_up(make: Make, tmp_path: Path) -> No
     assert ex.collective_rpc("rank", 30) == [0]
 
 
-def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, tmp_path: Path) -> None:
+def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, gate: Path) -> None:
     ex = make(world_size=1)
-    gate = tmp_path / "gate"
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    first = threading.Thread(target=ex.restart)
-    first.start()
-    while not ex._group.plane.pauses:
-        time.sleep(0.001)
+    first = start_thread(ex.restart)
+    wait_until(lambda: ex._group.plane.pauses)
 
     with pytest.raises(TimeoutError, match="nothing was changed"):
         ex.restart(timeout=0.05)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.programs import run_python
 
 from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
 
@@ -30,14 +29,7 @@ from phalanx.runtime.observe.diagnostics import install_crash_output
 import sys
 install_crash_output({faults})
 """
-    done = subprocess.run(
-        [sys.executable, "-c", head + code],
-        pass_fds=[faults],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_python("-c", head + code, pass_fds=[faults])
     return done.returncode, done.stderr
 
 

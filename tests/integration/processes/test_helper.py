@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.processes import LONG, eventually, is_alive, soon
+from tests.support.processes import LONG, is_alive, soon, wait_until
 
 from phalanx.runtime.process import interpreter
 from phalanx.runtime.process.helper import Helper
@@ -100,11 +100,11 @@ def test_a_successor_is_told_first_what_its_predecessor_knew(echo: Echo, events:
     echo.known += [b"a", b"b"]
 
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: echo.helper.pid not in (None, old) and echo.helper.send(b"new"))
+    wait_until(lambda: echo.helper.pid not in (None, old) and echo.helper.send(b"new"))
 
     said = [echo.heard.get(timeout=LONG) for _ in range(3)]
     assert said == [b"heard a", b"heard b", b"heard new"]
-    eventually(lambda: [(event.helper, event.replaced) for event in events] == [("echo", old)])
+    wait_until(lambda: [(event.helper, event.replaced) for event in events] == [("echo", old)])
 
 
 def test_closing_during_a_start_ends_what_is_being_started(echo: Echo) -> None:
@@ -115,7 +115,7 @@ def test_closing_during_a_start_ends_what_is_being_started(echo: Echo) -> None:
     echo.helper.close(time.monotonic())
     echo.gate.set()
 
-    eventually(lambda: not echo.helper._starting.locked())
+    wait_until(lambda: not echo.helper._starting.locked())
     assert echo.helper.pid is None
     with pytest.raises(RuntimeFault, match="the echo is closed"):
         echo.helper.start()
@@ -127,7 +127,7 @@ def test_a_process_is_gone_after_close_even_if_it_is_stopped(echo: Echo, ask: bo
     pid = echo.helper.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
-    eventually(lambda: echo.helper.is_stopped)
+    wait_until(lambda: echo.helper.is_stopped)
 
     echo.helper.close(soon(), ask=ask)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from tests.support.processes import LONG, Starter, eventually, is_alive, soon
+from tests.support.processes import LONG, Starter, is_alive, soon, start_thread, wait_until
 
 from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
@@ -42,7 +42,7 @@ def test_a_process_is_our_child_and_leads_a_session_of_its_own(
     assert said["ppid"] == os.getpid()
     assert said["session"] == process.pid
     assert process.status is None
-    eventually(lambda: process.state() == "S", "sleep after it has spoken")
+    wait_until(lambda: process.state() == "S", "sleep after it has spoken")
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -83,7 +83,7 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
             stderr=err.fileno(),
         )
         said = starter.line.hear()
-        eventually((tmp_path / "err").read_text)
+        wait_until((tmp_path / "err").read_text)
         process.kill_tree(soon())
 
     del said["env"]["PHALANX_TREE"]
@@ -146,7 +146,7 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
     assert Path(f"/proc/{process.pid}/comm").read_text() == "phalanx: tp/0\n"
     for pid in pids:  # a child that is between two programs has no environment for a moment
         environ = Path(f"/proc/{pid}/environ")
-        eventually(environ.read_bytes)
+        wait_until(environ.read_bytes)
         assert process._tree is not None
         assert process._tree.tag in environ.read_bytes()
 
@@ -180,10 +180,7 @@ def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> No
 def test_a_process_outlives_the_thread_that_started_it(starter: Starter) -> None:
     started: list[Any] = []
     for method in METHODS:
-        thread = threading.Thread(
-            target=lambda m=method: started.append(starter.start("stay", method=m))
-        )
-        thread.start()
+        thread = start_thread(lambda m=method: started.append(starter.start("stay", method=m)))
         thread.join(LONG)
         starter.line.hear()
 
@@ -231,7 +228,7 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
         found, _ = process_tree.find(process_tree.TreeTarget(starter.launcher._tag.pattern))
         return set(found) <= {zygote_pid(starter.launcher)}
 
-    eventually(nothing_runs)
+    wait_until(nothing_runs)
     assert starter.exits == []
     assert starter.start("leave", 0).wait(soon())
 
@@ -300,11 +297,11 @@ def test_a_killed_zygote_is_replaced_and_its_workers_live_on(
     old = zygote_pid(starter.launcher)
 
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: zygote_pid(starter.launcher) not in (0, old))
+    wait_until(lambda: zygote_pid(starter.launcher) not in (0, old))
 
     assert process.status is None
     assert starter.start("leave", 4).wait(soon())
-    eventually(lambda: [event.replaced for event in events] == [old])
+    wait_until(lambda: [event.replaced for event in events] == [old])
 
 
 def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
@@ -315,15 +312,14 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
     os.kill(old, signal.SIGSTOP)
     specs = [starter.spec("stay") for _ in range(3)]
     result: list[Any] = []
-    thread = threading.Thread(
-        target=lambda: result.extend(
+    thread = start_thread(
+        lambda: result.extend(
             starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
         )
     )
-    thread.start()
     boot = starter.launcher.zygote()._boot
     assert boot is not None
-    eventually(lambda: len(boot.waiting) == 3)
+    wait_until(lambda: len(boot.waiting) == 3)
 
     os.kill(old, signal.SIGKILL)
     thread.join(LONG)
@@ -357,7 +353,7 @@ def test_a_launch_that_nobody_wants_any_more_is_given_up(
 def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Starter) -> None:
     for milliseconds in range(0, 12, 2):
         starter.launcher.warm()
-        eventually(lambda: zygote_pid(starter.launcher))
+        wait_until(lambda: zygote_pid(starter.launcher))
         pidfd = os.pidfd_open(zygote_pid(starter.launcher))
         timer = threading.Timer(
             milliseconds / 1000, signal.pidfd_send_signal, [pidfd, signal.SIGKILL]
@@ -379,9 +375,9 @@ def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> N
 
     os.kill(old, signal.SIGKILL)
 
-    eventually(lambda: starter.launcher.guardian_pid not in (None, old))
+    wait_until(lambda: starter.launcher.guardian_pid not in (None, old))
     assert starter.start("leave", 0).wait(soon())
-    eventually(lambda: [event.replaced for event in events] == [old])
+    wait_until(lambda: [event.replaced for event in events] == [old])
 
 
 def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(
@@ -394,10 +390,10 @@ def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(
         guardian.add_session((1 << 30, number))
 
     os.kill(old, signal.SIGKILL)
-    eventually(lambda: guardian.pid not in (None, old))
+    wait_until(lambda: guardian.pid not in (None, old))
     stay = starter.start("stay")
     title = Path(f"/proc/{guardian.pid}/comm")
-    eventually(lambda: title.read_text() == "phalanx: guardi\n", "a guardian that has started")
+    wait_until(lambda: title.read_text() == "phalanx: guardi\n", "a guardian that has started")
 
     assert [event.replaced for event in events] == [old]
     assert is_alive(guardian.pid or 0)
@@ -413,9 +409,9 @@ def test_a_guardian_that_cannot_be_started_is_tried_again(
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         os.kill(old, signal.SIGKILL)
-        eventually(lambda: events)
+        wait_until(lambda: events)
 
-    eventually(lambda: starter.launcher.guardian_pid not in (None, old), "another guardian")
+    wait_until(lambda: starter.launcher.guardian_pid not in (None, old), "another guardian")
     assert is_alive(starter.launcher.guardian_pid or 0)
     assert "the guardian could not be started" in events[0].problem
 
@@ -453,5 +449,5 @@ def test_a_launch_that_is_short_of_descriptors_fails_and_leaves_nothing(starter:
     def children() -> set[int]:
         return {task.pid for task in procfs.read_all().values() if task.parent == os.getpid()}
 
-    eventually(lambda: children() == before, "the end of what failed")
+    wait_until(lambda: children() == before, "the end of what failed")
     assert starter.start("leave", 0).wait(soon())

@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tests.support.processes import LONG, Starter, eventually, soon
+from tests.support.processes import LONG, Starter, soon, start_thread, wait_until
 
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault, SpecError
@@ -148,9 +147,8 @@ def test_closing_during_a_start_ends_the_wait(loop: EventLoop, tmp_path: Path) -
             except RuntimeFault as error:
                 errors.append(error)
 
-        thread = threading.Thread(target=start)
-        thread.start()
-        eventually(lambda: launcher.zygote()._boot)
+        thread = start_thread(start)
+        wait_until(lambda: launcher.zygote()._boot)
         launcher.close(soon())
         thread.join(LONG)
         starter.line.close()
@@ -172,7 +170,7 @@ def test_a_stopped_zygote_is_replaced_once_it_is_needed(
         boot = launcher.zygote()._boot
         assert boot is not None
         if not importing:
-            eventually(lambda: boot.is_ready)
+            wait_until(lambda: boot.is_ready)
         pid = launcher.zygote()._helper.pid or 0
         os.kill(pid, signal.SIGSTOP)
         gate.touch()
@@ -182,6 +180,6 @@ def test_a_stopped_zygote_is_replaced_once_it_is_needed(
         assert process.wait(soon())
         assert process.status is not None
         assert process.status.code == 4
-        eventually(lambda: [event.replaced for event in events] == [pid])
+        wait_until(lambda: [event.replaced for event in events] == [pid])
         assert "it was stopped" in events[0].reason
         starter.line.close()

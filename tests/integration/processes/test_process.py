@@ -8,7 +8,7 @@ import threading
 
 import pytest
 from tests.support.entry_points import DESCENDANTS
-from tests.support.processes import LONG, Starter, eventually, is_alive, soon
+from tests.support.processes import LONG, Starter, is_alive, soon, wait_until
 
 from phalanx.runtime.linux import process_tree, procfs, syscalls
 from phalanx.runtime.linux.process_tree import TreeTag
@@ -54,7 +54,7 @@ def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: S
 
     os.kill(process.pid, signal.SIGSTOP)
 
-    eventually(process.is_stopped)
+    wait_until(process.is_stopped)
     assert process.status is None
     assert process.kill_tree(soon()) == ()
     assert not is_alive(child)
@@ -186,4 +186,4 @@ def test_the_end_of_a_traced_process_is_told_at_once_and_collected_in_the_end(
         assert process.status.signal == signal.SIGKILL
         assert tracer.poll() is None
         process.close()
-    eventually(lambda: procfs.read(process.pid) is None, "its collection")
+    wait_until(lambda: procfs.read(process.pid) is None, "its collection")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.processes import soon
+from tests.support.programs import run_python
 
 from phalanx.runtime.linux import process_tree
 
@@ -106,8 +107,6 @@ for each in crowd:
 def test_a_kill_that_is_short_of_descriptors_ends_all_or_says_that_it_has_not(
     free: str, seconds: str, says: str
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SHORT, free, seconds], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", SHORT, free, seconds)
 
     assert (done.stdout.strip(), done.stderr) == (says, "")

@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import pytest
+from tests.support.processes import wait_until
 
 from phalanx.runtime.process import reaper
 from phalanx.runtime.process.reaper import Reaper
@@ -31,10 +31,7 @@ def wait_round(loop: EventLoop) -> None:
 
 
 def wait_let_go(orphans: Reaper) -> None:
-    deadline = time.monotonic() + LONG
-    while orphans._orphans:
-        assert time.monotonic() < deadline, "still held"
-        time.sleep(0.01)
+    wait_until(lambda: not orphans._orphans)
 
 
 @pytest.mark.usefixtures("phalanx_leak_check")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
     Rendezvous,
@@ -441,13 +442,7 @@ def test_a_group_that_joins_without_a_loopback_interface_fails_its_start_and_say
     if subprocess.run(["unshare", "--net", "true"], check=False).returncode:
         pytest.skip("making a network namespace is not permitted here")
 
-    done = subprocess.run(
-        ["unshare", "--net", sys.executable, "-c", JOINS_ON_START],
-        capture_output=True,
-        text=True,
-        timeout=4 * LONG,
-        check=False,
-    )
+    done = run_program(["unshare", "--net", sys.executable, "-c", JOINS_ON_START], timeout=4 * LONG)
 
     assert done.stdout.startswith("RuntimeFault 127.0.0.1"), done.stderr
     assert "bring loopback up" in done.stdout

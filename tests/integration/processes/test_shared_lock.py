@@ -7,8 +7,6 @@ import json
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Generator, Iterator
@@ -17,6 +15,8 @@ from typing import Any
 
 import pytest
 from tests.support.lock_deaths import WAYS
+from tests.support.processes import start_thread, wait_until
+from tests.support.programs import run_python
 
 from phalanx.runtime import SharedLock, create_lock_file
 from phalanx.runtime.memory.shared_lock import MOST_LOCKS
@@ -66,13 +66,7 @@ def is_queued(pid: int) -> bool:
 
 
 def run_script(name: str, *words: object) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[2] / "support" / name), *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
+    done = run_python(str(Path(__file__).parents[2] / "support" / name), *map(str, words))
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -100,10 +94,7 @@ def test_a_stopped_waiter_keeps_nobody_from_a_free_lock(file: int) -> None:
         if not waiter:
             lock_of(file).acquire()
             os._exit(0)
-        deadline = time.monotonic() + LONG
-        while not is_queued(waiter):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: is_queued(waiter))
         os.kill(waiter, signal.SIGSTOP)
         os.waitpid(waiter, os.WUNTRACED)
 
@@ -130,10 +121,7 @@ def test_who_lets_go_and_asks_again_waits_behind_those_that_wait(file: int) -> N
     thread = threading.Thread(target=wait)
     with lock_of(file):
         thread.start()
-        deadline = time.monotonic() + LONG
-        while not is_queued(os.getpid()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: is_queued(os.getpid()))
         time.sleep(0.002)  # the queue's order is by the millisecond
     with lock_of(file):
         turns.append("first")
@@ -174,10 +162,7 @@ def test_a_waiter_gets_it_when_its_holder_is_killed(file: int) -> None:
     thread = threading.Thread(target=wait)
     with holder(file) as pid:
         thread.start()
-        deadline = time.monotonic() + LONG
-        while not is_queued(os.getpid()):
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_until(lambda: is_queued(os.getpid()))
     thread.join(LONG)
 
     assert [died.pid for died in got] == [pid]
@@ -220,8 +205,7 @@ def test_threads_of_one_process_exclude_each_other(file: int) -> None:
 
 
 def test_a_thread_that_ends_with_it_is_a_death_too(file: int) -> None:
-    thread = threading.Thread(target=lambda: lock_of(file).acquire())
-    thread.start()
+    thread = start_thread(lambda: lock_of(file).acquire())
     thread.join(LONG)
 
     with lock_of(file) as died:

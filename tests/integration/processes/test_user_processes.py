@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.processes import LONG, Starter, eventually, is_alive, soon
+from tests.support.processes import LONG, Starter, is_alive, soon, start_thread, wait_until
+from tests.support.programs import run_python
 
 from phalanx.runtime.linux import procfs
 from phalanx.runtime.process import reaper
@@ -61,24 +60,23 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
     if daemon:  # the kernel dates processes by the hundredth of a second
         born = procfs.read(daemon)
         assert born is not None
-        eventually(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
+        wait_until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
     os.kill(zygote, signal.SIGSTOP)
-    thread = threading.Thread(target=starter.start, args=("stay",))
-    thread.start()
-    eventually(lambda: reaper._open)
+    thread = start_thread(starter.start, "stay")
+    wait_until(lambda: reaper._open)
     user.stdin.write("\n")
     user.stdin.close()
     daemon = daemon or int(user.stdout.readline())
     user.stdout.close()
     assert user.wait(LONG) == 0
-    eventually(lambda: (task := procfs.read(daemon)) and task.parent == os.getpid(), "adoption")
+    wait_until(lambda: (task := procfs.read(daemon)) and task.parent == os.getpid(), "adoption")
 
     os.kill(zygote, signal.SIGCONT)
     thread.join(LONG)
     assert not thread.is_alive()
     os.kill(daemon, signal.SIGKILL)
 
-    eventually(lambda: procfs.read(daemon) is None, "the reaping")
+    wait_until(lambda: procfs.read(daemon) is None, "the reaping")
 
 
 def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
@@ -128,9 +126,7 @@ print(mine.wait())
 
 
 def test_a_driver_that_leads_a_new_session_keeps_the_children_it_had() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SETSID], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", SETSID)
 
     assert (done.stdout, done.stderr) == ("5\n", "")
 
@@ -141,7 +137,7 @@ from pathlib import Path
 from phalanx.runtime.linux import procfs, syscalls
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
-from tests.support.processes import Starter, eventually, soon
+from tests.support.processes import Starter, wait_until, soon
 
 syscalls.set_subreaper(on=True)
 mine = [subprocess.Popen(["sh", "-c", "exit 5"], start_new_session=new) for new in (True, False)]
@@ -150,12 +146,12 @@ launcher = Launcher(loop, preload=())
 starter = Starter(launcher)
 worker = starter.start("beget", "zombie lost child fork")
 pids = starter.line.hear()["pids"]
-eventually(lambda: procfs.read(pids["lost"]).state == "Z")
+wait_until(lambda: procfs.read(pids["lost"]).state == "Z")
 os.kill(worker.pid, signal.SIGKILL)
 assert worker.wait(soon())
 worker.kill_tree(soon())
 worker.close()
-eventually(lambda: not any(map(procfs.read, pids.values())), "the collection of all of them")
+wait_until(lambda: not any(map(procfs.read, pids.values())), "the collection of all of them")
 launcher.close(soon())
 loop.close()
 print(Path("/proc/self/task", str(os.getpid()), "children").read_text().split() ==
@@ -164,9 +160,7 @@ print(Path("/proc/self/task", str(os.getpid()), "children").read_text().split() 
 
 
 def test_a_driver_that_is_a_subreaper_collects_what_workers_left_and_nothing_of_the_users() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", IS_SUBREAPER], capture_output=True, text=True, check=False
-    )
+    done = run_python("-c", IS_SUBREAPER)
 
     assert (done.stdout, done.stderr) == ("True [5, 5]\n", "")
 

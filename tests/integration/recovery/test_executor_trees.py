@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.support.rank_faults import kill, telling, wait_until
+from tests.support.processes import wait_until
+from tests.support.rank_faults import kill, telling
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from tests.integration.recovery.test_standby import spares
 from tests.support.options import with_defaults
-from tests.support.rank_faults import LONG, OFTEN, kill, wait_for_view, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_for_view
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, RestartPolicy, WorkerContext
@@ -182,8 +183,7 @@ def test_closing_withdraws_what_waits_for_a_process(make: Make, slow: Slow, tmp_
     assert isinstance(call.exception(LONG), WorkerDied)
     waiting = ex.call("rank", non_block=True, rank=0)
 
-    closer = threading.Thread(target=ex.close)
-    closer.start()
+    closer = start_thread(ex.close)
     closer.join(LONG)
 
     assert not closer.is_alive()
@@ -249,8 +249,7 @@ def test_a_planned_restart_hears_of_deaths_while_it_waits_for_a_process(
 ) -> None:
     ex = make()
     slow.shut()
-    planner = threading.Thread(target=ex.restart, args=(0,))
-    planner.start()
+    planner = start_thread(ex.restart, 0)
     wait_launching(ex, 0)
 
     kill(ex, 1)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.options import with_defaults
-from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_until
+from tests.support.processes import start_thread, wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.survivors import Holder, Keeper, Loner, Sender
 from tests.support.workers import Echo
 
@@ -341,8 +341,7 @@ def test_closing_in_the_middle_of_it_ends_everyone(make: Make) -> None:
     kill(ex, 1)
     wait_for_view(ex, lambda view: any(info.state == "reforming" for info in view.ranks))
 
-    closer = threading.Thread(target=ex.close)
-    closer.start()
+    closer = start_thread(ex.close)
     closer.join(LONG)
 
     assert not closer.is_alive()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.gateway_peers import listening
-from tests.support.rank_faults import wait_until
+from tests.support.processes import start_thread, wait_until
 from tests.support.relayed_links import free_port, processes_named, processes_of
 from tests.support.workers import Echo
 
@@ -50,8 +49,7 @@ def test_a_start_whose_link_breaks_fails_and_leaves_nothing(
         except PhalanxError as error:
             errors.append(error)
 
-    thread = threading.Thread(target=build)
-    thread.start()
+    thread = start_thread(build)
     wait_until((tmp_path / "starting").exists)
     os.kill(processes_named("early", what)[0], signal.SIGKILL)
     thread.join(LONG)

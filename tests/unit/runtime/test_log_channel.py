@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.programs import run_python
 
 from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.observe.log_channel import (
@@ -187,9 +186,7 @@ logging.warning("theirs too")
 assert said == [{"event": "theirs"}], said
 assert before == (structlog.get_config(), list(logging.root.handlers), logging.root.level)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", code)
 
     assert (done.returncode, done.stderr) == (0, "MINE theirs too\n")
 

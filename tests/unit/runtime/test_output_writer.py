@@ -6,11 +6,11 @@ import os
 import queue
 import select
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.support.processes import start_thread
 
 from phalanx.runtime.output.writer import Writer
 
@@ -90,8 +90,7 @@ def test_lines_go_into_a_pipe_whole_beside_those_of_others(pipe: tuple[int, int]
         for _ in range(100):
             os.write(shared, b"another line\n")
 
-    others = threading.Thread(target=write_others)
-    others.start()
+    others = start_thread(write_others)
     shown = read_until(reader, 2000 * len(LINE) + 1300)
 
     others.join(LONG)

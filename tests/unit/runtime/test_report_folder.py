@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support.programs import run_program
 
 from phalanx.runtime.observe.crash_report import CrashReport
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten, WorkerLabels
@@ -177,9 +177,7 @@ def test_a_full_disk_is_told_leaves_no_half_file_and_harms_nothing_later(tmp_pat
     mount = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
     command = ["unshare", "--mount", "sh", "-c", mount, "sh", str(tmp_path), sys.executable, FULL]
 
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_program(command, cwd=ROOT)
 
     if done.returncode and ("unshare" in done.stderr or "mount:" in done.stderr):
         pytest.skip(f"no mount namespace can be made: {done.stderr.strip()}")

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.support.programs import run_python
 
 ROOT = Path(__file__).parents[3]
 
 
 def test_the_drawings_are_what_the_code_draws() -> None:
-    done = subprocess.run(
-        [sys.executable, "docs/draw_supervision.py", "--check"],
-        check=False, cwd=ROOT, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    done = run_python("docs/draw_supervision.py", "--check", cwd=ROOT)  # fmt: skip
 
     assert done.stdout == "up to date\n", done.stdout + done.stderr
 

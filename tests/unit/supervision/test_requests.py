@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from tests.support.processes import start_thread
 from tests.support.supervised_actors import LIMIT, Echo, Notices, Puppet, tree, wait_stop
 
 from phalanx.supervision import (
@@ -107,8 +108,7 @@ def test_a_request_during_a_long_start_times_out_and_is_answered_later() -> None
         return puppet(ctx)
 
     with Supervisor(tree()) as top:
-        adding = threading.Thread(target=lambda: top.start_child(ChildSpec("a", slow)))
-        adding.start()
+        adding = start_thread(lambda: top.start_child(ChildSpec("a", slow)))
         starting.wait(LIMIT)
         with pytest.raises(TimeoutError):
             top.which_children(timeout=0.05)

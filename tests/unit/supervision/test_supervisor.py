@@ -19,6 +19,7 @@ from typing import Any
 
 import pykka
 import pytest
+from tests.support.processes import start_thread
 from tests.support.supervised_actors import (
     CRASH,
     LIMIT,
@@ -336,8 +337,7 @@ def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_sta
         with suppress(SupervisorDown):
             top.start_child(sub)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asking = start_thread(ask)
     puppet.contexts.get(timeout=LIMIT)
 
     top.kill()
@@ -355,8 +355,7 @@ def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
 
     def post(event: Event) -> None:
         if isinstance(event, Started):  # the child ends now, on a thread of its own
-            ending = threading.Thread(target=context.exited, args=(CRASH,))
-            ending.start()
+            ending = start_thread(context.exited, CRASH)
             ending.join(LIMIT)
         posted.append(event)
 
