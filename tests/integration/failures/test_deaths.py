@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
 import signal
 import threading
-import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,7 +15,7 @@ from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, telling, wait_healed
 from tests.support.workers import Echo, Reducer, StartFails
 
-from phalanx.actors import Executor, Limits, RestartPolicy
+from phalanx.actors import Executor, RestartPolicy
 from phalanx.runtime import GroupDown, GroupEnded, GroupUp, Runtime
 from phalanx.runtime.event import fields
 from phalanx.supervision import (
@@ -114,12 +110,6 @@ def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
     assert ex.collective_rpc("rank", LONG) == [0, 1]
 
 
-def test_a_retried_call_is_sent_again_as_a_whole(make: Make) -> None:
-    ex = make(world_size=2)
-
-    assert ex.collective_rpc("kill_self", LONG, (1,), retries=1) == [2, 2]
-
-
 def test_an_idempotent_method_is_retried_without_being_asked(make: Make, tmp_path: Path) -> None:
     ex = make(world_size=2)
     kill(ex, 0)
@@ -134,36 +124,6 @@ def test_retries_end_and_carry_every_report(make: Make) -> None:
         ex.collective_rpc(lambda w: os.kill(os.getpid(), signal.SIGKILL), LONG, retries=2)
 
     assert [r.incarnation for r in caught.value.reports] == [1, 2, 3]
-
-
-def test_calls_wait_while_the_group_restarts(make: Make) -> None:
-    ex = make(world_size=2)
-    kill(ex, 1)
-
-    assert ex.collective_rpc("rank", LONG, retries=3) == [0, 1]
-
-
-def test_pipelined_calls_that_no_rank_had_begun_are_sent_again_in_order_at_no_cost(
-    make: Make, tmp_path: Path
-) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
-    gate, begun, notes = tmp_path / "gate", tmp_path / "begun", tmp_path / "notes"
-    first = ex.collective_rpc("gated_note", args=(str(gate), str(begun), "x"), non_block=True)
-    wait_until(lambda: begun.exists() and len(begun.read_text().splitlines()) == 2)
-    queued = [
-        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(5)
-    ]
-
-    kill(ex, 1)
-    wait_healed(ex, 1)
-    gate.touch()
-
-    with pytest.raises(WorkerDied):
-        first.result(LONG)
-    assert [f.result(LONG) for f in queued] == [[None, None]] * 5
-    lines = notes.read_text().splitlines()
-    for rank in range(2):
-        assert [x.split()[0] for x in lines if f"rank={rank}" in x] == [f"n{i}" for i in range(5)]
 
 
 def test_what_a_rank_had_answered_before_its_own_death_is_not_run_again(
@@ -227,15 +187,6 @@ def test_under_rest_for_one_the_ranks_before_stay(make: Make) -> None:
     assert [w["incarnation"] for w in ex.collective_rpc("who", LONG)] == [1, 2, 2]
 
 
-def test_a_gather_keeps_the_survivors_answers(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=3, strategy=Strategy.ONE_FOR_ONE)
-
-    outcomes = ex.gather("kill_self", LONG, (1,))
-
-    assert [o.kind for o in outcomes] == ["ok", "dead", "ok"]
-    assert isinstance(outcomes[1].error, WorkerDied)
-
-
 def test_a_work_queue_fails_over_to_another_replica(make: Make) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     futures = [ex.submit("again", args=(i,), retries=5) for i in range(60)]
@@ -294,17 +245,6 @@ def test_the_log_of_a_group_has_its_ups_beside_its_downs_and_its_end_above_all(
     ]
 
 
-def test_every_waiting_call_is_answered_when_the_group_gives_up(make: Make, tmp_path: Path) -> None:
-    ex = make(world_size=1, intensity=Intensity(0, 60.0), limits=Limits(queue_depth=2))
-    gate = tmp_path / "never"
-    futures = [ex.collective_rpc("gated", args=(str(gate),), non_block=True) for _ in range(4)]
-
-    kill(ex, 0)
-
-    for future in futures:
-        assert isinstance(future.exception(LONG), WorkerDied)
-
-
 def test_a_call_of_a_group_that_gives_up_has_the_report_of_every_attempt_once(make: Make) -> None:
     ex = make(world_size=1, intensity=Intensity(2, 60.0))
 
@@ -342,18 +282,6 @@ def test_whoever_waited_for_a_group_that_gives_up_is_told_of_every_death_behind_
         assert (killed.rank, killed.incarnation, killed.reason.kind) == (0, 1, ExitKind.KILLED)
         assert [report.reason.kind for report in starts] == [ExitKind.CRASH] * 3
         assert error.report.decision == "give up"
-
-
-def test_a_rank_that_dies_on_every_restart_escalates(make: Make) -> None:
-    ex = make(
-        StartFails, 2, kwargs={"how": "kill", "from_incarnation": 2}, intensity=Intensity(3, 60.0)
-    )
-    kill(ex, 0)
-
-    with pytest.raises((ExecutorClosed, WorkerDied)):
-        ex.collective_rpc("rank", LONG, retries=100)
-    assert ex.wait_closed(LONG)
-    assert ex.status().restarts == 3
 
 
 def test_a_back_off_delays_the_restart_and_calls_wait_for_it(make: Make) -> None:
@@ -423,72 +351,3 @@ def test_a_process_group_is_formed_anew_after_a_death(make: Make, torch_runtime:
     kill(ex, 0)
 
     assert ex.collective_rpc("total", 60, (2.0,), retries=3) == [6.0, 6.0]
-
-
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_under_random_kills_every_call_has_one_outcome_and_the_right_answer(
-    make: Make, tmp_path: Path, strategy: Strategy, seed: int
-) -> None:
-    ex = make(world_size=3, strategy=strategy)
-    rng = random.Random(seed)
-    outcomes: Counter[str] = Counter()
-    lock = threading.Lock()
-    notes = tmp_path / "notes"
-    stop = threading.Event()
-    issued: dict[int, int] = {}
-
-    def record(kind: str) -> None:
-        with lock:
-            outcomes[kind] += 1
-
-    def caller(thread: int) -> None:
-        i = 0
-        while not stop.is_set():
-            i += 1
-            retry = (thread + i) % 2 == 0
-            text = f"{'retry' if retry else 'once'}-{thread}.{i}"
-            try:
-                got = ex.collective_rpc(
-                    "slow_note",
-                    LONG,
-                    (str(notes), text),
-                    retries=50 if retry else 0,
-                )
-            except WorkerDied as died:
-                assert not retry
-                assert died.reports
-                record("died")
-            else:
-                assert got == [text] * 3
-                record("ok")
-            issued[thread] = i
-
-    threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    shared = ex._group
-    kills = 0
-    while kills < 8:
-        time.sleep(rng.uniform(0.0, 0.03))  # the seeded moment of the kill
-        if rng.random() < 0.7:  # else it strikes in the middle of a restart
-            with shared.changed:
-                assert shared.changed.wait_for(lambda: str(shared.view.phase) == "serving", LONG)
-        pids = [info.pid for info in ex.ranks if info.pid is not None]
-        if pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(rng.choice(pids), signal.SIGKILL)
-                kills += 1
-    stop.set()
-    for thread in threads:
-        thread.join(60)
-
-    assert not any(thread.is_alive() for thread in threads)
-    assert sum(outcomes.values()) == sum(issued.values())
-    counts = Counter((line.split()[0], line.split()[1]) for line in notes.read_text().splitlines())
-    for (text, _rank), count in counts.items():
-        if text.startswith("once"):
-            assert count == 1, f"{text} ran {count} times on one rank"
-    status = ex.status()
-    assert status.restarts > 0
-    assert (status.in_flight, status.waiting) == (0, 0)

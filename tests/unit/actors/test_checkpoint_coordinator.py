@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -92,48 +91,6 @@ def latest(coordinator: CheckpointCoordinator) -> int:
     return 0 if found is None else found.number
 
 
-def test_a_cut_is_kept_when_the_last_rank_has_answered(coordinator: CheckpointCoordinator) -> None:
-    coordinator.mark(call(1), BOTH, 2)
-    for rank in BOTH:
-        coordinator.hear(rank, saved(1))
-    coordinator.answered(0, 1)
-    assert latest(coordinator) == 0
-
-    coordinator.answered(1, 1)
-
-    assert latest(coordinator) == 1
-    assert not coordinator.is_unsaved()
-
-
-def test_a_cut_without_every_part_is_none(coordinator: CheckpointCoordinator) -> None:
-    take(coordinator, 1)
-    coordinator.mark(call(2), BOTH, 2)
-    coordinator.hear(0, saved(2))
-    for rank in BOTH:
-        coordinator.answered(rank, 2)
-
-    assert latest(coordinator) == 1
-    assert coordinator.is_unsaved()
-
-
-@pytest.mark.parametrize("everybody", [True, False])
-def test_a_loss_voids_what_is_not_answered_by_all(
-    coordinator: CheckpointCoordinator, everybody: bool
-) -> None:
-    take(coordinator, 1)
-    coordinator.mark(call(2), BOTH, 2)
-    for rank in BOTH:
-        coordinator.hear(rank, saved(2))
-    coordinator.answered(0, 2)
-
-    coordinator.lose([0, 1] if everybody else [1], everybody=everybody)
-    coordinator.answered(1, 2)
-
-    assert latest(coordinator) == 1
-    assert coordinator.is_unsaved() is not everybody
-    assert coordinator.mark(call(3), BOTH, 2) == BOTH
-
-
 def test_a_call_that_reached_some_ranks_only_leaves_nothing_open(
     coordinator: CheckpointCoordinator,
 ) -> None:
@@ -158,47 +115,3 @@ def test_descriptors_are_bounded_also_while_nobody_prunes(
     coordinator.prune()
     assert descriptors() - before == 4
     assert latest(coordinator) == 399
-
-
-def test_a_call_to_some_ranks_has_a_cut_of_all_asked_for(
-    coordinator: CheckpointCoordinator, told: list[Any]
-) -> None:
-    assert not coordinator.mark(call(1), (1,), 2)
-
-    assert told == ["due"]
-    assert coordinator.is_unsaved()
-
-
-def test_numbers_go_on_where_an_executor_left_off(
-    coordinator: CheckpointCoordinator, told: list[Any]
-) -> None:
-    take(coordinator, 7)
-    coordinator.close(forget=False)
-
-    coordinator.open(cast("Any", None), Noted(told), can_reshard=False, size=2)
-    take(coordinator, 1)
-
-    assert latest(coordinator) == 8
-    assert told[-1][0] == "changed"
-    assert told[-1][1].number == 8
-
-
-def test_a_rejected_cut_is_given_only_where_there_is_no_other(
-    coordinator: CheckpointCoordinator,
-) -> None:
-    for wire in (1, 2):
-        take(coordinator, wire)
-
-    def chosen() -> int:
-        restore_points = coordinator.store.choose(BOTH, 2, lambda number, why: None)
-        for restore_point in restore_points.values():
-            assert restore_point.age <= time.time()
-            restore_point.close()
-        return restore_points[0].number
-
-    assert chosen() == 2
-    assert coordinator.store.reject(0, 2)
-    assert not coordinator.store.reject(1, 2)
-    assert chosen() == 1
-    assert coordinator.store.reject(0, 1)
-    assert chosen() == 1

@@ -12,7 +12,6 @@ from phalanx.supervision import (
     SHUTDOWN,
     BackOff,
     Begin,
-    CloseAsked,
     Decided,
     End,
     ExitKind,
@@ -74,37 +73,6 @@ def run(state: GroupState, *events: RankEvent) -> tuple[GroupState, list[tuple[R
     return state, taken
 
 
-def test_one_for_one_restarts_the_dead_rank_alone_in_the_same_epoch() -> None:
-    _, (actions,) = run(serving(Strategy.ONE_FOR_ONE), RankExited(1, 1, KILLED, 1.0))
-
-    assert actions == (Hold(), StartRanks(1, 3, ((1, 2),)))
-
-
-def test_one_for_all_stops_the_survivors_and_starts_everyone_under_a_new_epoch() -> None:
-    _, taken = run(
-        serving(Strategy.ONE_FOR_ALL),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(0, 1, SHUTDOWN, 1.1),
-        RankExited(2, 1, SHUTDOWN, 1.2),
-    )
-
-    assert taken == [
-        (Hold(), StopRanks((0, 2), hurry=True)),
-        (),
-        (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),),
-    ]
-
-
-def test_rest_for_one_leaves_the_ranks_before_the_dead_one_alone() -> None:
-    _, taken = run(
-        serving(Strategy.REST_FOR_ONE),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(2, 1, SHUTDOWN, 1.1),
-    )
-
-    assert taken == [(Hold(), StopRanks((2,), hurry=True)), (StartRanks(2, 3, ((1, 2), (2, 2))),)]
-
-
 def test_a_death_of_a_rank_that_is_being_stopped_is_absorbed_and_not_counted() -> None:
     state, _ = run(
         serving(Strategy.ONE_FOR_ALL),
@@ -113,58 +81,6 @@ def test_a_death_of_a_rank_that_is_being_stopped_is_absorbed_and_not_counted() -
     )
 
     assert len(state.window.spent) == 1
-
-
-def test_two_deaths_count_twice_under_one_for_one() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ONE),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(0, 1, KILLED, 1.0),
-    )
-
-    assert len(state.window.spent) == 2
-    assert taken[1] == (Hold(), StartRanks(1, 3, ((0, 2),)))
-
-
-def test_one_death_too_many_stops_everyone_and_ends_with_shutdown() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ONE, intensity=Intensity(1, 60.0)),
-        RankExited(1, 1, KILLED, 1.0),
-        RankReady(1, 2, 2.0),
-        RankExited(1, 2, KILLED, 3.0),
-        RankExited(0, 1, SHUTDOWN, 3.1),
-        RankExited(2, 1, SHUTDOWN, 3.2),
-    )
-
-    assert taken[2] == (Hold(), StopRanks((0, 2), hurry=True))
-    (end,) = taken[4]
-    assert isinstance(end, End)
-    assert end.reason.kind is ExitKind.SHUTDOWN
-    assert "more than 1 restarts" in end.reason.detail
-    assert "the last: rank " in end.reason.detail
-    assert state.phase is Phase.ENDED
-
-
-def test_a_failed_first_start_stops_the_group_without_a_retry() -> None:
-    state = new_group(Strategy.ONE_FOR_ALL, Intensity(5, 60.0).window(), 2)
-
-    _, taken = run(
-        state, Begin(0.0), RankExited(0, 1, KILLED, 1.0), RankExited(1, 1, SHUTDOWN, 1.1)
-    )
-
-    assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
-    assert taken[2] == (End(KILLED),)
-
-
-def test_a_rank_that_dies_in_its_restart_counts_again() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ONE),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(1, 2, KILLED, 2.0),
-    )
-
-    assert taken[1] == (Hold(), StartRanks(1, 3, ((1, 3),)))
-    assert len(state.window.spent) == 2
 
 
 def test_an_exit_of_an_earlier_incarnation_is_void() -> None:
@@ -190,29 +106,6 @@ def test_the_back_off_delays_the_start() -> None:
     assert state.phase is Phase.WAITING
 
 
-def test_a_planned_restart_is_not_counted() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ALL),
-        RestartAsked(frozenset({1}), 1.0),
-        *(RankExited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
-    )
-
-    assert taken[0] == (Hold(), StopRanks((0, 1, 2), hurry=False))
-    assert taken[3] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),)
-    assert state.window.spent == ()
-
-
-def test_a_resize_forms_the_group_anew_with_the_new_size() -> None:
-    _, taken = run(
-        serving(Strategy.ONE_FOR_ALL, size=2),
-        ResizeAsked(3, 1.0),
-        RankExited(0, 1, SHUTDOWN, 2.0),
-        RankExited(1, 1, SHUTDOWN, 2.0),
-    )
-
-    assert taken[2] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 1))),)
-
-
 def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
     """So no incarnation has a namesake, of which there may still be news."""
     _, taken = run(
@@ -229,18 +122,6 @@ def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
     )
 
     assert taken[-1] == (StartRanks(4, 3, ((0, 4), (1, 2), (2, 1))),)
-
-
-def test_close_stops_every_rank_in_good_order_and_ends_once() -> None:
-    _, taken = run(
-        serving(Strategy.ONE_FOR_ONE, size=2),
-        CloseAsked(SHUTDOWN, 1.0),
-        CloseAsked(SHUTDOWN, 1.1),
-        RankExited(0, 1, SHUTDOWN, 2.0),
-        RankExited(1, 1, SHUTDOWN, 2.0),
-    )
-
-    assert taken == [(Hold(), StopRanks((0, 1), hurry=False)), (), (), (End(SHUTDOWN),)]
 
 
 def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_new_epoch() -> None:
