@@ -8,8 +8,9 @@ import shutil
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.options import with_defaults
@@ -21,11 +22,7 @@ from phalanx.actors import Executor, Launch
 from phalanx.runtime import Runtime
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from phalanx.testing import LeakScope
+from phalanx.testing import LeakScope
 
 # Several ranks on a machine with one GPU would be more leases than devices. Tests that want a GPU
 # say so themselves.
@@ -158,19 +155,26 @@ def transport(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def make(runtime: Runtime, transport: Any) -> Iterator[Callable[..., Executor[Any]]]:
-    """Builds executors on the quiet runtime, and closes them."""
-    made: list[Executor[Any]] = []
+def make(
+    request: pytest.FixtureRequest, runtime: Runtime, transport: Any
+) -> Iterator[Callable[..., Executor[Any]]]:
+    """Builds executors on the quiet runtime, and closes them.
 
-    def build(worker: Any = Echo, world_size: int | None = 2, **options: Any) -> Executor[Any]:
+    A module's ``USUAL`` are the options of its executors that its tests do not give.
+    """
+    made: list[Executor[Any]] = []
+    usual = {"worker": Echo, "world_size": 2, **getattr(request.module, "USUAL", {})}
+    own, size = usual.pop("worker"), usual.pop("world_size")
+
+    def build(worker: Any = own, world_size: int | None = size, **options: Any) -> Executor[Any]:
         reached = "local" if options.get("launch") == "inline" else transport
-        usual = with_defaults(
-            options,
+        options = with_defaults(
+            with_defaults(options, **usual),
             launch={"preload": (), "transport": reached},
             limits={"start": 30.0},
             runtime=runtime,
         )
-        executor: Executor[Any] = Executor(worker, world_size, **usual)
+        executor: Executor[Any] = Executor(worker, world_size, **options)
         made.append(executor)
         return executor
 

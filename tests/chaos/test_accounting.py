@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 
 from phalanx.actors import Executor, WorkerActor, WorkerContext
 from phalanx.supervision import CallTimeout, Intensity, SpecError, Strategy, WorkerDied
 
-Make = Callable[..., Executor[Any]]
 Answer = tuple[str, int, int, int]
 """The call's own token; rank, incarnation and epoch of the worker that answers."""
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.chaos import targets
+from tests.support.options import Make
 
 from phalanx.actors import POINTS, Executor, installed
 from phalanx.chaos import (
@@ -572,9 +572,6 @@ def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:
 
 def test_a_worker_class_is_a_target_by_itself() -> None:
     assert Target.of("tests.support.workers:Echo").name == "tests.support.workers:Echo"
-
-
-Make = Callable[..., Executor[Any]]
 
 
 def test_nothing_looks_on_where_no_run_is_under_way(make: Make) -> None:

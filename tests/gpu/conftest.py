@@ -9,22 +9,18 @@ from __future__ import annotations
 import contextlib
 import os
 import runpy
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.options import with_defaults
 
-from phalanx.runtime import DevicePool, find_gpus
+from phalanx.actors import Executor
+from phalanx.runtime import DevicePool, Runtime, find_gpus
 from phalanx.runtime.devices.gpu import visible
 from phalanx.supervision import Strategy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from phalanx.actors import Executor
-    from phalanx.runtime import Runtime
 
 
 def mask() -> dict[str, str]:

@@ -6,22 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.memory_cgroup import limited_group
+from tests.support.options import Make
 from tests.support.programs import run_program
 from tests.support.workers import Echo
 
 from phalanx.supervision import MessageTooLarge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phalanx.actors import Executor
-
-    Make = Callable[..., Executor[Any]]
 
 MIB = 1 << 20
 WAIT = 30.0

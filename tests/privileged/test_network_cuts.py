@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.options import with_defaults
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, wait_healed
 from tests.support.relayed_links import (
     NEVER,
@@ -22,27 +22,17 @@ from tests.support.relayed_links import (
     namespace,
     wait_running,
 )
-from tests.support.workers import Echo
 
 from phalanx import Executor, Launch
 from phalanx.errors import WorkerDied
 from phalanx.runtime import Zmq
 
-Make = Callable[..., Executor[Any]]
 Behind = Callable[..., tuple[Executor[Any], Relay]]
 LONG = 30.0
 MIB = 1 << 20
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    """Groups elsewhere that may lose as many links as a test likes."""
-
-    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        usual = with_defaults(options, launch={"transport": "zmq"}, intensity=OFTEN)
-        return make(worker, world_size, **usual)
-
-    return build
+USUAL = {"launch": {"transport": "zmq"}, "intensity": OFTEN}
 
 
 @pytest.fixture

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 from tests.support.memory_cgroup import limited_group
+from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor
 from phalanx.runtime.linux import cgroup, oom
 from phalanx.runtime.linux.oom import OomCounter, OomSample
 
-Make = Callable[..., Executor[Any]]
 LONG = 60.0
 LIMIT = 192 << 20  # bytes
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from phalanx.runtime.devices.lease import Lease
-    from phalanx.runtime.devices.pool import DevicePool
+from phalanx.runtime.devices.lease import Lease
+from phalanx.runtime.devices.pool import DevicePool
 
 GIB = 1 << 30
 

@@ -10,17 +10,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.support.processes import Starter
 
 from phalanx.runtime.linux import procfs
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 def say(fds: Mapping[str, int], **what: Any) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, cast
+
+from phalanx.actors import Executor
+
+Make = Callable[..., Executor[Any]]
+"""The fixture `make`."""
 
 
 def with_defaults(given: Mapping[str, Any], **usual: Any) -> dict[str, Any]:

@@ -9,18 +9,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from phalanx.runtime.observe.events import WorkerLabels
 from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.output.worker_output import WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phalanx.runtime.output.worker_output import WorkerOutput
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 

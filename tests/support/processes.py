@@ -7,16 +7,13 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 from phalanx.runtime.linux import procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phalanx.runtime.process.launcher import Launcher
-    from phalanx.runtime.process.process import Process
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.process.process import Process
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 

@@ -9,18 +9,16 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from benchmarks.vllm.http_server import environment
 from benchmarks.vllm.processes import strike
 from benchmarks.vllm.toy_model import CONFIG, make_model
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _RANK = 8
 _TOKENS = 40

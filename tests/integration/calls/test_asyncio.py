@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Limits
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    Make = Callable[..., Executor[Any]]
+from phalanx.actors import Limits
 
 WAIT = 30.0
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
@@ -30,8 +30,6 @@ from phalanx.supervision import (
     Strategy,
     UnknownMethod,
 )
-
-Make = Callable[..., Executor[Any]]
 
 
 def test_a_workers_exception_keeps_its_type_and_says_where_it_comes_from(make: Make) -> None:

@@ -6,21 +6,19 @@ import asyncio
 import importlib
 import threading
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
+from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.workers import Echo
 
-from phalanx.actors import Executor, Layout, idempotent
+from phalanx.actors import Layout, idempotent
 from phalanx.runtime import Runtime
 from phalanx.supervision import SpecError, UnknownMethod
-
-Make = Callable[..., Executor[Any]]
 
 
 def test_scatter_gives_each_rank_its_own_arguments(make: Make) -> None:

@@ -8,11 +8,11 @@ import importlib
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo
 
@@ -21,8 +21,6 @@ from phalanx.supervision import (
     CallTimeout,
     WouldDeadlock,
 )
-
-Make = Callable[..., Executor[Any]]
 
 
 def test_every_rank_answers_in_rank_order(make: Make) -> None:

@@ -9,17 +9,16 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread
 
 from phalanx.actors import AsyncOutput, CheckpointPolicy, Executor, WorkerActor, WorkerContext
 from phalanx.supervision import Strategy
-
-Make = Callable[..., Executor[Any]]
 
 WAIT = 30.0
 

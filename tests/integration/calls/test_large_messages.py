@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.options import Make
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
@@ -17,11 +19,6 @@ from phalanx.actors import Executor, Launch, WorkerActor
 from phalanx.runtime import ARENA_IDLE
 from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Make = Callable[..., Executor[Any]]
 
 MIB = 1 << 20
 WAIT = 30.0

@@ -8,19 +8,14 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo, wait_for
 
-from phalanx.actors import Executor
 from phalanx.supervision import Strategy, WorkerDied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Make = Callable[..., Executor[Any]]
 
 WAIT = 30.0
 

@@ -10,24 +10,20 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.programs import run_python
 
+from phalanx.actors import Executor
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.runtime import Arena, OwnedLock
 from phalanx.supervision import ExecutorClosed, ProtectedActor, WouldDeadlock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from phalanx.actors import Executor
-
-    Make = Callable[..., Executor[Any]]
 
 WAIT = 30.0
 

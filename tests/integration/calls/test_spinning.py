@@ -10,10 +10,12 @@ import math
 import os
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import kill
 from tests.support.workers import Echo, wait_for
@@ -23,11 +25,6 @@ from phalanx.actors.calls import plane
 from phalanx.actors.calls.reader import SPIN, spin_time
 from phalanx.runtime import usable_processors
 from phalanx.supervision import CallTimeout, ExecutorClosed, Strategy, WorkerDied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    Make = Callable[..., Executor[Any]]
 
 WAIT = 30.0  # seconds; no test takes them unless something is broken
 

@@ -9,15 +9,17 @@ import os
 import signal
 import threading
 import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.support.options import Make
 from tests.support.workers import wait_for
 
-from phalanx.actors import Limits, ReplyStream, WorkerActor
+from phalanx.actors import Executor, Limits, ReplyStream, WorkerActor
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -27,13 +29,6 @@ from phalanx.supervision import (
     StreamNotTaken,
     WorkerDied,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-
-    from phalanx.actors import Executor
-
-    Make = Callable[..., Executor[Any]]
 
 pytestmark = pytest.mark.both_transports
 WAIT = 30.0

@@ -19,16 +19,16 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, Sp
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
+from tests.support.options import Make
 from tests.support.programs import run_python
 from tests.support.workers import Echo, Late
 
-from phalanx.actors import Executor, WorkerContext
+from phalanx.actors import WorkerContext
 from phalanx.actors.calls.call import Shape
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.runtime import CrashReport, GroupUp, WorkerCrashed, WorkerLabels
 from phalanx.supervision import ExitKind, ExitReason, Intensity, Strategy
 
-Make = Callable[..., Executor[Any]]
 GATE = f"{tempfile.gettempdir()}/gate-{os.getpid()}"
 LONG = 30.0
 

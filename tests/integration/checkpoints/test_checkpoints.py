@@ -5,12 +5,12 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.checkpoint_workers import Counter, Holder, Resharder
+from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.workers import Echo
@@ -35,17 +35,11 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 EVERY = CheckpointPolicy(every_calls=1)
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(worker: Any = Counter, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"checkpoint": EVERY, "intensity": OFTEN, **options})
-
-    return build
+USUAL = {"worker": Counter, "checkpoint": CheckpointPolicy(every_calls=1), "intensity": OFTEN}
 
 
 def die(ex: Executor[Any], rank: int) -> None:

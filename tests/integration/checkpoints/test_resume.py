@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from tests.integration.checkpoints.test_checkpoints import LONG, Heard, die, states
 from tests.integration.recovery.test_executor_trees import executor
 from tests.support.checkpoint_workers import Bounded, Counter, Holder, KeptCounter
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed
 from tests.support.transport import TRANSPORT
@@ -47,15 +47,7 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
-
-
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(worker: Any = Counter, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"worker": Counter, "intensity": OFTEN}
 
 
 def test_a_killed_driver_loses_no_answered_call(tmp_path: Path) -> None:

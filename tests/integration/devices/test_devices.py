@@ -6,10 +6,10 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
@@ -37,7 +37,6 @@ from phalanx.supervision import (
 )
 from phalanx.testing import FakeGpus
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 GIB = 1 << 30
 MASK = "CUDA_VISIBLE_DEVICES"

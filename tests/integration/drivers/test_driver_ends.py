@@ -11,8 +11,9 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support import shared_memory
@@ -20,9 +21,6 @@ from tests.support.processes import LONG, is_alive, wait_until
 from tests.support.programs import run_program
 
 from phalanx.runtime.linux import process_tree, procfs
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[3]
 AT_MOST = 5.0  # seconds after which nothing of a killed driver's tree may live: a contract

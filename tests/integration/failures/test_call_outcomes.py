@@ -12,6 +12,7 @@ from typing import Any
 
 import pykka
 import pytest
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.relayed_links import wait_running
@@ -27,16 +28,10 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"intensity": OFTEN}
 
 
 class DiesAfter:

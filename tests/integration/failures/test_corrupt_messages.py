@@ -6,11 +6,12 @@ import os
 import random
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.programs import run_program
 from tests.support.workers import Echo
@@ -19,8 +20,6 @@ from phalanx.actors import Executor
 from phalanx.runtime import Link
 from phalanx.runtime.wire.protocol import HEADER, MAGIC, PACKET_LIMIT, Flag, Kind
 from phalanx.supervision import Intensity, Strategy
-
-Make = Callable[..., Executor[Any]]
 
 WAIT = 30.0
 ROOT = Path(__file__).parents[3]

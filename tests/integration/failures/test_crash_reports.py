@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.recovery.test_standby import spares
+from tests.support.options import Make
 
 from phalanx.actors import Executor, Limits
 from phalanx.runtime import ReportFolder, Runtime
 from phalanx.supervision import Intensity, SpecError, Strategy, WorkerDied
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import LONG, wait_until
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, RestartPolicy
 from phalanx.supervision import BackOff, CallTimeout, Strategy
-
-Make = Callable[..., Executor[Any]]
 
 SHORT = 1.5  # seconds: after them the group is still down
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, telling, wait_healed
-from tests.support.workers import Echo, Reducer, StartFails
+from tests.support.workers import Reducer, StartFails
 
-from phalanx.actors import Executor, RestartPolicy
+from phalanx.actors import RestartPolicy
 from phalanx.runtime import GroupDown, GroupEnded, GroupUp, Runtime
 from phalanx.runtime.event import fields
 from phalanx.supervision import (
@@ -29,18 +29,10 @@ from phalanx.supervision import (
 )
 
 pytestmark = pytest.mark.both_transports
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    """Groups that may die as often as a test likes."""
-
-    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"intensity": OFTEN}
 
 
 @pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN
 from tests.support.workers import Echo
 
@@ -26,7 +26,6 @@ from phalanx.supervision import (
     Strategy,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 # In torch's own words.
 STICKY = "CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA"

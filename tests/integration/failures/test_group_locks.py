@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import Executor
 from phalanx.supervision import LockTimeout, Strategy, WorkerDied
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 

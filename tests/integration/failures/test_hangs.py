@@ -10,18 +10,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.support.freezer import Freezer
 from tests.support.hanging_workers import StopsInStart, Stuck, StuckTogether
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped
 from tests.support.workers import StartFails
 
-from phalanx.actors import Executor, Limits, RestartPolicy, StopPolicy, WorkerActor, limits
+from phalanx.actors import Limits, RestartPolicy, StopPolicy, WorkerActor, limits
 from phalanx.actors.group import shutdown
 from phalanx.runtime import Runtime
 from phalanx.runtime.linux import procfs
@@ -34,16 +34,10 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(worker: Any = Stuck, world_size: int = 1, **options: Any) -> Executor[Any]:
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"worker": Stuck, "world_size": 1, "intensity": OFTEN}
 
 
 @pytest.mark.parametrize(

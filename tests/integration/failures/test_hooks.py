@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.failing_hooks import Fickle
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill, wait_for_view
 
 from phalanx.actors import CheckpointPolicy, Executor, Limits, RestartPolicy, StopPolicy
@@ -22,7 +23,6 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 RAISES = ["raise", "unpicklable", "interrupt", "exit"]
 # To hang takes a limit's time: hooks whose own tests have that already do not do so here.

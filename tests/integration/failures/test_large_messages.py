@@ -7,18 +7,15 @@ import random
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tests.integration.calls.test_large_messages import Keeper
 
+from phalanx.actors import Executor
 from phalanx.supervision import Intensity, Strategy, WorkerDied
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from phalanx.actors import Executor
 
 WAIT = 60.0
 KILLS = 25

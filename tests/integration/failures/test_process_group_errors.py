@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN
 from tests.support.workers import wait_for
 
@@ -34,7 +35,6 @@ from phalanx.supervision import (
     WorkerDied,
 )
 
-Make = Callable[..., Executor[Any]]
 LONG = 60.0
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pykka import ActorRegistry, ThreadingActor
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
@@ -26,8 +26,6 @@ from phalanx.supervision import (
     UnknownMethod,
     WorkerDied,
 )
-
-Make = Callable[..., Executor[Any]]
 
 
 def test_the_layout_gives_ranks_their_coordinates(make: Make) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.support.output import Console, Worker, labels_of
 
 from phalanx.runtime.output.collector import OutputCollector
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from phalanx.runtime.output.worker_output import WorkerOutput
-    from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.output.worker_output import WorkerOutput
+from phalanx.runtime.process.launcher import Launcher
 
 
 @pytest.fixture

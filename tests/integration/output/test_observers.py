@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import zmq
@@ -19,13 +20,9 @@ from tests.support.output import LONG, Console, Worker, labels_of
 from phalanx.runtime.observe.events import GroupUp
 from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
 from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.output.worker_output import WorkerOutput
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from phalanx.runtime.output.worker_output import WorkerOutput
-    from phalanx.runtime.process.launcher import Launcher
 
 
 @pytest.fixture

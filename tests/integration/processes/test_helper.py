@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import socket
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from tests.support.processes import LONG, is_alive, soon, wait_until
 
 from phalanx.runtime.process import interpreter
 from phalanx.runtime.process.helper import Helper
+from phalanx.runtime.process.process import Process
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
-
-if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Iterator
-
-    from phalanx.runtime.process.process import Process
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 # Answers each message; ends at end of file, or says one thing more and ends with code 3.
 ECHO = """

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import pytest
 from tests.support.processes import LONG, Starter, is_alive, soon, start_thread, wait_until
@@ -16,11 +16,9 @@ from tests.support.processes import LONG, Starter, is_alive, soon, start_thread,
 from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.process.process import Process
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
-
-if TYPE_CHECKING:
-    from phalanx.runtime.process.process import Process
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]

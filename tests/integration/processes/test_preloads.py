@@ -7,19 +7,16 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.processes import LONG, Starter, soon, start_thread, wait_until
 
 from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault, SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Generator
-
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 @contextlib.contextmanager

@@ -6,16 +6,13 @@ import select
 import subprocess
 import sys
 import uuid
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from tests.support.processes import soon
 from tests.support.programs import run_python
 
 from phalanx.runtime.linux import process_tree
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # So many that to read them all takes longer than a generation of the forker lives.
 CROWD = """

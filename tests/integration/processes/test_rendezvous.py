@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from tests.support.programs import run_program
@@ -27,14 +28,10 @@ from phalanx.runtime.distributed.rendezvous import (
     rendezvous_environment,
 )
 from phalanx.runtime.process.launcher import Launcher, LaunchSpec
+from phalanx.runtime.process.process import Process
+from phalanx.runtime.runtime import Runtime
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import ExitKind, RuntimeFault, SpecError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
-
-    from phalanx.runtime.process.process import Process
-    from phalanx.runtime.runtime import Runtime
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.support.processes import LONG, Starter, is_alive, soon, start_thread, wait_until
@@ -16,10 +15,8 @@ from tests.support.programs import run_python
 from phalanx.runtime.linux import procfs
 from phalanx.runtime.process import reaper
 from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
-
-if TYPE_CHECKING:
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 def zygote_pid(launcher: Launcher) -> int:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.recovery.test_standby import spares
-from tests.support.options import with_defaults
+from tests.support.options import Make, with_defaults
 from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view
 from tests.support.workers import Echo
@@ -23,8 +23,6 @@ from phalanx.actors.group.membership import THREAD
 from phalanx.actors.group.standby import StandbyLost
 from phalanx.runtime import Runtime
 from phalanx.supervision import ExecutorClosed, Strategy, WorkerDied
-
-Make = Callable[..., Executor[Any]]
 
 SLOW = """
 import pathlib, time

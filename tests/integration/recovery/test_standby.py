@@ -8,11 +8,11 @@ import queue
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.support.standby_workers import Warm
 from tests.support.workers import Echo, Reducer
@@ -23,17 +23,10 @@ from phalanx.runtime import Runtime, usable_processors
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity, SpecError, Strategy
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    def build(worker: Any = Warm, world_size: int = 2, **options: Any) -> Executor[Any]:
-        options = {"strategy": Strategy.ONE_FOR_ONE, "standby": 1, **options}
-        return make(worker, world_size, **{"intensity": OFTEN, **options})
-
-    return build
+USUAL = {"worker": Warm, "strategy": Strategy.ONE_FOR_ONE, "standby": 1, "intensity": OFTEN}
 
 
 def wait_warm(ex: Executor[Any], count: int = 1) -> None:

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN
 
 from phalanx.actors import Emitted, Executor, WorkerActor, WorkerContext
 from phalanx.runtime import Runtime
 from phalanx.supervision import WorkerDied
 
-Make = Callable[..., Executor[Any]]
 LONG = 60.0
 KILLS = 12
 

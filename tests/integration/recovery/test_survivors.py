@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.options import with_defaults
+from tests.support.options import Make, with_defaults
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.survivors import Holder, Keeper, Loner, Sender
@@ -19,7 +18,6 @@ from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import RendezvousStore, Runtime
 from phalanx.supervision import ExitKind, Intensity, SpecError, Strategy, WorkerDied
 
-Make = Callable[..., Executor[Any]]
 LONG = 60.0
 
 

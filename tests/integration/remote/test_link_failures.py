@@ -9,13 +9,11 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.chaos.test_drivers import Driver
-from tests.support.options import with_defaults
+from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, wait_healed
 from tests.support.relayed_links import (
     NEVER,
@@ -23,26 +21,16 @@ from tests.support.relayed_links import (
     processes_of,
     wait_running,
 )
-from tests.support.workers import Echo
 
-from phalanx import Executor, Launch, Limits, Strategy
+from phalanx import Launch, Limits, Strategy
 from phalanx.errors import CallTimeout, WorkerDied
 from phalanx.runtime import Zmq
 from phalanx.runtime.linux import procfs
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 
-@pytest.fixture
-def make(make: Make) -> Make:
-    """Groups elsewhere that may lose as many links as a test likes."""
-
-    def build(worker: Any = Echo, world_size: int = 2, **options: Any) -> Executor[Any]:
-        usual = with_defaults(options, launch={"transport": "zmq"}, intensity=OFTEN)
-        return make(worker, world_size, **usual)
-
-    return build
+USUAL = {"launch": {"transport": "zmq"}, "intensity": OFTEN}
 
 
 # --- processes die --------------------------------------------------------------------------------

@@ -6,22 +6,21 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.gateway_peers import listening
+from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.relayed_links import free_port, processes_named, processes_of
 from tests.support.workers import Echo
 
-from phalanx import Executor, Launch, PhalanxError, WorkerContext
+from phalanx import Launch, PhalanxError, WorkerContext
 from phalanx.errors import StartFailed
 from phalanx.runtime import Zmq
 from phalanx.runtime.linux import procfs
 
-Make = Callable[..., Executor[Any]]
 LONG = 30.0
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -14,9 +14,6 @@ from torch.nn import functional
 from minilm.dataset import pad, tokenize
 from minilm.model import PAD, Layer, Stage, padding, share
 from minilm.weights import ModelMissingError, Weights, model_folder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SENTENCES = [
     "The weather is lovely today.",

@@ -7,19 +7,14 @@ import gc
 import os
 import resource
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 
 from phalanx.runtime.linux import procfs
-from phalanx.runtime.memory.arena import ARENA_IDLE, PAGE, SLOTS, Arena, Borrower
+from phalanx.runtime.memory.arena import ARENA_IDLE, PAGE, SLOTS, Arena, Borrower, Extent
 from phalanx.runtime.memory.mapping import COPY_LIMIT, ArenaReader
 from phalanx.runtime.wire.channel import SocketChannel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from phalanx.runtime.memory.arena import Extent
 
 LARGE = COPY_LIMIT + 5 * PAGE
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,6 @@ from phalanx.runtime.devices.inventory import ProcInventory, find_gpus
 from phalanx.runtime.devices.nvml import NvmlInventory
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.testing import FakeGpus
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 INFORMATION = """Model: \t\t NVIDIA H200
 IRQ:   \t\t 58

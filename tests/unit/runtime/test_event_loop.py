@@ -6,15 +6,11 @@ import threading
 import time
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from phalanx.runtime.threads.event_loop import EventLoop
+from phalanx.runtime.threads.event_loop import EventLoop, Timer, Watch
 from phalanx.supervision import RuntimeFault
-
-if TYPE_CHECKING:
-    from phalanx.runtime.threads.event_loop import Timer, Watch
 
 LONG = 20.0
 

@@ -7,8 +7,9 @@ import os
 import pickle
 import socket
 import struct
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,6 @@ from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, unpack
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 EASY = settings(
     deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]

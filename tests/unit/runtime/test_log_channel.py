@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -20,9 +21,6 @@ from phalanx.runtime.observe.log_channel import (
     encode_record,
     worker_logger,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LABELS = WorkerLabels(child="root/tp/1", group="tp", rank=1, incarnation=2, epoch=5)
 

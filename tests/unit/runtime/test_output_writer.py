@@ -7,16 +7,13 @@ import queue
 import select
 import socket
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.processes import start_thread
 
 from phalanx.runtime.output.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 LINE = b"x" * 99 + b"\n"
 LONG = 30.0

@@ -7,16 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.runtime.output.tail_buffer import LANES, Tail
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 CAPACITY = 64
 
