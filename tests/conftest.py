@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.drivers import Driver
 from tests.support.options import with_defaults
 from tests.support.processes import Starter
 from tests.support.transport import TRANSPORT
@@ -112,6 +114,19 @@ def launcher(loop: EventLoop, events: list[Any]) -> Iterator[Launcher]:
     launcher = Launcher(loop, preload=(), emit=events.append)
     yield launcher
     launcher.close(time.monotonic() + PATIENCE)
+
+
+@pytest.fixture
+def drive() -> Iterator[Callable[..., Driver]]:
+    """Runs drivers. Of one that has ended nothing may be left at the end."""
+    with contextlib.ExitStack() as drivers:
+
+        def start(*words: str, prefix: Sequence[str] = ()) -> Driver:
+            driver = Driver(*words, prefix=prefix)
+            drivers.callback(driver.close)
+            return driver
+
+        yield start
 
 
 @pytest.fixture

@@ -8,112 +8,20 @@ import os
 import random
 import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support import shared_memory
+from tests.support.drivers import Driver
 
 from phalanx.runtime import find_drivers
-from phalanx.runtime.linux import process_tree as tree
 from phalanx.runtime.linux import procfs
 
-DRIVER = Path(__file__).parents[1] / "support/dying_driver.py"
 LONG = 60.0
-
-
-class Driver:
-    """One run of `dying_driver.py`, all of whose processes carry a mark of ours."""
-
-    def __init__(self, *arguments: str) -> None:
-        self.mark = uuid.uuid4().hex
-        root = str(DRIVER.parents[2])
-        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-        env = {**os.environ, "PHALANX_TEST_MARK": self.mark, "PYTHONPATH": path}
-        self.process = subprocess.Popen(
-            [sys.executable, str(DRIVER), *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=env,
-            start_new_session=True,
-        )
-        assert self.process.stdout is not None
-        self._out = self.process.stdout.fileno()
-        self._buffer = b""
-        self.said: list[dict[str, Any]] = []
-
-    def expect(self, key: str) -> Any:
-        """Return the value of the next line that has *key*."""
-        deadline = time.monotonic() + LONG
-        while True:
-            line, newline, rest = self._buffer.partition(b"\n")
-            if newline:
-                self._buffer = rest
-                try:
-                    fields = json.loads(line)
-                except ValueError:
-                    continue  # a worker's own words
-                self.said.append(fields)
-                if key in fields:
-                    return fields[key]
-                continue
-            ready, _, _ = select.select([self._out], [], [], deadline - time.monotonic())
-            data = os.read(self._out, 65536) if ready else b""
-            assert data, f"no {key!r}; said {self.said}; {self._errors()}"
-            self._buffer += data
-
-    def send(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def wait(self) -> int:
-        code = self.process.wait(LONG)
-        self.stderr = self._errors()
-        return code
-
-    def left(self) -> dict[int, procfs.Task]:
-        return tree.find(tree.TreeTarget(self.mark.encode()))[0]
-
-    def assert_gone(self, seconds: float = 5.0) -> None:
-        deadline = time.monotonic() + seconds
-        while (left := self.left()) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        named = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left}
-        assert not left, f"still there after {seconds} s: {named}"
-
-    def _errors(self) -> str:
-        assert self.process.stderr is not None
-        if self.process.poll() is None:
-            return ""
-        return self.process.stderr.read().decode(errors="replace")
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.wait(LONG)
-        tree.kill(tree.TreeTarget(self.mark.encode()), time.monotonic() + LONG)
-        assert self.process.stdout is not None
-        assert self.process.stderr is not None
-        self.process.stdout.close()
-        self.process.stderr.close()
-
-
-@pytest.fixture
-def drive() -> Iterator[Any]:
-    drivers: list[Driver] = []
-
-    def start(*arguments: str) -> Driver:
-        drivers.append(Driver(*arguments))
-        return drivers[-1]
-
-    yield start
-    for driver in drivers:
-        driver.close()
 
 
 def traces() -> set[str]:
@@ -129,41 +37,37 @@ def remains(pids: Iterable[int], before: set[str]) -> list[str]:
 
 
 def test_classes_and_values_of_main_keep_their_identity(drive: Any) -> None:
-    driver = drive("values")
+    driver = drive("dying_driver", "values")
 
     assert driver.expect("type_is_ours") is True
     assert driver.said[-1]["x"] == 42
     assert driver.said[-1]["lam"] == 1
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(drive: Any) -> None:
-    driver = drive("forgets")
+    driver = drive("dying_driver", "forgets")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
     assert "Traceback" not in driver.stderr
-    driver.assert_gone()
 
 
 def test_a_program_that_ends_by_an_exception_keeps_its_exit_code(drive: Any) -> None:
-    driver = drive("raises")
+    driver = drive("dying_driver", "raises")
 
     assert driver.wait() == 3
-    driver.assert_gone()
 
 
 def test_workers_outlive_the_thread_that_built_them(drive: Any) -> None:
-    driver = drive("thread_ends")
+    driver = drive("dying_driver", "thread_ends")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(drive: Any, gate: Path) -> None:
-    driver = drive("calls", str(gate))
+    driver = drive("dying_driver", "calls", str(gate))
     driver.expect("calling")
     time.sleep(0.2)
 
@@ -174,11 +78,10 @@ def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(drive: Any, ga
     assert driver.expect("answer") == ["released", "released"]
     assert driver.wait() == -signal.SIGTERM
     assert "Traceback" not in driver.stderr
-    driver.assert_gone()
 
 
 def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, gate: Path) -> None:
-    driver = drive("calls", str(gate))
+    driver = drive("dying_driver", "calls", str(gate))
     driver.expect("calling")
 
     for pid in sorted(driver.left(), reverse=True):  # the driver, which is the oldest, last
@@ -190,13 +93,12 @@ def test_sigterm_to_every_process_at_once_loses_no_call(drive: Any, gate: Path) 
     assert driver.wait() == -signal.SIGTERM
     assert "Traceback" not in driver.stderr
     assert "crashed" not in driver.stderr
-    driver.assert_gone()
 
 
 def test_a_close_says_what_it_waits_for_and_a_second_ctrl_c_hurries_it(
     drive: Any, tmp_path: Path
 ) -> None:
-    driver = drive("closes_slowly", str(tmp_path / "gate"))
+    driver = drive("dying_driver", "closes_slowly", str(tmp_path / "gate"))
     driver.expect("calling")
 
     driver.send(signal.SIGINT)
@@ -207,11 +109,10 @@ def test_a_close_says_what_it_waits_for_and_a_second_ctrl_c_hurries_it(
     driver.send(signal.SIGINT)
 
     assert driver.wait() != 0  # long before the two minutes are over
-    driver.assert_gone()
 
 
 def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, gate: Path) -> None:
-    driver = drive("calls_in_a_row", str(gate))
+    driver = drive("dying_driver", "calls_in_a_row", str(gate))
     assert driver.expect("waiting") == 1
 
     driver.send(signal.SIGTERM)
@@ -220,30 +121,27 @@ def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, gate: P
 
     assert driver.expect("answers") == [["released", "released"], [0, 1]]
     assert driver.wait() == -signal.SIGTERM
-    driver.assert_gone()
 
 
 def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: Any) -> None:
-    driver = drive("loops")
+    driver = drive("dying_driver", "loops")
     driver.expect("calling")
 
     driver.send(signal.SIGTERM)
 
     assert driver.wait() == -signal.SIGTERM
     assert "Traceback" not in driver.stderr
-    driver.assert_gone()
 
 
 def test_a_program_without_standard_descriptors_works(drive: Any, tmp_path: Path) -> None:
-    driver = drive("bare", str(tmp_path / "result"))
+    driver = drive("dying_driver", "bare", str(tmp_path / "result"))
 
     assert driver.wait() == 0
     assert json.loads((tmp_path / "result").read_text()) == [0, 1]
-    driver.assert_gone()
 
 
 def test_ctrl_c_in_a_drain_lets_calls_go_on(drive: Any, tmp_path: Path) -> None:
-    driver = drive("drains", str(tmp_path / "gate"))
+    driver = drive("dying_driver", "drains", str(tmp_path / "gate"))
     driver.expect("draining")
     time.sleep(0.2)
 
@@ -251,20 +149,18 @@ def test_ctrl_c_in_a_drain_lets_calls_go_on(drive: Any, tmp_path: Path) -> None:
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_thousand_ctrl_cs_leave_the_group_usable(drive: Any) -> None:
-    driver = drive("alarmed")
+    driver = drive("dying_driver", "alarmed")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.said[-1]["alone"] == 1
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_path: Path) -> None:
-    driver = drive("interrupted", str(tmp_path / "gate"))
+    driver = drive("dying_driver", "interrupted", str(tmp_path / "gate"))
     driver.expect("calling")
     time.sleep(0.2)
 
@@ -275,11 +171,10 @@ def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_pat
     assert driver.expect("closed") is True
     assert driver.wait() == 0
     assert "Traceback" not in driver.stderr
-    driver.assert_gone()
 
 
 def test_ctrl_c_during_start_up_leaves_nothing(drive: Any) -> None:
-    driver = drive("starts")
+    driver = drive("dying_driver", "starts")
     driver.expect("starting")
     time.sleep(0.7)
 
@@ -287,45 +182,41 @@ def test_ctrl_c_during_start_up_leaves_nothing(drive: Any) -> None:
 
     assert driver.wait() != 0
     assert driver.stderr.count("Traceback") == 1  # Python's own, for the KeyboardInterrupt
-    driver.assert_gone()
 
 
 def test_sigterm_during_start_up_leaves_nothing(drive: Any) -> None:
-    driver = drive("starts")
+    driver = drive("dying_driver", "starts")
     driver.expect("starting")
     time.sleep(0.7)
 
     driver.send(signal.SIGTERM)
 
     assert driver.wait() == -signal.SIGTERM
-    driver.assert_gone()
 
 
 def test_a_forked_child_of_the_driver_touches_nothing(drive: Any) -> None:
-    driver = drive("forks")
+    driver = drive("dying_driver", "forks")
 
     assert driver.expect("child") == "ExecutorClosed"
     assert driver.expect("ranks") == [0, 1]
     assert driver.said[-1]["status"] == 0
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_child_forked_in_the_middle_of_a_call_takes_nothing_from_its_parent(
     drive: Any, tmp_path: Path
 ) -> None:
-    driver = drive("forks_in_a_call", str(tmp_path / "gate"))
+    driver = drive("dying_driver", "forks_in_a_call", str(tmp_path / "gate"))
 
     assert driver.expect("died") == "WorkerDied"
     assert driver.said[-1]["again"] == ["released", "released"]
     assert driver.said[-1]["ranks"] == [0, 1]
     assert {"child": "ExecutorClosed"} in driver.said
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_the_programs_own_children_are_left_to_it(drive: Any) -> None:
-    driver = drive("children")
+    driver = drive("dying_driver", "children")
 
     assert driver.expect("subprocess") == 5
     assert driver.said[-1] == {
@@ -335,29 +226,26 @@ def test_the_programs_own_children_are_left_to_it(drive: Any) -> None:
         "ranks": [0, 1],
     }
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_stolen_exit_status_is_no_hang(drive: Any) -> None:
-    driver = drive("thief")
+    driver = drive("dying_driver", "thief")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.said[-1]["deaths"] == 3
     assert set(driver.said[-1]["kinds"]) <= {"killed", "unknown"}
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_an_ignored_sigchld_is_no_hang(drive: Any) -> None:
-    driver = drive("ignores_sigchld")
+    driver = drive("dying_driver", "ignores_sigchld")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, gate: Path) -> None:
-    driver = drive("stopped", str(gate))
+    driver = drive("dying_driver", "stopped", str(gate))
     driver.expect("calling")
 
     driver.send(signal.SIGSTOP)
@@ -369,25 +257,22 @@ def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, gate: Path) -> None:
     assert driver.expect("answer") == ["released", "released"]
     assert driver.expect("restarts") == 0
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_cell_that_is_run_again_closes_the_executor_before(drive: Any) -> None:
-    driver = drive("names")
+    driver = drive("dying_driver", "names")
 
     assert driver.expect("first") == "ended"
     assert driver.said[-1]["alive"] == []
     assert driver.said[-1]["ranks"] == [0, 1]
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 def test_a_runtime_held_open_serves_one_executor_after_the_other(drive: Any) -> None:
-    driver = drive("warm")
+    driver = drive("dying_driver", "warm")
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
-    driver.assert_gone()
 
 
 MOMENTS = ["start", "import", "call", "restart", "close", "gil"]
@@ -416,7 +301,7 @@ def kill_driver(drive: Any, moment: str, manner: str, seed: int) -> None:
     """Kill a driver at a seeded moment; nothing of its tree may be there 5 seconds later."""
     before = traces()
     rng = random.Random(f"{moment}{manner}{seed}")
-    driver = drive("chaos", moment)
+    driver = drive("dying_driver", "chaos", moment)
     if moment in ("start", "import"):
         time.sleep(rng.uniform(0.0, 3.0))
     else:

@@ -12,7 +12,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +107,6 @@ def held_open(_argument: str) -> None:
     wait_for_ever()
 
 
-def no_close(_argument: str) -> int:
-    driver = Driver()
-    for method in ("zygote", "exec"):
-        driver.starter.start("beget", "daemon session", method=method)
-        driver.starter.line.hear()
-    return 3
-
-
 def replaced(_argument: str) -> None:
     """Become another program, as ``os.exec`` does."""
     driver = Driver()
@@ -133,48 +124,6 @@ def exits_while_stopped(_argument: str) -> None:
     assert worker.status is not None
     say(signal=worker.status.signal)
     driver.close()
-
-
-def sigchld_ignored(_argument: str) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    driver = Driver()
-    for method in ("zygote", "exec"):
-        worker = driver.starter.start("beget", "daemon", method=method)
-        driver.starter.line.hear()
-        ended = driver.starter.start("leave", 7, method=method)
-        assert ended.wait(soon())
-        assert ended.status is not None
-        assert ended.status.code in (7, None)
-        assert worker.kill_tree(soon()) == ()
-        assert worker.wait(soon())
-    driver.close()
-    say(ok=True)
-
-
-def waits_for_any(_argument: str) -> None:
-    """Let the user's own thread collect every child it can get."""
-    driver = Driver()
-    ending = threading.Event()
-
-    def collect() -> None:
-        while not ending.is_set():
-            try:
-                os.waitpid(-1, 0)
-            except ChildProcessError:
-                ending.wait(0.001)
-
-    thread = threading.Thread(target=collect)
-    thread.start()
-    for number in range(10):
-        worker = driver.starter.start("leave", number)
-        assert worker.wait(soon())
-        assert worker.status is not None
-        assert worker.status.code in (number, None)
-    driver.starter.await_exits(10)
-    driver.close()
-    ending.set()
-    thread.join(LONG)
-    say(ok=True)
 
 
 def _probe(queue: Any, starter: Starter, worker: Any, fds: dict[int, str]) -> None:

@@ -36,9 +36,6 @@ from phalanx.supervision import (
 )
 
 LONG = 30.0
-EVERY = CheckpointPolicy(every_calls=1)
-
-
 USUAL = {"worker": Counter, "checkpoint": CheckpointPolicy(every_calls=1), "intensity": OFTEN}
 
 

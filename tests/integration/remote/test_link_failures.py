@@ -12,7 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from tests.chaos.test_drivers import Driver
+from tests.support.drivers import Driver
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, wait_healed
 from tests.support.relayed_links import (
@@ -251,7 +251,7 @@ def test_a_killed_driver_leaves_no_process_and_no_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PHALANX_TEST_TRANSPORT", "ipc")
-    driver = Driver("calls", NEVER)
+    driver = Driver("dying_driver", "calls", NEVER)
     try:
         driver.expect("calling")
         (gateway,) = [pid for pid in driver.left() if "gateway" in procfs.command(pid)]
