@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import importlib
-import os
 import sys
 import threading
 from pathlib import Path
@@ -69,13 +68,6 @@ def test_a_callable_gets_the_worker_first(make: Make) -> None:
     ex = make()
 
     assert ex.collective_rpc(lambda worker, x: worker.ctx.rank + x, args=(10,)) == [10, 11]
-
-
-def test_large_values_travel_both_ways(make: Make) -> None:
-    ex = make()
-    data = os.urandom(3_000_000)
-
-    assert ex.collective_rpc("echo", args=(data,)) == [data, data]
 
 
 def test_futures_complete_in_order_without_a_waiter(make: Make) -> None:

@@ -155,18 +155,6 @@ def test_large_replies_of_every_rank_arrive_at_once_and_can_be_kept(make: Make) 
     assert all((reply == value).all() for value, reply in kept)
 
 
-def test_a_pipeline_of_large_calls_is_answered_in_order(make: Make) -> None:
-    executor = make(Keeper, 2)
-
-    futures = [
-        executor.collective_rpc("echo", WAIT, args=(full(value),), non_block=True)
-        for value in range(30)
-    ]
-
-    for value, future in enumerate(futures):
-        assert all((reply == value).all() for reply in future.result(WAIT))
-
-
 def test_bytes_of_every_kind_and_depth_travel(make: Make) -> None:
     executor = make(Keeper, 2)
     data = os.urandom(MIB)

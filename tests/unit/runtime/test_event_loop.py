@@ -15,14 +15,14 @@ from phalanx.supervision import RuntimeFault
 LONG = 20.0
 
 
-def on_hub(loop: EventLoop) -> None:
+def on_loop(loop: EventLoop) -> None:
     """Return when the loop has been through everything posted before."""
     done = threading.Event()
     loop.post(done.set)
     assert done.wait(LONG)
 
 
-def test_a_readable_descriptor_calls_back_on_the_hubs_thread(loop: EventLoop) -> None:
+def test_a_readable_descriptor_calls_back_on_the_loops_thread(loop: EventLoop) -> None:
     read, write = os.pipe()
     seen: list[tuple[bytes, bool]] = []
     done = threading.Event()
@@ -54,7 +54,7 @@ def test_a_watch_is_paused_resumed_and_cancelled_from_any_thread(loop: EventLoop
 
     watch = loop.watch(read, 0, callback)
     os.write(write, b"a")
-    on_hub(loop)
+    on_loop(loop)
     assert seen == []
     watch.modify(select.EPOLLIN)
     assert news.wait(LONG)
@@ -62,7 +62,7 @@ def test_a_watch_is_paused_resumed_and_cancelled_from_any_thread(loop: EventLoop
     watch.cancel()
     watch.modify(select.EPOLLIN)
     os.write(write, b"b")
-    on_hub(loop)
+    on_loop(loop)
     assert seen == [1]
     os.close(read)
     os.close(write)
@@ -85,8 +85,8 @@ def test_a_watch_that_an_earlier_callback_cancelled_is_not_called(loop: EventLoo
             os.write(write, b"x")
 
     loop.post(begin)
-    on_hub(loop)
-    on_hub(loop)
+    on_loop(loop)
+    on_loop(loop)
 
     assert called == [1]
     for pair in pipes:
@@ -138,7 +138,7 @@ def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(loop: EventLoop) -
             timer.cancel()
 
     loop.post(set_and_cancel)
-    on_hub(loop)
+    on_loop(loop)
     done = threading.Event()
     loop.call_at(time.monotonic() + 0.02, done.set)
 
@@ -156,8 +156,8 @@ def test_a_callback_that_raises_ends_nothing(
 
     loop.post(fail)
     loop.call_at(time.monotonic(), fail)
-    on_hub(loop)
-    on_hub(loop)
+    on_loop(loop)
+    on_loop(loop)
 
     assert capsys.readouterr().err.count("SystemExit: 3") == 2
 
@@ -173,15 +173,15 @@ def test_posts_keep_their_order_and_those_before_a_close_still_run(loop: EventLo
         loop.post(lambda: None)
 
 
-def test_a_hub_can_be_closed_from_its_own_callback(loop: EventLoop) -> None:
+def test_a_loop_can_be_closed_from_its_own_callback(loop: EventLoop) -> None:
     loop.post(loop.close)
     loop._thread.join(LONG)
 
     assert not loop._thread.is_alive()
 
 
-def test_a_hub_at_rest_is_not_woken(loop: EventLoop) -> None:
-    on_hub(loop)
+def test_a_loop_at_rest_is_not_woken(loop: EventLoop) -> None:
+    on_loop(loop)
     thread = loop._thread.native_id
 
     def wakeups() -> str:
@@ -189,7 +189,7 @@ def test_a_hub_at_rest_is_not_woken(loop: EventLoop) -> None:
         return next(line for line in status.splitlines() if line.startswith("voluntary"))
 
     loop.call_at(time.monotonic() + 3600, lambda: None)
-    on_hub(loop)
+    on_loop(loop)
     select.select([], [], [], 0.2)  # until it sleeps again after the last post
     before = wakeups()
     select.select([], [], [], 0.5)
@@ -197,7 +197,7 @@ def test_a_hub_at_rest_is_not_woken(loop: EventLoop) -> None:
     assert wakeups() == before
 
 
-def test_a_forked_child_of_the_driver_cannot_use_the_hub(loop: EventLoop) -> None:
+def test_a_forked_child_of_the_driver_cannot_use_the_loop(loop: EventLoop) -> None:
     mine = loop._epoll.fileno(), loop._wakeup
     pid = os.fork()
     if pid == 0:
@@ -217,10 +217,10 @@ def test_a_forked_child_of_the_driver_cannot_use_the_hub(loop: EventLoop) -> Non
         os._exit(code)
 
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    on_hub(loop)
+    on_loop(loop)
 
 
-def test_the_hub_may_be_called_in_the_middle_of_a_call(loop: EventLoop) -> None:
+def test_the_loop_may_be_called_in_the_middle_of_a_call(loop: EventLoop) -> None:
     done = threading.Event()
 
     class Sly(float):
@@ -252,13 +252,13 @@ def test_a_callback_without_a_text_ends_nothing(capsys: pytest.CaptureFixture[st
 
     told = EventLoop(emit=fail)
     told.post(Silent())
-    on_hub(told)
+    on_loop(told)
     told.close()
 
     assert "SystemExit: 3" in capsys.readouterr().err
 
 
-def test_a_hub_whose_descriptors_were_closed_refuses_all_and_says_why(
+def test_a_loop_whose_descriptors_were_closed_refuses_all_and_says_why(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     lost = EventLoop()
