@@ -133,6 +133,27 @@ def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: A
     assert "Traceback" not in driver.stderr
 
 
+def test_sigterm_waits_for_a_call_no_longer_than_the_policy_says(drive: Any) -> None:
+    driver = drive("dying_driver", "calls", "/nonexistent", "0.5")
+    driver.expect("calling")
+
+    driver.send(signal.SIGTERM)
+
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+    assert not any("answer" in said for said in driver.said)
+
+
+def test_a_handler_of_the_programs_own_for_sigterm_stays(drive: Any) -> None:
+    driver = drive("dying_driver", "handles_sigterm")
+    driver.expect("ready")
+
+    driver.send(signal.SIGTERM)
+
+    assert driver.expect("ranks") == [0, 1]
+    assert driver.wait() == 0
+
+
 def test_a_program_without_standard_descriptors_works(drive: Any, tmp_path: Path) -> None:
     driver = drive("dying_driver", "bare", str(tmp_path / "result"))
 

@@ -122,9 +122,9 @@ def thread_ends() -> None:
         say(ranks=ex.collective_rpc("rank", 20))
 
 
-def calls(gate: str) -> None:
+def calls(gate: str, drain: str = "10") -> None:
     """Hold one call until *gate*; then a call more."""
-    with build() as ex:
+    with build(limits={"stop": StopPolicy(ask=2.0, terminate=1.0, drain=float(drain))}) as ex:
         threading.Timer(0.0, lambda: say(calling=True)).start()
         say(answer=ex.collective_rpc("hold", args=(gate,)))
         time.sleep(30)
@@ -314,6 +314,15 @@ def names() -> None:
     alive = [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
     say(first=first.status().state, alive=alive, ranks=second.collective_rpc("rank", 20))
     second.close()
+
+
+def handles_sigterm() -> None:
+    """Work on after a SIGTERM that the program handles itself."""
+    told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: told.set())
+    with build() as ex:
+        assert told.wait(60)
+        say(ranks=ex.collective_rpc("rank", 20))
 
 
 def loops() -> None:

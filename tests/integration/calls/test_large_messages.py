@@ -125,6 +125,25 @@ def test_more_than_the_arena_has_places_for_can_be_kept(make: Make) -> None:
     assert executor.call("totals_kept", WAIT, rank=0) == expected
 
 
+def descriptors(_: object) -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_what_a_rank_keeps_takes_a_quarter_of_its_descriptors_at_most(make: Make) -> None:
+    executor = make(Keeper, 1)
+
+    limits = (200, 200)
+    executor.call(lambda _: resource.setrlimit(resource.RLIMIT_NOFILE, limits), WAIT, rank=0)
+    before = executor.call(descriptors, WAIT, rank=0)
+    for value in range(100):
+        executor.call("keep", WAIT, args=(full(value, 256 * 1024),), rank=0)
+
+    after = executor.call(descriptors, WAIT, rank=0)
+    assert after - before <= 50
+    kept = executor.call("totals_kept", WAIT, rank=0)
+    assert kept == [value * 256 * 1024 for value in range(100)]
+
+
 def test_answers_that_nobody_has_read_yet_leave_the_driver_its_descriptors(make: Make) -> None:
     executor = make(Keeper, 1)
     size = 132 * 1024

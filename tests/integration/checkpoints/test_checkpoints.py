@@ -191,6 +191,21 @@ def test_calls_to_one_rank_of_a_group_have_a_cut_of_all_behind_them(make: Make) 
     assert [count for count, _, _ in states(ex)] == [0, 1]
 
 
+def test_under_rest_for_one_all_ranks_store_their_state_with_the_same_call(make: Make) -> None:
+    ex = make(world_size=3, strategy=Strategy.REST_FOR_ONE)
+    taken = Heard(ex, CheckpointTaken)
+
+    ex.collective_rpc("add", LONG)
+    ex.call("add", LONG, rank=2)
+    taken.wait(2)
+    latest = ex.status().checkpoint
+    die(ex, 1)
+
+    assert latest is not None
+    assert latest.ranks == (0, 1, 2)
+    assert states(ex) == [(1, [], 1), (1, [1], 2), (2, [2], 2)]
+
+
 def test_a_spare_is_given_back_the_state_of_the_rank_whose_place_it_takes(make: Make) -> None:
     ex = make(strategy=Strategy.ONE_FOR_ONE, standby=1)
     wait_for_view(ex, lambda view: view.standby == 1)

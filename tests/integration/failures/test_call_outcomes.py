@@ -18,7 +18,7 @@ from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.relayed_links import wait_running
 from tests.support.workers import Echo, StartFails, Stubborn, wait_for
 
-from phalanx.actors import Executor, Limits, StopPolicy, WorkerContext
+from phalanx.actors import Executor, Limits, StopPolicy, WorkerContext, method
 from phalanx.supervision import (
     CallTimeout,
     ExecutorClosed,
@@ -61,6 +61,10 @@ class Mortal(Echo):
         yield "first"
         self.die_first(rank)
         yield "second"
+
+    @method(idempotent=True)
+    def idempotent_items(self, rank: int) -> Any:
+        yield from self.items_and_die(rank)
 
 
 def _pool(ex: Executor[Any], how: str, **terms: Any) -> list[Any]:
@@ -133,14 +137,16 @@ def test_a_gather_that_no_rank_had_begun_is_sent_again(make: Make, tmp_path: Pat
 
 
 @pytest.mark.parametrize("rank", [None, 1])
+@pytest.mark.parametrize("name", ["items_and_die", "idempotent_items"])
 def test_a_stream_yields_what_was_made_and_then_tells_of_the_death(
-    make: Make, rank: int | None
+    make: Make, name: str, rank: int | None
 ) -> None:
+    """It is never made again, not even one of an idempotent method."""
     ex = make(Mortal, strategy=Strategy.ONE_FOR_ONE)
     seen: list[Any] = []
 
     with pytest.raises(WorkerDied):
-        seen.extend(ex.stream("items_and_die", LONG, (1,), rank=rank))
+        seen.extend(ex.stream(name, LONG, (1,), rank=rank))
 
     assert ("first" if rank is not None else (1, "first")) in seen
 

@@ -19,7 +19,7 @@ from tests.support.hanging_workers import StopsInStart, Stuck, StuckTogether
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped
-from tests.support.workers import StartFails
+from tests.support.workers import Echo, StartFails
 
 from phalanx.actors import Limits, RestartPolicy, StopPolicy, WorkerActor, limits
 from phalanx.actors.group import shutdown
@@ -182,6 +182,21 @@ def test_calls_that_wait_their_turn_are_not_counted_as_running(make: Make) -> No
     futures = [ex.collective_rpc("spin", args=(0.3,), non_block=True) for _ in range(8)]
 
     assert [future.result(LONG) for future in futures] == [[None]] * 8
+    assert ex.status().reports == ()
+
+
+def test_what_an_async_output_computes_after_its_turn_does_not_count(
+    make: Make, tmp_path: Path, gate: Path
+) -> None:
+    ex = make(Echo, hang_after=0.3)
+    late = ex.call("late", args=("in the end", str(gate)), non_block=True, rank=0)
+    ex.tell("note", args=(str(tmp_path / "next"), "begun"))
+    wait_until((tmp_path / "next").exists)  # the turn of the first is over
+
+    time.sleep(1.0)  # three limits; nothing happens in them, so there is no event for that
+    gate.touch()
+
+    assert late.result(LONG) == "in the end"
     assert ex.status().reports == ()
 
 

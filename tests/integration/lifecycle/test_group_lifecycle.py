@@ -281,6 +281,21 @@ def test_a_restart_that_was_planned_waits_for_calls_and_is_no_failure(
     assert ex.status().planned == 1
 
 
+@pytest.mark.parametrize(
+    ("strategy", "incarnations"),
+    [("one_for_one", [1, 2, 1]), ("rest_for_one", [1, 2, 2]), ("one_for_all", [2, 2, 2])],
+)
+def test_a_planned_restart_takes_along_the_ranks_that_the_strategy_names(
+    make: Make, strategy: str, incarnations: list[int]
+) -> None:
+    ex = make(world_size=3, strategy=strategy)
+
+    ex.restart(1, timeout=30)
+
+    assert [w["incarnation"] for w in ex.collective_rpc("who", 30)] == incarnations
+    assert (ex.status().restarts, ex.status().planned) == (0, 1)
+
+
 def test_a_planned_restart_that_takes_too_long_says_so_and_goes_on(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 1, args=(str(gate),))
 
