@@ -74,7 +74,7 @@ def test_a_silent_network_ends_like_a_death(behind: Behind, tmp_path: Path) -> N
 
     relay.mute()
 
-    with pytest.raises(WorkerDied, match="its link was lost: nothing was heard of it") as caught:
+    with pytest.raises(WorkerDied, match="its link was lost: .*heard") as caught:
         first.result(LONG)
     assert [future.result(LONG) for future in queued] == [[None, None]] * 4
     report = caught.value.reports[0]
