@@ -1,0 +1,67 @@
+"""Which state the ranks of a new epoch go on from: a pure decision, the same on every rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .errors import StateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a rank has to go on from.
+
+    Attributes:
+        step: The step of the state in its own memory; -1 if it has none that is whole.
+        kept: The steps of its buffers.
+    """
+
+    step: int
+    kept: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the ranks take their state from.
+
+    Attributes:
+        kind: ``"memory"``: a rank that has applied *step*, for those that have not. ``"buffers"``.
+            ``"new"``: there is no state yet; rank 0 has the first.
+        complete: The newest complete set of buffers; -1 for none.
+        leader: The rank that the others take it from; -1 for the buffers.
+    """
+
+    kind: Literal["memory", "buffers", "new"]
+    step: int
+    complete: int
+    leader: int
+
+
+def agree(claims: Sequence[Claim], *, sharded: bool, used: bool) -> Source:
+    """Return the source: the highest step that every rank can have.
+
+    Args:
+        claims: Of all ranks.
+        sharded: Whether each rank's state is its own; else that of any rank is everyone's.
+        used: Whether there has been a complete set of buffers.
+
+    Raises:
+        StateLost: there has been a state, and no complete one is left.
+    """
+    common = set(claims[0].kept).intersection(*(each.kept for each in claims))
+    complete = max(common, default=-1)
+    best = max(each.step for each in claims)
+    if not sharded and best >= 0 and best >= complete:
+        leader = next(rank for rank, each in enumerate(claims) if each.step == best)
+        return Source("memory", best, complete, leader)
+    if complete >= 0:
+        return Source("buffers", complete, complete, -1)
+    if used:
+        kept = {rank: each.kept for rank, each in enumerate(claims)}
+        msg = f"no step is whole on every rank; the buffers hold {kept}; give another folder"
+        raise StateLost(msg)
+    return Source("new", 0, -1, 0)

@@ -1,0 +1,52 @@
+"""DistributedDataParallel whose sums do not depend on the age of a process.
+
+DDP puts gradients into buckets when it is made, and anew after the first backward pass. With more
+than two ranks the place of an element in its bucket decides in which order it is added up, so that
+the first step after a death would add in another order than the undisturbed run. Here the buckets
+are built for the second time at once, in the order of the parameters, and then stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch.nn.parallel import DistributedDataParallel
+
+from .errors import TrainingError
+
+
+def replicate(module: Any, **options: Any) -> DistributedDataParallel:
+    """Return *module* in DDP, for the epoch that this rank has joined.
+
+    The ranks hold equal parameters already, so none are sent.
+
+    Args:
+        module: In the `State`, on the rank's device.
+        options: Passed on to `DistributedDataParallel`.
+    """
+    wrapped = DistributedDataParallel(module, **{"init_sync": False, **options})
+    fix_buckets(wrapped)
+    return wrapped
+
+
+def fix_buckets(wrapped: DistributedDataParallel) -> None:
+    """Have *wrapped* build its buckets now and never again; every rank must, and before a step.
+
+    With ``find_unused_parameters`` DDP never builds them anew.
+
+    Raises:
+        TrainingError: this version of torch does it otherwise.
+    """
+    if wrapped.find_unused_parameters and not wrapped.static_graph:
+        return
+    if getattr(wrapped, _MARK, False):
+        return
+    reducer = cast("Any", wrapped.reducer)
+    reducer._push_all_rebuilt_params()  # noqa: SLF001  # as DDP's own `join` does
+    if not reducer._rebuild_buckets():  # noqa: SLF001
+        msg = "DistributedDataParallel has done a step already: wrap the module anew in join()"
+        raise TrainingError(msg)
+    setattr(wrapped, _MARK, True)
+
+
+_MARK = "_phalanx_fixed_buckets"

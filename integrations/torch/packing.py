@@ -1,0 +1,165 @@
+"""Packing: a tree of values to a skeleton in pickle and tensors as plain bytes, and back.
+
+Tensors are not pickled: each is copied, once, to its place among the bytes. What is read back has
+the dtype, shape and strides it had.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from .errors import StateLost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ALIGN = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A tensor among the bytes.
+
+    Attributes:
+        is_shard: Whether it is the local part of a `DTensor`.
+    """
+
+    start: int
+    size: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    is_shard: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The local part of a `DTensor`, in a tree that was unpacked."""
+
+    local: torch.Tensor
+
+
+class Packed:
+    """A tree as bytes that have yet to be copied.
+
+    Attributes:
+        meta: The skeleton and where each tensor is.
+        tensors: The tensors, local parts of what is sharded, in the order of the tree.
+        size: Bytes of all tensors, aligned.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._leaves: list[Leaf] = []
+        self.size = 0
+        out = io.BytesIO()
+        pickler = _Pickler(out, self._note)
+        pickler.dump(tree)
+        self.meta = pickle.dumps((out.getvalue(), self._leaves, self.size))
+
+    def _note(self, tensor: torch.Tensor) -> int:
+        local = local_of(tensor)
+        dense = local if _is_dense(local) else local.contiguous()
+        size = dense.numel() * dense.element_size()
+        self._leaves.append(
+            Leaf(
+                self.size,
+                size,
+                dense.dtype,
+                tuple(dense.shape),
+                tuple(dense.stride()),
+                isinstance(tensor, DTensor),
+            )
+        )
+        self.tensors.append(dense)
+        self.size += -(-size // _ALIGN) * _ALIGN
+        return len(self.tensors) - 1
+
+    def copy_to(self, target: torch.Tensor, low: int = 0, high: int | None = None) -> None:
+        """Copy the bytes from *low* up to *high* to the beginning of *target*, of dtype uint8."""
+        for index, begin, end, at in _overlaps(self._leaves, low, high):
+            target[at : at + end - begin].copy_(_bytes_of(self.tensors[index])[begin:end])
+
+    def to_bytes(self) -> torch.Tensor:
+        """Return all bytes, in the memory of the host."""
+        whole = torch.zeros(self.size, dtype=torch.uint8)  # the gaps as well
+        self.copy_to(whole)
+        return whole
+
+
+def size_of(meta: bytes) -> int:
+    """Return how many bytes the tensors of *meta* take."""
+    size: int = pickle.loads(meta)[2]
+    return size
+
+
+def unpack(meta: bytes, data: torch.Tensor) -> Any:
+    """Return the tree; its tensors are views of *data*."""
+    skeleton, leaves, size = pickle.loads(meta)
+    if data.numel() < size:
+        msg = f"the state is torn: {data.numel()} bytes of {size}"
+        raise StateLost(msg)
+    return _Unpickler(io.BytesIO(skeleton), [_view(data, leaf) for leaf in leaves]).load()
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return *tensor*, detached; of a `DTensor` the part that this rank holds."""
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8) if tensor.numel() else flat.new_empty(0, dtype=torch.uint8)
+
+
+def _view(data: torch.Tensor, leaf: Leaf) -> Any:
+    raw = data[leaf.start : leaf.start + leaf.size]
+    flat = raw.view(leaf.dtype) if leaf.size else torch.empty(0, dtype=leaf.dtype)
+    tensor = flat.as_strided(leaf.shape, leaf.stride)
+    return Shard(tensor) if leaf.is_shard else tensor
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill one piece of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _overlaps(
+    leaves: list[Leaf], low: int, high: int | None
+) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (leaf, begin and end within it, place) of what lies between *low* and *high*."""
+    for index, leaf in enumerate(leaves):
+        begin = max(low - leaf.start, 0)
+        end = leaf.size if high is None else min(high - leaf.start, leaf.size)
+        if begin < end:
+            yield index, begin, end, leaf.start + begin - low
+
+
+class _Pickler(pickle.Pickler):
+    def __init__(self, out: io.BytesIO, note: Any) -> None:
+        super().__init__(out, protocol=5)
+        self._note_tensor = note
+
+    def persistent_id(self, obj: Any) -> Any:
+        return self._note_tensor(obj) if isinstance(obj, torch.Tensor) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, skeleton: io.BytesIO, tensors: list[Any]) -> None:
+        super().__init__(skeleton)
+        self._tensors = tensors
+
+    def persistent_load(self, pid: Any) -> Any:
+        return self._tensors[pid]

@@ -1,0 +1,279 @@
+"""State: everything of a rank that a step changes, as one object.
+
+- After `commit` all of it is that of one step, and `load` gives back the same bytes.
+- Parameters and optimizer states change in place, once per step; it is known whether they have
+  changed since the last commit. The rest is copied at each commit and can be rolled back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from .errors import HiddenState, ShapeChanged, WrongDevice
+from .hidden import check_kept
+from .packing import Packed, Shard, local_of, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    Tree = dict[str, Any]
+
+
+class State:
+    """The objects of a rank that training changes, by name.
+
+    ``State(model=model, optimizer=optimizer, scheduler=scheduler)``. Each is a module (not wrapped
+    in DDP), an optimizer, a `torch.Generator`, or has ``state_dict`` and ``load_state_dict``.
+
+    Attributes:
+        step: The last step that was committed; 0 before the first.
+        result: What was committed with it.
+
+    Raises:
+        HiddenState: an object draws from a state that cannot be kept.
+    """
+
+    def __init__(self, **objects: Any) -> None:
+        self.step = 0
+        self.result: Any = None
+        self.modules: dict[str, torch.nn.Module] = {}
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.generators: dict[str, torch.Generator] = {}
+        self.others: dict[str, Any] = {}
+        for name, value in objects.items():
+            self._add(name, value)
+        self._touched = False
+        for optimizer in self.optimizers.values():
+            optimizer.register_step_pre_hook(self._touch)
+        self._commit()
+
+    def _add(self, name: str, value: Any) -> None:
+        check_kept(name, value)
+        if isinstance(value, DistributedDataParallel):
+            raise HiddenState(name, "DistributedDataParallel", "give the module that it wraps")
+        if isinstance(value, torch.nn.Module):
+            self.modules[name] = value
+        elif isinstance(value, torch.optim.Optimizer):
+            self.optimizers[name] = value
+        elif isinstance(value, torch.Generator):
+            self.generators[name] = value
+        elif hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+            self.others[name] = value
+        else:
+            remedy = "give it state_dict() and load_state_dict(), or make it a function of the step"
+            raise HiddenState(name, type(value).__qualname__, remedy)
+
+    # --- steps ----------------------------------------------------------------------------
+
+    def commit(self, step: int, result: Any = None) -> None:
+        """Note that all of it is now that of *step*."""
+        self.step, self.result = step, result
+        self._commit()
+
+    def _commit(self) -> None:
+        self._touched = False
+        self._versions = _versions(self._parameters())
+        self._buffer_versions = _versions(self._buffers())
+        light = Packed(self._light_tree())
+        self._light = light.meta, light.to_bytes()
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether parameters and optimizer states are those of `step`."""
+        return not self._touched and self._versions == _versions(self._parameters())
+
+    def roll_back(self) -> None:
+        """Set buffers, schedulers, generators and the like to what they were at the commit."""
+        meta, data = self._light
+        self._load_light(unpack(meta, data.clone()))
+        self._buffer_versions = _versions(self._buffers())
+
+    @property
+    def changed_buffers(self) -> list[torch.Tensor]:
+        """The modules' buffers that were written to since the commit, such as batch statistics."""
+        before = self._buffer_versions
+        return [each for name, each in self._buffers() if each._version != before.get(name)]  # noqa: SLF001
+
+    def _touch(self, *_: object) -> None:
+        self._touched = True
+
+    # --- what is in it --------------------------------------------------------------------
+
+    def tree(self) -> Tree:
+        """Return all of it; its tensors are those of the objects."""
+        for module in self.modules.values():
+            for part in module.modules():
+                if isinstance(part, FSDPModule):
+                    part.reshard()
+        return {
+            "step": self.step,
+            "result": self.result,
+            "parameters": dict(self._parameters()),
+            "optimizers": {name: _states_of(each) for name, each in self.optimizers.items()},
+            "light": self._light_tree(),
+        }
+
+    def load(self, tree: Tree) -> None:
+        """Take over *tree*, which was unpacked.
+
+        Raises:
+            ShapeChanged: it is that of other modules or optimizers; nothing was changed.
+        """
+        _check_alike("parameters", tree["parameters"], dict(self._parameters()))
+        _check_alike("buffers", tree["light"]["buffers"], dict(self._buffers()))
+        for kind, kept, now in (
+            ("optimizers", tree["optimizers"], self.optimizers),
+            ("generators", tree["light"]["generators"], self.generators),
+            ("objects", tree["light"]["others"], self.others),
+        ):
+            if kept.keys() != now.keys():
+                raise ShapeChanged(kind, str(sorted(kept)), str(sorted(now)))
+        for name, states in tree["optimizers"].items():
+            _check_groups(name, states, self.optimizers[name])
+        with torch.no_grad():
+            for name, parameter in self._parameters():
+                _copy(parameter, tree["parameters"][name])
+            for name, states in tree["optimizers"].items():
+                _load_states(self.optimizers[name], states)
+        self._load_light(tree["light"])
+        self.commit(tree["step"], tree["result"])
+
+    def digest(self) -> str:
+        """Return a SHA-256 over parameters, buffers, optimizer states and the rest, in hex."""
+        packed = Packed({**self.tree(), "result": None})
+        whole = hashlib.sha256(str(self.step).encode())
+        for each in self.optimizers.values():
+            for group in each.param_groups:
+                plain = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, tuple))}
+                whole.update(repr(sorted(plain.items())).encode())
+        for tensor in packed.tensors:
+            whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        data = packed.to_bytes()
+        whole.update((ctypes.c_char * data.numel()).from_address(data.data_ptr()))
+        return whole.hexdigest()
+
+    def check_device(self, device: str) -> None:
+        """Raise `WrongDevice` unless parameters and buffers are on *device*."""
+        expected = torch.device(device)
+        for name, tensor in (*self._parameters(), *self._buffers()):
+            if tensor.device != expected:
+                raise WrongDevice(name, str(tensor.device), device)
+
+    def _light_tree(self) -> Tree:
+        return {
+            "buffers": dict(self._buffers()),
+            "groups": {
+                name: [
+                    {key: value for key, value in group.items() if key != "params"}
+                    for group in each.param_groups
+                ]
+                for name, each in self.optimizers.items()
+            },
+            "generators": {name: each.get_state() for name, each in self.generators.items()},
+            "others": {name: each.state_dict() for name, each in self.others.items()},
+        }
+
+    def _load_light(self, tree: Tree) -> None:
+        with torch.no_grad():
+            for name, buffer in self._buffers():
+                _copy(buffer, tree["buffers"][name])
+        for name, groups in tree["groups"].items():
+            for group, values in zip(self.optimizers[name].param_groups, groups, strict=True):
+                for key, value in values.items():
+                    if isinstance(value, torch.Tensor) and isinstance(group.get(key), torch.Tensor):
+                        group[key].copy_(value)
+                    else:
+                        group[key] = value
+        for name, state in tree["generators"].items():
+            self.generators[name].set_state(state)
+        for name, state in tree["others"].items():
+            self.others[name].load_state_dict(state)
+
+    def _parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, module in self.modules.items():
+            for inner, parameter in module.named_parameters():
+                yield f"{name}.{inner}", parameter
+
+    def _buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, module in self.modules.items():
+            for inner, buffer in module.named_buffers():
+                yield f"{name}.{inner}", buffer
+
+
+def _versions(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, int]:
+    return {name: each._version for name, each in tensors}  # noqa: SLF001
+
+
+def _copy(target: torch.Tensor, kept: Any) -> None:
+    local_of(target).copy_(kept.local if isinstance(kept, Shard) else kept)
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    tensor = value.local if isinstance(value, Shard) else local_of(value)
+    return f"{tuple(tensor.shape)} {tensor.dtype}".replace("torch.", "")
+
+
+def _check_alike(kind: str, kept: Mapping[str, Any], now: Mapping[str, torch.Tensor]) -> None:
+    for name in (*now, *kept):
+        one, other = _described(kept.get(name)), _described(now.get(name))
+        if one != other:
+            raise ShapeChanged(f"{name} ({kind})", one, other)
+
+
+def _states_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    known = set(parameters)
+    return {
+        "sizes": [len(group["params"]) for group in optimizer.param_groups],
+        "of": [dict(optimizer.state[p]) if p in optimizer.state else None for p in parameters],
+        "beside": {key: value for key, value in optimizer.state.items() if key not in known},
+    }
+
+
+def _check_groups(name: str, kept: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
+    now = [len(group["params"]) for group in optimizer.param_groups]
+    if kept["sizes"] != now:
+        raise ShapeChanged(f"parameters per group of {name}", str(kept["sizes"]), str(now))
+
+
+def _load_states(optimizer: torch.optim.Optimizer, kept: dict[str, Any]) -> None:
+    states = iter(kept["of"])
+    for group in optimizer.param_groups:
+        on_device = bool(group.get("capturable") or group.get("fused"))
+        for parameter in group["params"]:
+            state = next(states)
+            old = optimizer.state.pop(parameter, {})
+            if state is not None:
+                optimizer.state[parameter] = {
+                    key: _placed(
+                        value, old.get(key), parameter, on_host=key == "step" and not on_device
+                    )
+                    for key, value in state.items()
+                }
+    optimizer.state.update(kept["beside"])
+
+
+def _placed(kept: Any, old: Any, parameter: torch.Tensor, *, on_host: bool) -> Any:
+    """Return what *kept* is, on its device: in the memory of *old* if it is alike."""
+    if isinstance(kept, (Shard, torch.Tensor)):
+        value = kept.local if isinstance(kept, Shard) else kept
+        if isinstance(kept, Shard) and not isinstance(old, DTensor):
+            old = torch.zeros_like(parameter, dtype=value.dtype)
+        if isinstance(old, torch.Tensor) and _described(old) == _described(kept):
+            _copy(old, kept)
+            return old
+        return value.to(value.device if on_host else local_of(parameter).device, copy=True)
+    if isinstance(kept, dict):
+        return {key: _placed(value, None, parameter, on_host=False) for key, value in kept.items()}
+    if isinstance(kept, (list, tuple)):
+        return type(kept)(_placed(value, None, parameter, on_host=False) for value in kept)
+    return kept

@@ -1,0 +1,275 @@
+"""Trainer: the worker class of a training run; a step is a call, and any step can be done again.
+
+- Before each step all random numbers are seeded from (seed, step, rank) and gradients are cleared.
+- After a death all ranks go on from one state: `agreement` says which.
+- A step that failed leaves nothing behind: it is begun again from the state before it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from phalanx.actors import WorkerActor, method
+
+from .agreement import Claim, agree
+from .buckets import fix_buckets
+from .buffers import Paths, RankBuffers
+from .errors import StateLost, TrainingError, WorldSizeChanged
+from .hidden import check_attributes
+from .packing import Packed, unpack
+from .sampling import seed_step
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from phalanx.actors import WorkerContext
+
+    from .agreement import Source
+    from .state import State
+
+_CHUNK = 1 << 26  # bytes broadcast at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What every rank of a run is given.
+
+    Attributes:
+        paths: Where the buffers are.
+        every: Steps from one state in the buffers to the next.
+        sharded: Whether each rank's state is its own.
+        threads: Of torch on each rank; another number may sum in another order.
+        timeout: Seconds for joining and for each collective operation; None takes torch's own.
+    """
+
+    paths: Paths
+    seed: int
+    every: int
+    sharded: bool
+    threads: int
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """The ranks of an epoch go on from one state; sent by rank 0 through `WorkerContext.emit`.
+
+    Attributes:
+        step: The last step that is in it.
+        redone: Steps that had been begun and are done again.
+        source: ``"memory"`` of a survivor, ``"buffers"``, or ``"new"``.
+        seconds: What joining and exchanging the state took.
+        at: When it was done, in seconds of `time.monotonic`.
+    """
+
+    step: int
+    redone: int
+    source: str
+    seconds: float
+    epoch: int
+    at: float
+
+
+class Trainer(WorkerActor):
+    """Subclass it: say what the state is, and what a step does.
+
+    Define `build` and `train_step`; `join` where something must be made for each epoch, such as the
+    DDP wrapper; `apply` where a step does not end with one step of each optimizer and scheduler.
+
+    Attributes:
+        state: What `build` returned.
+        without_state: Names of attributes that look as if they had hidden state, and have none that
+            matters.
+    """
+
+    state: State
+    without_state: Sequence[str] = ()
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self._buffers: RankBuffers | None = None
+        self._failed = False
+
+    # --- for users ------------------------------------------------------------------------
+
+    def build(self, ctx: WorkerContext) -> State:
+        """Return modules, optimizers and so on, new, on ``ctx.device``.
+
+        Run in every new process, and again in survivors where the state is sharded. The process
+        group has been joined, and torch is seeded alike on all ranks.
+        """
+        raise NotImplementedError
+
+    def join(self, ctx: WorkerContext) -> None:
+        """Run whenever an epoch has been joined and the state is whole: wrap the model here."""
+
+    def train_step(self, step: int) -> Any:
+        """Compute the gradients of *step* (1 for the first); return what the driver is to get.
+
+        It must depend on the state, the seed, the step and the rank only, and return the same on
+        every rank, or at least what is wanted from any. Any collective operation belongs here.
+        """
+        raise NotImplementedError
+
+    def apply(self) -> None:
+        """Change the state, without any collective operation: optimizers, then schedulers."""
+        for optimizer in self.state.optimizers.values():
+            optimizer.step()
+        for other in self.state.others.values():
+            if isinstance(other, torch.optim.lr_scheduler.LRScheduler):
+                other.step()
+
+    # --- for the driver -------------------------------------------------------------------
+
+    @method(idempotent=True)
+    def advance(self, step: int) -> Any:
+        """Do the steps that are missing up to *step*; return the result of that one."""
+        while self.state.step < step:
+            self._run(self.state.step + 1)
+        return self.state.result
+
+    @method(idempotent=True)
+    def position(self) -> int:
+        """Return the last step that was done."""
+        return self.state.step
+
+    @method(idempotent=True)
+    def digest(self) -> str:
+        """Return the SHA-256 of this rank's state, in hex."""
+        return self.state.digest()
+
+    # --- inside ---------------------------------------------------------------------------
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        """Join the first epoch of this process."""
+        world = len(self.plan.paths.slots)
+        if ctx.world_size != world:
+            raise WorldSizeChanged(world, ctx.world_size)
+        _make_deterministic(self.plan.threads)
+        spread = not self.plan.sharded
+        self._buffers = RankBuffers(self.plan.paths, ctx.rank, spread=spread)
+        self._form(ctx, new=True)
+
+    def on_reform(self, ctx: WorkerContext) -> None:
+        """Join the next epoch as a survivor."""
+        self._form(ctx, new=self.plan.sharded)
+
+    def _form(self, ctx: WorkerContext, *, new: bool) -> None:
+        began = time.monotonic()
+        limit = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
+        ctx.init_process_group(**limit)
+        if new:
+            seed_step(self.plan.seed, 0, 0)
+            self.state = self.build(ctx)
+            self.state.check_device(ctx.device)
+            whole = False
+        else:
+            whole = self.state.is_committed
+            self.state.roll_back()
+        self._failed = False
+        source, redone = self._resume(ctx, whole=whole)
+        self.join(ctx)
+        self._check()
+        dist.barrier()
+        if ctx.rank == 0:
+            now = time.monotonic()
+            ctx.emit(
+                Resumed(
+                    step=source.step,
+                    redone=redone,
+                    source=source.kind,
+                    seconds=now - began,
+                    epoch=ctx.epoch,
+                    at=now,
+                )
+            )
+
+    def _resume(self, ctx: WorkerContext, *, whole: bool) -> tuple[Source, int]:
+        """Have the state that all ranks go on from."""
+        buffers = cast("RankBuffers", self._buffers)
+        mine = Claim(self.state.step if whole else -1, buffers.steps())
+        rows: list[Any] = [None] * ctx.world_size
+        dist.all_gather_object(rows, (mine, buffers.begun, buffers.is_used))
+        claims = [row[0] for row in rows]
+        source = agree(claims, sharded=self.plan.sharded, used=any(row[2] for row in rows))
+        begun = max(row[1] for row in rows)
+        if source.kind == "buffers":
+            self.state.load(buffers.read(source.step))
+        elif not self.plan.sharded and any(each.step != source.step for each in claims):
+            self._exchange(ctx, source, has_it=mine.step == source.step)
+        buffers.agree(source.complete, source.step)
+        if source.step > source.complete:
+            buffers.write(source.step, Packed(self.state.tree()))
+        return source, max(0, begun - source.step)
+
+    def _exchange(self, ctx: WorkerContext, source: Source, *, has_it: bool) -> None:
+        """Have the leader's state on every rank."""
+        packed = Packed(self.state.tree()) if ctx.rank == source.leader else None
+        note: list[Any] = [packed and (packed.meta, packed.size)]
+        dist.broadcast_object_list(note, src=source.leader)
+        meta, size = note[0]
+        data = torch.empty(size, dtype=torch.uint8) if packed is None else packed.to_bytes()
+        for begin in range(0, size, _CHUNK):
+            piece = data[begin : begin + _CHUNK]
+            sent = piece.to(ctx.device)
+            dist.broadcast(sent, src=source.leader)
+            if sent is not piece:
+                piece.copy_(sent)
+        if not has_it and packed is None:
+            self.state.load(unpack(meta, data))
+
+    def _run(self, step: int) -> None:
+        state, buffers = self.state, cast("RankBuffers", self._buffers)
+        if self._failed:
+            if not state.is_committed:
+                msg = (
+                    f"step {step} failed after it had changed parameters; call restart() of the "
+                    "executor, which goes on from the last complete state"
+                )
+                raise StateLost(msg)
+            state.roll_back()
+        self._failed = True
+        buffers.begin(step)
+        rank = self.ctx.rank
+        seed_step(self.plan.seed, step, rank, state.generators.values())
+        for module in state.modules.values():
+            module.zero_grad(set_to_none=True)
+        result = self.train_step(step)
+        if not self.plan.sharded:
+            self._share_buffers()
+        self.apply()
+        state.commit(step, result)
+        self._failed = False
+        if step % self.plan.every == 0:
+            buffers.write(step, Packed(state.tree()))
+
+    def _share_buffers(self) -> None:
+        """Have rank 0's batch statistics everywhere, as DDP does before the next step."""
+        for buffer in self.state.changed_buffers:
+            dist.broadcast(buffer, src=0)
+
+    def _check(self) -> None:
+        state = self.state
+        kept = (state, *state.modules.values(), *state.optimizers.values())
+        check_attributes(
+            self, (*kept, *state.generators.values(), *state.others.values()), self.without_state
+        )
+        for name, value in vars(self).items():
+            if isinstance(value, DistributedDataParallel):
+                if self.plan.sharded:
+                    msg = f"{name}: replicated state; build the run with sharded=False"
+                    raise TrainingError(msg)
+                fix_buckets(value)
+
+
+def _make_deterministic(threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(mode=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # it only costs time

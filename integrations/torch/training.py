@@ -1,0 +1,165 @@
+"""Training: the driver's side of a run; holds the buffers and the executor, and counts steps."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from phalanx.actors import Executor, Launch, RestartPolicy
+from phalanx.runtime import usable_processors
+from phalanx.supervision import Intensity, SpecError, check_count, check_kind
+
+from .buffers import Store
+from .trainer import Plan, Resumed, Trainer
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from phalanx.events import Emitted
+
+_T = TypeVar("_T", bound=Trainer)
+_RETRIES = 1 << 30  # the restart intensity says when it is enough
+_PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step that every rank has done.
+
+    Attributes:
+        result: What rank 0 has of `Trainer.train_step`.
+    """
+
+    number: int
+    result: Any
+
+
+class Training(Generic[_T]):
+    """A run of *trainer* on *ranks* processes, whose result does not depend on which of them die.
+
+    Args:
+        trainer: The worker class.
+        ranks: How many; the same in all parts of a run.
+        args: Positional arguments of its constructor, after the `Plan`.
+        kwargs: Keyword arguments of it.
+        seed: Of samples and random numbers.
+        every: Steps from one state in the buffers to the next. With more than 1 the steps since
+            then are done again where no survivor has a whole state.
+        folder: Where the buffers are, for a run that outlives its driver: a new `Training` with the
+            same folder goes on. None keeps them in memory.
+        sharded: Whether the state of each rank is its own (FSDP2, tensor parallel), or equal on all
+            ranks (DDP).
+        survivors: As in `RestartPolicy`; ``"keep"`` re-forms the ranks that live.
+        threads: Of torch on each rank; None takes an equal share of the processors, or what the
+            run in *folder* had.
+        timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
+        policy: Over *survivors*; None takes 100 restarts in 60 seconds.
+        executor: Further arguments of `Executor`.
+
+    Attributes:
+        executor: The `Executor`; its calls may be used beside the run's.
+        resumed: What the ranks went on from, after each death.
+        step: The last step that was done.
+
+    Raises:
+        WorldSizeChanged, SpecError, NoRoom, StateLost: see `docs/training.md`; nothing was started.
+        StartFailed: a rank could not be built; its ``__cause__`` says why.
+    """
+
+    def __init__(
+        self,
+        trainer: type[_T],
+        ranks: int,
+        *,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        seed: int = 0,
+        every: int = 1,
+        folder: str | os.PathLike[str] | None = None,
+        sharded: bool = False,
+        survivors: str = "keep",
+        threads: int | None = None,
+        timeout: float | None = None,
+        policy: RestartPolicy | None = None,
+        **executor: Any,
+    ) -> None:
+        check_count("ranks", ranks)
+        check_count("every", every)
+        check_kind("seed", seed, int)
+        if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
+            raise SpecError("trainer", trainer, "give a subclass of Trainer")
+        if threads is None:
+            threads = max(1, int(usable_processors()) // ranks)
+        check_count("threads", threads)
+        if policy is None:
+            policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
+        run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
+        self.resumed: list[Resumed] = []
+        self._store = Store(folder, run)
+        plan = Plan(
+            paths=self._store.paths,
+            seed=seed,
+            every=every,
+            sharded=sharded,
+            threads=self._store.run["threads"],
+            timeout=timeout,
+        )
+        try:
+            self.executor: Executor[_T] = Executor(
+                trainer,
+                ranks,
+                args=(plan, *args),
+                kwargs=kwargs,
+                policy=policy,
+                launch=executor.pop("launch", None) or Launch(preload=_PRELOAD),
+                **executor,
+            )
+            self.executor.subscribe(self._note)
+            self.step: int = self._call("position")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def steps(self, last: int) -> Iterator[Step]:
+        """Do the steps up to *last*, and yield each once all ranks have done it.
+
+        A death is not seen here, but for the time that it takes. After an exception the run is as
+        before that step, which the next iterator begins with.
+
+        Raises:
+            WorkerDied: more ranks died than the restart policy allows.
+            Exception: what `Trainer.train_step` raised.
+        """
+        while self.step < last:
+            result = self._call("advance", self.step + 1)
+            self.step += 1
+            yield Step(self.step, result)
+
+    def digest(self) -> str:
+        """Return the SHA-256 over the states of all ranks, in hex."""
+        parts = self.executor.collective_rpc("digest", retries=_RETRIES)
+        return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+    def close(self) -> None:
+        """End the ranks and release the buffers; those in a folder stay for another run."""
+        if hasattr(self, "executor"):
+            self.executor.close()
+        self._store.close()
+
+    def _call(self, method: str, *args: Any) -> Any:
+        return self.executor.collective_rpc(
+            method, args=args, unique_reply_rank=0, retries=_RETRIES
+        )
+
+    def _note(self, event: Emitted | Any) -> None:
+        value = getattr(event, "value", None)
+        if isinstance(value, Resumed):
+            self.resumed.append(value)
