@@ -18,13 +18,15 @@ from .errors import TrainingError
 def replicate(module: Any, **options: Any) -> DistributedDataParallel:
     """Return *module* in DDP, for the epoch that this rank has joined.
 
-    The ranks hold equal parameters already, so none are sent.
+    The ranks hold equal parameters and buffers already, so none are sent.
 
     Args:
         module: In the `State`, on the rank's device.
         options: Passed on to `DistributedDataParallel`.
     """
-    wrapped = DistributedDataParallel(module, **{"init_sync": False, **options})
+    wrapped = DistributedDataParallel(
+        module, **{"init_sync": False, "broadcast_buffers": False, **options}
+    )
     fix_buckets(wrapped)
     return wrapped
 

@@ -80,7 +80,6 @@ class State:
     def _commit(self) -> None:
         self._touched = False
         self._versions = _versions(self._parameters())
-        self._buffer_versions = _versions(self._buffers())
         light = Packed(self._light_tree())
         self._light = light.meta, light.to_bytes()
 
@@ -93,13 +92,10 @@ class State:
         """Set buffers, schedulers, generators and the like to what they were at the commit."""
         meta, data = self._light
         self._load_light(unpack(meta, data.clone()))
-        self._buffer_versions = _versions(self._buffers())
 
-    @property
-    def changed_buffers(self) -> list[torch.Tensor]:
-        """The modules' buffers that were written to since the commit, such as batch statistics."""
-        before = self._buffer_versions
-        return [each for name, each in self._buffers() if each._version != before.get(name)]  # noqa: SLF001
+    def buffers(self) -> list[torch.Tensor]:
+        """Return the buffers of all modules, such as batch statistics."""
+        return [each for _, each in self._buffers()]
 
     def _touch(self, *_: object) -> None:
         self._touched = True
@@ -192,7 +188,7 @@ class State:
                     else:
                         group[key] = value
         for name, state in tree["generators"].items():
-            self.generators[name].set_state(state)
+            self.generators[name].set_state(state.clone())  # it passes the offset of a view over
         for name, state in tree["others"].items():
             self.others[name].load_state_dict(state)
 

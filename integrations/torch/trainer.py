@@ -162,7 +162,7 @@ class Trainer(WorkerActor):
 
     def _form(self, ctx: WorkerContext, *, new: bool) -> None:
         began = time.monotonic()
-        limit = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
+        limit: dict[str, Any] = {} if self.plan.timeout is None else {"timeout": self.plan.timeout}
         ctx.init_process_group(**limit)
         if new:
             seed_step(self.plan.seed, 0, 0)
@@ -250,9 +250,16 @@ class Trainer(WorkerActor):
             buffers.write(step, Packed(state.tree()))
 
     def _share_buffers(self) -> None:
-        """Have rank 0's batch statistics everywhere, as DDP does before the next step."""
-        for buffer in self.state.changed_buffers:
-            dist.broadcast(buffer, src=0)
+        """Have rank 0's batch statistics everywhere, as DDP would before the next step."""
+        kinds: dict[torch.dtype, list[torch.Tensor]] = {}
+        for buffer in self.state.buffers():
+            kinds.setdefault(buffer.dtype, []).append(buffer)
+        for buffers in kinds.values():
+            flat = torch.cat([each.reshape(-1) for each in buffers])
+            dist.broadcast(flat, src=0)
+            parts = torch.split(flat, [each.numel() for each in buffers])
+            for each, part in zip(buffers, parts, strict=True):
+                each.copy_(part.view_as(each))
 
     def _check(self) -> None:
         state = self.state
@@ -272,4 +279,5 @@ def _make_deterministic(threads: int) -> None:
     torch.set_num_threads(threads)
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(mode=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # it only costs time
+    deterministic: Any = torch.utils.deterministic
+    deterministic.fill_uninitialized_memory = False  # it only costs time

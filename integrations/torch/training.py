@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
 from phalanx.actors import Executor, Launch, RestartPolicy
 from phalanx.runtime import usable_processors
@@ -79,7 +79,7 @@ class Training(Generic[_T]):
         every: int = 1,
         folder: str | os.PathLike[str] | None = None,
         sharded: bool = False,
-        survivors: str = "keep",
+        survivors: Literal["keep", "restart"] = "keep",
         threads: int | None = None,
         timeout: float | None = None,
         policy: RestartPolicy | None = None,

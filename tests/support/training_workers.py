@@ -1,0 +1,143 @@
+"""Trainers with everything that could go wrong: batch statistics, dropout, a schedule, a clip.
+
+A fault is (rank, step, moment): it strikes once, in whatever process has that rank by then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from phalanx.actors import WorkerContext
+from phalanx.integrations.torch import (
+    Plan,
+    State,
+    Trainer,
+    replicate,
+    sample_indices,
+)
+from phalanx.integrations.torch.packing import Packed
+
+Fault = tuple[int, int, str]
+SAMPLES = 200
+BATCH = 4
+
+
+class Replicated(Trainer):
+    def __init__(self, plan: Plan, faults: Sequence[Fault] = (), marks: str = "") -> None:
+        super().__init__(plan)
+        self._faults = set(faults)
+        self._marks = marks
+
+    def build(self, ctx: WorkerContext) -> State:
+        self.model = nn.Sequential(
+            nn.Embedding(SAMPLES, 32),
+            nn.Linear(32, 96),
+            nn.BatchNorm1d(96),
+            nn.Dropout(0.1),
+            nn.GELU(),
+            nn.Linear(96, SAMPLES),
+        )
+        self.shard(ctx)
+        optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+        return State(model=self.model, optimizer=optimizer, schedule=schedule)
+
+    def shard(self, ctx: WorkerContext) -> None:
+        pass
+
+    def join(self, ctx: WorkerContext) -> None:
+        self.strike("joining", ctx.epoch)
+        self.net: Any = replicate(self.model, bucket_cap_mb=0.01)
+
+    def train_step(self, step: int) -> list[list[float]]:
+        self.strike("begin", step)
+        self.strike("stopped", step, signal.SIGSTOP)
+        rank, world = self.ctx.rank, self.ctx.world_size
+        ids = sample_indices(
+            self.plan.seed, step, rank, world_size=world, batch=BATCH, samples=SAMPLES
+        )
+        x = torch.tensor(ids)
+        loss = nn.functional.cross_entropy(self.net(x), (x * 7) % SAMPLES)
+        torch.autograd.backward(loss)
+        self.strike("backward", step)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        row = torch.tensor([loss.item(), *ids], dtype=torch.float64)
+        rows = [torch.empty_like(row) for _ in range(world)]
+        dist.all_gather(rows, row)
+        return [each.tolist() for each in rows]
+
+    def apply(self) -> None:
+        super().apply()
+        step = self.state.step + 1
+        self.strike("applied", step)
+        if self.is_due("writing", step):
+            buffers: Any = self._buffers
+            whole = buffers.write
+
+            def write(step: int, packed: Packed) -> None:
+                cast("Any", packed).copy_to = self.tear
+                whole(step, packed)
+
+            buffers.write = write
+
+    def tear(self, target: torch.Tensor, *_: Any) -> None:
+        """Stand in for `Packed.copy_to`: write half of it, and die."""
+        target[: target.numel() // 2] = 0xEE
+        self.strike("writing", self.state.step)
+
+    def is_due(self, moment: str, step: int) -> bool:
+        return (self.ctx.rank, step, moment) in self._faults and not self.mark(
+            moment, step
+        ).exists()
+
+    def mark(self, moment: str, step: int) -> Path:
+        return Path(self._marks, f"{self.ctx.rank}-{step}-{moment}")
+
+    def strike(self, moment: str, step: int, number: int = signal.SIGKILL) -> None:
+        if self.is_due(moment, step):
+            self.mark(moment, step).touch(exist_ok=False)
+            os.kill(os.getpid(), number)
+
+
+class Sharded(Replicated):
+    def shard(self, ctx: WorkerContext) -> None:
+        fully_shard(self.model, mesh=init_device_mesh("cpu", (ctx.world_size,)))
+
+    def join(self, ctx: WorkerContext) -> None:
+        self.strike("joining", ctx.epoch)
+        self.net = self.model
+
+
+class Stepwise(Replicated):
+    """Applies within `train_step`, as code does that was not written for this, and meets after."""
+
+    def train_step(self, step: int) -> Any:
+        result = super().train_step(step)
+        super().apply()
+        dist.barrier()
+        return result
+
+    def apply(self) -> None:
+        pass
+
+
+class Refused(Replicated):
+    """What *spoil* does to it makes it inexact."""
+
+    def __init__(self, plan: Plan, spoil: Callable[[Any], None]) -> None:
+        super().__init__(plan)
+        self._spoil = spoil
+
+    def join(self, ctx: WorkerContext) -> None:
+        super().join(ctx)
+        self._spoil(self)

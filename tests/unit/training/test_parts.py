@@ -1,0 +1,373 @@
+"""The pure parts of training: samples, seeds, agreement, packing, state; and the buffers alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from phalanx.integrations.torch import (
+    HiddenState,
+    NoRoom,
+    ShapeChanged,
+    State,
+    StateLost,
+    WorldSizeChanged,
+    WrongDevice,
+    sample_indices,
+    seed_step,
+    step_seed,
+)
+from phalanx.integrations.torch.agreement import Claim, agree
+from phalanx.integrations.torch.buffers import RankBuffers, Store
+from phalanx.integrations.torch.hidden import check_attributes
+from phalanx.integrations.torch.packing import Packed, unpack
+from phalanx.supervision import SpecError
+
+# --- samples and seeds ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("world", "batch", "samples"), [(1, 1, 1), (2, 3, 24), (4, 2, 103)])
+def test_an_epoch_uses_each_sample_at_most_once_and_all_that_fit(
+    world: int, batch: int, samples: int
+) -> None:
+    steps = samples // (world * batch)
+
+    def epoch(number: int) -> list[int]:
+        return [
+            index
+            for step in range(1 + number * steps, 1 + (number + 1) * steps)
+            for rank in range(world)
+            for index in sample_indices(
+                5, step, rank, world_size=world, batch=batch, samples=samples
+            )
+        ]
+
+    for number in range(3):
+        assert len(set(epoch(number))) == steps * world * batch
+        assert all(0 <= index < samples for index in epoch(number))
+    if samples > 20:
+        assert epoch(0) != epoch(1)
+        assert epoch(0) != sorted(epoch(0))
+
+
+def test_a_sampler_without_enough_samples_for_one_step_is_refused() -> None:
+    with pytest.raises(SpecError, match="samples=7: one step of 2 ranks uses 8"):
+        sample_indices(0, 1, 0, world_size=2, batch=4, samples=7)
+
+
+def test_seeds_differ_by_seed_step_rank_and_stream_and_give_the_same_numbers_again() -> None:
+    seeds = {step_seed(*key) for key in [(0, 1, 0), (1, 1, 0), (0, 2, 0), (0, 1, 1), (0, 1, 0, 1)]}
+    assert len(seeds) == 5
+    own = torch.Generator()
+
+    def drawn() -> list[Any]:
+        seed_step(3, 4, 5, [own])
+        return [torch.rand(3).tolist(), random.random(), torch.rand(2, generator=own).tolist()]
+
+    assert drawn() == drawn()
+
+
+# --- agreement ------------------------------------------------------------------------------
+
+
+def claims(*pairs: tuple[int, tuple[int, ...]]) -> list[Claim]:
+    return [Claim(step, kept) for step, kept in pairs]
+
+
+@pytest.mark.parametrize(
+    ("given", "sharded", "kind", "step", "complete", "leader"),
+    [
+        # A survivor has applied 5, another has not, the third is new.
+        (claims((4, (4, 3)), (5, (4, 5)), (-1, (4, 3))), False, "memory", 5, 4, 1),
+        # Nobody has a whole state in memory: from the buffers, of the last complete set.
+        (claims((-1, (4, 5)), (-1, (3, 4))), False, "buffers", 4, 4, -1),
+        # Survivors are behind the buffers, for their parameters were changed and are void.
+        (claims((-1, (7, 6)), (5, (6, 7))), False, "buffers", 7, 7, -1),
+        # Sharded: what a survivor has in memory is of no use to the others.
+        (claims((5, (5, 4)), (-1, (4, 3))), True, "buffers", 4, 4, -1),
+        (claims((-1, ()), (-1, ())), False, "new", 0, -1, 0),
+        # One of the buffers was being written when all died.
+        (claims((-1, (3,)), (-1, (3, 4)), (-1, (4, 3))), True, "buffers", 3, 3, -1),
+    ],
+)
+def test_all_go_on_from_the_highest_step_that_all_can_have(
+    given: list[Claim], *, sharded: bool, kind: str, step: int, complete: int, leader: int
+) -> None:
+    source = agree(given, sharded=sharded, used=False)
+
+    assert (source.kind, source.step, source.complete, source.leader) == (
+        kind,
+        step,
+        complete,
+        leader,
+    )
+
+
+def test_a_run_whose_buffers_have_no_complete_set_does_not_begin_anew() -> None:
+    with pytest.raises(StateLost, match="no step is whole on every rank"):
+        agree(claims((-1, (4,)), (-1, (5,))), sharded=True, used=True)
+
+
+# --- packing --------------------------------------------------------------------------------
+
+
+def test_a_tree_comes_back_with_dtypes_shapes_and_strides() -> None:
+    tree: dict[str, Any] = {
+        "plain": torch.arange(6.0).reshape(2, 3),
+        "turned": torch.arange(6).reshape(2, 3).t(),
+        "gapped": torch.arange(20)[::3],
+        "half": torch.tensor(1.5, dtype=torch.bfloat16),
+        "none": torch.empty(0, 4),
+        "flags": torch.tensor([True, False]),
+        "rest": (1, "a", [None, {"deep": torch.ones(3)}]),
+    }
+    packed = Packed(tree)
+    got = unpack(packed.meta, packed.to_bytes())
+
+    assert got["rest"][0:2] == (1, "a")
+    assert torch.equal(got["rest"][2][1]["deep"], torch.ones(3))
+    for name in ("plain", "turned", "gapped", "half", "none", "flags"):
+        assert got[name].dtype == tree[name].dtype
+        assert torch.equal(got[name], tree[name])
+    assert got["turned"].stride() == (1, 3)
+    assert b"\x00\x00\x80?" not in packed.meta, "tensors are not pickled"
+
+
+def test_parts_of_the_bytes_put_together_are_all_of_them() -> None:
+    packed = Packed([torch.rand(n) for n in (3, 1000, 17, 0, 64)])
+    whole = packed.to_bytes()
+    for cut in (0, 1, 64, 900, packed.size - 1, packed.size):
+        parts = torch.zeros_like(whole)
+        packed.copy_to(parts[:cut], 0, cut)
+        packed.copy_to(parts[cut:], cut, packed.size)
+        assert torch.equal(parts, whole)
+
+
+# --- state ----------------------------------------------------------------------------------
+
+
+def make(width: int = 8, optimizer: Any = torch.optim.AdamW) -> tuple[nn.Sequential, State]:
+    torch.manual_seed(width)
+    model = nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 1))
+    optim = optimizer(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optim, 2)
+    return model, State(
+        model=model, optimizer=optim, schedule=schedule, generator=torch.Generator()
+    )
+
+
+def do(model: nn.Sequential, state: State, step: int) -> None:
+    forward(model, step)
+    for each in state.optimizers.values():
+        each.step(lambda: float(model(torch.ones(2, 4)).sum()))
+    state.others["schedule"].step()
+    state.generators["generator"].manual_seed(step)
+    state.commit(step, f"loss {step}")
+
+
+def forward(model: nn.Module, step: int) -> None:
+    model.zero_grad()
+    model(torch.full((5, 4), 0.1 * step) + torch.arange(5)[:, None]).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS, torch.optim.Adafactor],
+)
+def test_a_new_process_goes_on_from_a_state_as_the_old_one(optimizer: Any) -> None:
+    model, state = make(optimizer=optimizer)
+    for step in (1, 2, 3):
+        do(model, state, step)
+    packed = Packed(state.tree())
+    meta, data = packed.meta, packed.to_bytes()
+    other_model, other = make(optimizer=optimizer)
+    other.load(unpack(meta, data))
+
+    assert (other.step, other.result) == (3, "loss 3")
+    assert other.digest() == state.digest()
+    do(model, state, 4)
+    do(other_model, other, 4)
+    assert other.digest() == state.digest()
+    other.load(unpack(meta, data.clone()))
+    do(other_model, other, 4)
+    assert other.digest() == state.digest(), "in place"
+
+
+def test_a_step_that_failed_before_it_changed_parameters_is_rolled_back() -> None:
+    model, state = make()
+    do(model, state, 1)
+    before = state.digest()
+    forward(model, 2)
+    state.others["schedule"].step()
+
+    assert state.digest() != before
+    assert state.is_committed
+    state.roll_back()
+    assert state.digest() == before
+
+
+@pytest.mark.parametrize("change", ["optimizer", "by hand"])
+def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str) -> None:
+    model, state = make()
+    do(model, state, 1)
+    forward(model, 2)
+    if change == "optimizer":
+        state.optimizers["optimizer"].step()
+    else:
+        with torch.no_grad():
+            next(model.parameters()).add_(1)
+
+    assert not state.is_committed
+
+
+def test_a_state_of_another_shape_is_refused_by_name_and_changes_nothing() -> None:
+    model, state = make(8)
+    do(model, state, 1)
+    packed = Packed(state.tree())
+    _, other = make(9)
+    before = other.digest()
+
+    with pytest.raises(ShapeChanged, match=r"model.0.weight .*\(8, 4\) float32.*\(9, 4\) float32"):
+        other.load(unpack(packed.meta, packed.to_bytes()))
+    assert other.digest() == before
+
+
+def test_a_state_on_another_device_is_refused_by_name() -> None:
+    state = State(model=nn.Linear(2, 2, device="meta"))
+
+    with pytest.raises(WrongDevice, match="model.weight is on meta, and this rank's device is cpu"):
+        state.check_device("cpu")
+
+
+# --- hidden state ---------------------------------------------------------------------------
+
+DATA: Any = list(range(8))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        DataLoader(DATA, shuffle=True),
+        RandomSampler(DATA),
+        iter(DATA),
+        (each for each in DATA),
+        random.Random(1),
+        torch.Generator(),
+        torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_hidden_state_is_refused_in_words(value: Any) -> None:
+    with pytest.raises(HiddenState, match=f"^data is a {type(value).__qualname__}, which has"):
+        check_attributes(SimpleNamespace(data=value), [], [])
+    with pytest.raises(HiddenState, match="data is a"):
+        check_attributes(SimpleNamespace(data={"train": value}), [], [])
+    check_attributes(SimpleNamespace(data=value), [], ["data"])
+    if not isinstance(value, (torch.Generator, torch.optim.Optimizer)):
+        with pytest.raises(HiddenState, match="data is a"):
+            State(data=value)
+
+
+# --- buffers --------------------------------------------------------------------------------
+
+
+def run(world: int = 2, **changes: int) -> dict[str, int]:
+    return {"world_size": world, "seed": 0, "sharded": 0, "threads": 1, **changes}
+
+
+def tree(step: int, rank: int = 0) -> dict[str, Any]:
+    return {"step": step, "x": torch.full((1000,), step + rank * 0.5), "y": torch.ones(3)}
+
+
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize("in_folder", [True, False])
+def test_what_every_rank_has_written_can_be_read_and_one_set_is_always_whole(
+    tmp_path: Path, *, spread: bool, in_folder: bool
+) -> None:
+    folder = tmp_path / "run" if in_folder else None
+    store = Store(folder, run())
+    ranks = [RankBuffers(store.paths, rank, spread=spread) for rank in (0, 1)]
+    for step in range(5):
+        for rank, each in enumerate(ranks):
+            each.write(step, Packed(tree(step, 0 if spread else rank)))
+            common = set(ranks[0].steps()) & set(ranks[1].steps())
+            assert common or (step, rank) == (0, 0), "a complete set at any moment"
+    if in_folder:
+        for each in ranks:
+            each.close()
+        store.close()
+        store = Store(folder, run())
+        ranks = [RankBuffers(store.paths, rank, spread=spread) for rank in (0, 1)]
+    for rank, each in enumerate(ranks):
+        assert set(each.steps()) == {3, 4}
+        for step in (3, 4):
+            got = each.read(step)
+            want = tree(step, 0 if spread else rank)
+            assert got["step"] == step
+            assert torch.equal(got["x"], want["x"])
+        with pytest.raises(StateLost, match="no buffer in .* holds step 9"):
+            each.read(9)
+        each.close()
+    store.close()
+
+
+def test_no_room_leaves_the_other_buffer_and_holds_up_no_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = Store(None, run())
+    ranks = [RankBuffers(store.paths, rank, spread=False) for rank in (0, 1)]
+    for step in (0, 1):
+        for each in ranks:
+            each.write(step, Packed(tree(step)))
+    large = Packed({"x": torch.zeros(1 << 20)})
+    with monkeypatch.context() as patch:
+        patch.setattr("phalanx.integrations.torch.buffers.writable_bytes", lambda _: 4096)
+        with pytest.raises(NoRoom, match="no room for .* bytes of state in memory: 4096 bytes"):
+            ranks[0].write(2, large)
+    ranks[1].write(2, large)
+    assert 1 in set(ranks[0].steps()) & set(ranks[1].steps())
+    for each in ranks:
+        each.write(3, large)
+    for each in ranks:
+        assert set(each.steps()) == {1, 3}
+        each.close()
+    store.close()
+
+
+def test_a_torn_buffer_counts_as_none(tmp_path: Path) -> None:
+    store = Store(tmp_path / "run", run(1))
+    buffers = RankBuffers(store.paths, 0, spread=False)
+    for step in (0, 1):
+        buffers.write(step, Packed(tree(step)))
+    buffers.close()
+    second = Path(store.paths.slots[0][1])
+    second.write_bytes(second.read_bytes()[:5000])
+    buffers = RankBuffers(store.paths, 0, spread=False)
+    assert len(buffers.steps()) == 1
+    buffers.close()
+    store.close()
+
+
+def test_a_folder_is_one_runs_and_says_what_differs(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    store = Store(folder, run())
+    with pytest.raises(SpecError, match="another run uses it"):
+        Store(folder, run())
+    store.close()
+    with pytest.raises(WorldSizeChanged, match="that of 2 ranks, and there are 4 now"):
+        Store(folder, run(4))
+    with pytest.raises(SpecError, match="seed=7"):
+        Store(folder, run(seed=7))
+    again = Store(folder, run(threads=5))
+    assert again.run["threads"] == 1
+    again.close()
+    (folder / "training.json").write_text("{")
+    with pytest.raises(StateLost, match="damaged"):
+        Store(folder, run())
