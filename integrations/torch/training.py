@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from phalanx.actors import Executor, Launch, RestartPolicy
+from phalanx.actors import Emitted, Executor, Launch, RestartPolicy
 from phalanx.runtime import usable_processors
 from phalanx.supervision import Intensity, SpecError, check_count, check_kind
 
@@ -16,8 +16,6 @@ from .trainer import Plan, Resumed, Trainer
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
-
-    from phalanx.events import Emitted
 
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
@@ -159,7 +157,6 @@ class Training(Generic[_T]):
             method, args=args, unique_reply_rank=0, retries=_RETRIES
         )
 
-    def _note(self, event: Emitted | Any) -> None:
-        value = getattr(event, "value", None)
-        if isinstance(value, Resumed):
-            self.resumed.append(value)
+    def _note(self, event: object) -> None:
+        if isinstance(event, Emitted) and isinstance(event.value, Resumed):
+            self.resumed.append(event.value)
