@@ -124,7 +124,10 @@ def _import(sock: socket.socket, preload: Sequence[str]) -> None:
 
 def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[ChildStart, list[int]]:
     """Fork workers until the driver lets go; return only in a worker, with its descriptors."""
-    inherited = set(_open_descriptors()) - {sock.fileno(), driver}
+    # Without the listing's own: its number is closed by now, and soon a worker's.
+    listed = procfs.numbers_in("/proc/self/fd")
+    inherited = {fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()} | {0, 1, 2}
+    inherited -= {sock.fileno(), driver}
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     poller.register(driver, select.POLLIN)
@@ -143,8 +146,9 @@ def _serve(sock: socket.socket, driver: int, tag: bytes) -> tuple[ChildStart, li
             newborn = _fork_all(sock, orders)
             if newborn is not None:
                 sock.close()
-                for fd in set(_open_descriptors()) - {*inherited, *newborn.fds, 0, 1, 2}:
-                    os.close(fd)
+                for fd in {*procfs.numbers_in("/proc/self/fd")} - {*inherited, *newborn.fds}:
+                    with contextlib.suppress(OSError):  # the listing's own is closed already
+                        os.close(fd)
                 file, *fds = newborn.fds
                 return ChildStart.from_file(file), fds
         for order in orders:
@@ -216,19 +220,16 @@ def _fork_each(sock: socket.socket, orders: list[_Order]) -> _Order:
     os._exit(0)
 
 
-def _open_descriptors() -> list[int]:
-    # Without the listing's own: its number is closed by now, and soon a worker's.
-    listed = procfs.numbers_in("/proc/self/fd")
-    return [fd for fd in listed if Path(f"/proc/self/fd/{fd}").is_symlink()]
-
-
 def _unfit() -> str:
     """Return why nothing may be forked from this process; empty where it may."""
     threads = len(procfs.numbers_in("/proc/self/task"))
     if threads > 1:
         return f"the preload left {threads - 1} thread(s) running"
-    for fd in _open_descriptors():
-        target = str(Path(f"/proc/self/fd/{fd}").readlink())
+    for fd in procfs.numbers_in("/proc/self/fd"):
+        try:
+            target = str(Path(f"/proc/self/fd/{fd}").readlink())
+        except OSError:  # the listing's own
+            continue
         if target.startswith("/dev/nvidia"):
             return f"the preload opened {target}"
     cuda = sys.modules.get("torch.cuda")
