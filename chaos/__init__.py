@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from .nemesis.worker_faults import InjectedError
     from .report.html import render_page
     from .report.result import ChaosResult, FaultSummary
-    from .runner import run_chaos
+    from .runner import load_run, run_chaos
     from .session import Progress
     from .shrink.shrinker import Shrunk, shrink_run
-    from .store import load_run
     from .workload.target import Target
 
 __all__ = [
@@ -50,7 +49,7 @@ __all__ = [
 _HOMES = (
     *("nemesis.catalog", "nemesis.schedule", "nemesis.worker_faults", "config"),
     *("history.history", "history.events", "checker.checker"),
-    *("report.result", "report.html", "workload.target", "session", "store", "runner"),
+    *("report.result", "report.html", "workload.target", "session", "runner"),
     "shrink.shrinker",
 )
 

@@ -1,26 +1,37 @@
-"""`run_chaos`: one run, from the plan to the result."""
+"""Runs and their folders: `run_chaos` makes one, and `load_run` reads one.
+
+A folder holds ``run.json`` (target and plan), ``*.jsonl`` (events) and ``result.json``. `load_run`
+needs nothing else; what `save_plan` writes is enough to run the same again.
+"""
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 import threading
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import SpecError
 
 from .checker.checker import check
 from .config import Chaos
 from .driver_process import run_drivers
 from .history.journal import read_history, recording
+from .nemesis.schedule import Schedule
 from .report.result import ChaosResult
 from .session import Session
-from .store import RESULT, save_plan
 from .workload.target import Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .session import Progress
+
+_RESULT, _PLAN = "result.json", "run.json"
+_FORMAT = 3
 
 
 def run_chaos(
@@ -77,8 +88,51 @@ def run_chaos(
             record=folder if kept else None,
         )
         with recording(folder):
-            (folder / RESULT).write_text(result.to_json())
+            (folder / _RESULT).write_text(result.to_json())
         return result
     finally:
         if not kept:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def save_plan(folder: Path, target: str, plan: Chaos) -> None:
+    """Write the target's name and the plan."""
+    given = {f.name: getattr(plan, f.name) for f in fields_of(plan) if f.name != "record"}
+    given["schedule"] = json.loads(plan.planned.to_json())
+    text = json.dumps({"format": _FORMAT, "target": target, "plan": given}, indent=1)
+    (folder / _PLAN).write_text(text)
+
+
+def load_plan(folder: Path) -> tuple[str, Chaos]:
+    """Return the target's name and the plan of the run in *folder*.
+
+    Raises:
+        SpecError: there is no run in it.
+    """
+    try:
+        loaded: dict[str, Any] = json.loads((folder / _PLAN).read_text())
+        if loaded["format"] != _FORMAT:
+            remedy = f"a record of format {loaded['format']}; this version reads {_FORMAT}"
+            raise SpecError("run", str(folder), remedy)
+        given: dict[str, Any] = loaded["plan"]
+        given["schedule"] = Schedule.from_json(json.dumps(given["schedule"]))
+        return loaded["target"], Chaos(**given)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError("run", str(folder), f"no record of a run: {error}") from error
+
+
+def load_run(folder: Path | str) -> ChaosResult:
+    """Return the result of the run in *folder*.
+
+    Raises:
+        SpecError: there is no run in it.
+    """
+    where = Path(folder)
+    target, plan = load_plan(where)
+    try:
+        history = read_history(where, seed=plan.seed, target=target)
+    except ValueError as error:
+        raise SpecError("run", str(where), f"its history is broken: {error}") from error
+    return ChaosResult(target, plan, history, check(history), record=where)

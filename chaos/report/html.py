@@ -1,24 +1,41 @@
 """A run as one page of HTML that loads nothing: verdict, timelines, tables, violations.
 
-The template escapes what it inserts, so that text of a history is never markup.
+The template escapes what it inserts, so that text of a history is never markup. The size of a
+timeline is bounded by its width: what lies within a pixel of its neighbour is merged with it and
+counted.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.chaos.checker.checker import INVARIANTS
+from phalanx.chaos.history.events import (
+    CallBegan,
+    CallEnded,
+    CallSettled,
+    FaultInjected,
+    GroupDown,
+    GroupEnded,
+    GroupUp,
+    RankEvent,
+    RankExited,
+    RankReady,
+    RankStarted,
+)
 from phalanx.supervision import RuntimeFault
 
-from .timeline import timelines
-
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
+
+    from phalanx.chaos.history.events import Event
+    from phalanx.chaos.history.history import History
 
     from .result import ChaosResult
-    from .timeline import Mark
 
 _TEMPLATE = "report.html.j2"
 _PER_SECOND = 24.0  # pixels
@@ -66,3 +83,163 @@ def render_page(result: ChaosResult) -> str:
         width=width,
         ticks=range(0, int(seconds) + 1, step),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A period, in seconds since the run began.
+
+    Attributes:
+        state: ``starting``, ``up``, ``run``, ``failed`` (a run that raised), ``whole`` or
+            ``broken`` (the group).
+        label: Drawn if there is room.
+        count: How many periods it stands for.
+    """
+
+    state: str
+    begin: float
+    end: float
+    text: str
+    label: str = ""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A fault or the outcome of a call; *count*: how many it stands for."""
+
+    what: str
+    at: float
+    text: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row of a timeline."""
+
+    name: str
+    lives: tuple[Span, ...] = ()
+    runs: tuple[Span, ...] = ()
+    marks: tuple[Mark, ...] = ()
+
+
+def timelines(history: History, grain: float) -> dict[str, tuple[Lane, ...]]:
+    """Return the lanes of each group, its own first; *grain*: the seconds of a pixel."""
+    end = history.events[-1].at if history.events else 0.0
+    drawn = {
+        f"group {group}": _lanes(events, end, grain)
+        for group, events in history.by_group.items()
+        if group in history.groups
+    }
+    injected = [each for each in history.every(FaultInjected) if each.rank is None]
+    if injected:
+        marks = tuple(Mark(each.fault, each.at, _text_of(each)) for each in injected)
+        drawn["helper processes, standbys, the driver"] = (Lane("others", marks=marks),)
+    return drawn
+
+
+def _lanes(events: Sequence[Event], end: float, grain: float) -> tuple[Lane, ...]:
+    by_rank: dict[int, list[Event]] = defaultdict(list)
+    for event in events:
+        if isinstance(event, RankEvent | FaultInjected) and event.rank is not None:
+            by_rank[event.rank].append(event)
+    last = next((each.at for each in reversed(events) if isinstance(each, GroupEnded)), end)
+    outcomes = (
+        Mark(each.outcome, each.at, f"call {each.call}: {each.outcome} {each.error}".rstrip())
+        for each in events
+        if isinstance(each, CallSettled) and each.outcome != "value"
+    )
+    group = Lane("group", _states(events, last), (), _thinned_marks(outcomes, grain))
+    return group, *(_rank(rank, by_rank[rank], last, grain) for rank in sorted(by_rank))
+
+
+def _states(events: Iterable[Event], end: float) -> tuple[Span, ...]:
+    changes = [each for each in events if isinstance(each, GroupUp | GroupDown | GroupEnded)]
+    found: list[Span] = []
+    for one, following in pairwise([*changes, None]):
+        until = end if following is None else following.at
+        if isinstance(one, GroupUp):
+            epoch = f"epoch {one.epoch}"
+            found.append(Span("whole", one.at, until, epoch, epoch))
+        elif isinstance(one, GroupDown):
+            epoch = f"epoch {one.epoch}"
+            found.append(Span("broken", one.at, until, f"{epoch}: {one.cause}", epoch))
+    return tuple(found)
+
+
+def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
+    started = {each.incarnation: each for each in events if isinstance(each, RankStarted)}
+    ready = {each.incarnation: each.at for each in events if isinstance(each, RankReady)}
+    exited = {each.incarnation: each for each in events if isinstance(each, RankExited)}
+    begun: dict[tuple[int, int], CallBegan] = {}
+    runs: list[Span] = []
+    marks: list[Mark] = []
+    for event in events:
+        match event:
+            case CallBegan():
+                begun[event.incarnation, event.wire] = event
+            case CallEnded():
+                began = begun.pop((event.incarnation, event.wire), None)
+                if began is not None:
+                    runs.append(_run(began, event.at, event.error))
+            case FaultInjected():
+                marks.append(Mark(event.fault, event.at, _text_of(event)))
+            case _:
+                pass
+    for began in begun.values():  # cut off by a death, or by the end of the record
+        gone = exited.get(began.incarnation)
+        runs.append(_run(began, end if gone is None else gone.at, "cut off"))
+    lives: list[Span] = []
+    for incarnation, start in started.items():
+        gone = exited.get(incarnation)
+        until = end if gone is None else gone.at
+        how = "" if gone is None else f", ended: {gone.reason}"
+        text = f"incarnation {incarnation}, epoch {start.epoch}, pid {start.pid}{how}"
+        serving = min(ready.get(incarnation, until), until)
+        lives.append(Span("starting", start.at, serving, text))
+        if serving < until:
+            lives.append(Span("up", serving, until, text, f"#{incarnation}"))
+    runs.sort(key=lambda run: run.begin)
+    return Lane(
+        f"rank {rank}", tuple(lives), _thinned_runs(runs, grain), _thinned_marks(marks, grain / 2)
+    )
+
+
+def _run(began: CallBegan, end: float, error: str) -> Span:
+    text = f"call {began.call}, epoch {began.epoch}" + (f": {error}" if error else "")
+    return Span("failed" if error else "run", began.at, max(end, began.at), text)
+
+
+def _text_of(injected: FaultInjected) -> str:
+    point = f" at {injected.point}" if injected.point else ""
+    note = f" ({injected.note})" if injected.note else ""
+    return f"fault {injected.number}: {injected.fault} to {injected.target}{point}{note}"
+
+
+def _thinned_runs(runs: Iterable[Span], grain: float) -> tuple[Span, ...]:
+    """Merge runs that follow each other within *grain* and ended alike."""
+    found: list[Span] = []
+    for run in runs:
+        last = found[-1] if found else None
+        if last is None or last.state != run.state or run.begin - last.end > grain:
+            found.append(run)
+            continue
+        count = last.count + 1
+        text = f"{count} calls, the last: {run.text}"
+        found[-1] = replace(last, end=max(last.end, run.end), text=text, count=count)
+    return tuple(found)
+
+
+def _thinned_marks(marks: Iterable[Mark], grain: float) -> tuple[Mark, ...]:
+    found: dict[tuple[str, int], Mark] = {}
+    for mark in marks:
+        place = (mark.what, int(mark.at / grain))
+        seen = found.get(place)
+        if seen is None:
+            found[place] = mark
+        else:
+            count = seen.count + 1
+            text = f"{count} times, the last: {mark.text}"
+            found[place] = replace(seen, text=text, count=count)
+    return tuple(sorted(found.values(), key=lambda mark: mark.at))

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.nemesis.catalog import FAULTS
-from phalanx.chaos.runner import run_chaos
-from phalanx.chaos.store import load_run
+from phalanx.chaos.runner import load_run, run_chaos
 from phalanx.chaos.workload.target import Target
 from phalanx.supervision import SpecError, check_count, check_number
 

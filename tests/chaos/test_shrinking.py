@@ -33,9 +33,9 @@ from phalanx.chaos import (
 )
 from phalanx.chaos.history.events import WorkloadFailed
 from phalanx.chaos.history.journal import Journal
+from phalanx.chaos.runner import save_plan
 from phalanx.chaos.shrink import shrinker
 from phalanx.chaos.shrink.ddmin import ddmin
-from phalanx.chaos.store import save_plan
 from phalanx.runtime import Runtime
 from phalanx.supervision import SpecError
 
