@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime import DriverStream
 
-    from .top_model import Picture
+    from .top import Picture
 
     Row = tuple[Text, dict[str, Any]]
 

@@ -22,7 +22,7 @@ from tests.support.processes import wait_until
 from tests.support.programs import run_python
 
 from phalanx.cli import main
-from phalanx.cli.top_model import Picture, Sketch
+from phalanx.cli.top import Picture, Sketch
 from phalanx.cli.top_view import draw
 from phalanx.runtime import DriverStream
 

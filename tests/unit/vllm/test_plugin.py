@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +16,7 @@ import torch
 
 from phalanx import BackOff, Intensity, Strategy
 from phalanx.errors import SpecError
-from phalanx.integrations.vllm import Policy, Unsupported, supervised
+from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
 from phalanx.integrations.vllm.lifecycle import EarlyHealing, FailureCallback
 from phalanx.integrations.vllm.requirements import (
@@ -96,6 +98,15 @@ def test_a_connector_is_refused() -> None:
 
 def test_one_node_is_taken() -> None:
     check_config(config())
+
+
+def test_vllm_is_imported_in_one_file() -> None:
+    folder = Path(compat.__file__).parent
+    importing = re.compile(r"^ *(from|import) vllm\b|import_module\(.vllm", re.MULTILINE)
+
+    found = [path.name for path in folder.rglob("*.py") if importing.search(path.read_text())]
+
+    assert found == []  # `compat` resolves names
 
 
 def test_the_core_does_not_import_it() -> None:
