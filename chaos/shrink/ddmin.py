@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 _FIRST = 0.3  # seconds before the first fault, if its time turns out not to matter
 _GAPS = (0.5, 1.0, 2.0)  # seconds between faults that are tried, narrow first
 _SHORT = 0.5  # seconds for a fault that lasts
+_SIMPLER: tuple[Callable[[ScheduledFault], ScheduledFault], ...] = (
+    lambda fault: replace(fault, point=""),
+    lambda fault: replace(fault, target="random") if fault.target == "group" else fault,
+    lambda fault: replace(fault, seconds=min(fault.seconds, _SHORT)),
+)
 
 
 def ddmin(schedule: Schedule, fails: Callable[[Schedule], bool]) -> Schedule:
@@ -79,20 +84,8 @@ def _simplified(schedule: Schedule, ask: Callable[[Schedule], bool]) -> Schedule
             schedule = closer
             break
     for number in [fault.number for fault in schedule]:
-        for simpler in (_at_any_time, _into_one_rank, _short):
+        for simpler in _SIMPLER:
             tried = Schedule(tuple(simpler(f) if f.number == number else f for f in schedule))
             if ask(tried):
                 schedule = tried
     return schedule
-
-
-def _at_any_time(fault: ScheduledFault) -> ScheduledFault:
-    return replace(fault, point="")
-
-
-def _into_one_rank(fault: ScheduledFault) -> ScheduledFault:
-    return replace(fault, target="random") if fault.target == "group" else fault
-
-
-def _short(fault: ScheduledFault) -> ScheduledFault:
-    return replace(fault, seconds=min(fault.seconds, _SHORT))
