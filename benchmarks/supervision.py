@@ -30,8 +30,8 @@ from phalanx.supervision.core.messages import (
     Event,
     Exited,
     KillChild,
+    Request,
     StartChild,
-    StartChildRequested,
     Started,
     TerminateChild,
 )
@@ -68,7 +68,7 @@ class Core:
         self.run(Booted())
         instance = ChildSpec("w", start)
         for _ in range(children if dynamic else 0):
-            self.run(StartChildRequested(None, instance))
+            self.run(Request(None, lambda machine: machine.start_child(instance)))
 
     def run(self, event: Event) -> None:
         """Deliver *event* and what follows."""
@@ -113,7 +113,7 @@ def memory_per_child(children: int) -> float:
     gc.collect()
     before = tracemalloc.get_traced_memory()[0]
     for _ in range(children):
-        core.run(StartChildRequested(None, instance))
+        core.run(Request(None, lambda machine: machine.start_child(instance)))
     core.serials.clear()
     gc.collect()
     used = tracemalloc.get_traced_memory()[0] - before

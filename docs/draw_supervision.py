@@ -34,11 +34,11 @@ from phalanx.supervision.core.messages import (
     Exited,
     KillChild,
     NotStarted,
+    Request,
     RetryDue,
     RetryLater,
     SetAlarm,
     StartChild,
-    StartChildRequested,
     Started,
     TerminateChild,
 )
@@ -126,7 +126,7 @@ def drawn(spec: SupervisorSpec, dead: str, failing: tuple[str, ...] = (), adding
     """Return what becomes of a supervisor of which child *dead* crashes."""
     story = booted(spec, failing)
     for _number in range(adding):
-        story.deliver(StartChildRequested(None, None))
+        story.deliver(Request(None, lambda machine: machine.start_child(None)))
     before = set(story.machine.children)
     story.said.clear()
     story.crash(dead)

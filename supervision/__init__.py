@@ -2,141 +2,105 @@
 
 from __future__ import annotations
 
-from .core.decider import (
-    GPU_WORKER,
-    RESUME_UNLESS_BROKEN,
-    Decider,
-    Directive,
-    Rule,
-    is_broken_process_group,
-    is_sticky_device_error,
-)
-from .core.messages import ChildRow, Counts, Refusal, Shown
-from .core.notices import (
-    CallbackFailed,
-    ChildExited,
-    ChildLost,
-    ChildStarted,
-    ChildStartFailed,
-    HandleFailed,
-    Notice,
-    SupervisorBegan,
-    SupervisorExited,
-    SupervisorGaveUp,
-    SupervisorReady,
-    SupervisorStartFailed,
-    notice_fields,
-)
-from .core.policy import (
-    KILLED,
-    NORMAL,
-    SHUTDOWN,
-    AutoShutdown,
-    BackOff,
-    ChildType,
-    ExitKind,
-    ExitReason,
-    Intensity,
-    Restart,
-    RestartWindow,
-    Strategy,
-)
-from .core.snapshot import ChildSnapshot, SupervisorSnapshot
-from .core.spec import (
-    BRUTAL_KILL,
-    IGNORE,
-    ChildHandle,
-    ChildSpec,
-    Shutdown,
-    StartFunction,
-    SupervisorSpec,
-)
-from .errors import (
-    BadArguments,
-    CallerError,
-    CallTimeout,
-    ChildRefused,
-    ExecutorClosed,
-    LockNotHeld,
-    LockTimeout,
-    MessageTooLarge,
-    NoDevice,
-    NotPicklable,
-    PhalanxError,
-    RemoteError,
-    RuntimeFault,
-    SpecError,
-    StartFailed,
-    StreamNotTaken,
-    SupervisorDown,
-    Unhealthy,
-    UnknownMethod,
-    WorkerDied,
-    WorkerError,
-    WouldDeadlock,
-)
-from .ranks.decide import decide_ranks
-from .ranks.group import (
-    Begin,
-    CloseAsked,
-    Decided,
-    End,
-    GroupState,
-    Hold,
-    Phase,
-    RankAction,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankReformed,
-    RankState,
-    ReformRanks,
-    ResizeAsked,
-    RestartAsked,
-    Serve,
-    StartRanks,
-    StopRanks,
-    WaitOver,
-    WaitUntil,
-    new_group,
-)
-from .tree.adapters import pykka_child, thread_child
-from .tree.mailbox import ProtectedActor, start_actor
-from .tree.monitors import Down, Lifeline, link
-from .tree.services import ThreadTimers, Timers
-from .tree.start import StartContext
-from .tree.supervisor import Supervisor, SupervisorView
-from .tree.toml import tree_from_toml
-from .validate import (
-    check_callable,
-    check_choice,
-    check_count,
-    check_flag,
-    check_kind,
-    check_limit,
-    check_number,
-    check_seconds,
-    check_word,
-)
-
-__all__ = [
-    "BRUTAL_KILL", "GPU_WORKER", "IGNORE", "KILLED", "NORMAL", "RESUME_UNLESS_BROKEN", "SHUTDOWN",
-    "AutoShutdown", "BackOff", "BadArguments", "Begin", "CallTimeout", "CallbackFailed",
-    "CallerError", "ChildExited", "ChildHandle", "ChildLost", "ChildRefused", "ChildRow",
-    "ChildSnapshot", "ChildSpec", "ChildStartFailed", "ChildStarted", "ChildType", "CloseAsked",
-    "Counts", "Decided", "Decider", "Directive", "Down", "End", "ExecutorClosed", "ExitKind",
-    "ExitReason", "GroupState", "HandleFailed", "Hold", "Intensity", "Lifeline", "LockNotHeld",
-    "LockTimeout", "MessageTooLarge", "NoDevice", "NotPicklable", "Notice", "PhalanxError",
-    "Phase", "ProtectedActor", "RankAction", "RankEvent", "RankExited", "RankReady",
-    "RankReformed", "RankState", "ReformRanks", "Refusal", "RemoteError", "ResizeAsked",
-    "Restart", "RestartAsked", "RestartWindow", "Rule", "RuntimeFault", "Serve", "Shown",
-    "Shutdown", "SpecError", "StartContext", "StartFailed", "StartFunction", "StartRanks",
-    "StopRanks", "Strategy", "StreamNotTaken", "Supervisor", "SupervisorBegan", "SupervisorDown",
-    "SupervisorExited", "SupervisorGaveUp", "SupervisorReady", "SupervisorSnapshot",
-    "SupervisorSpec", "SupervisorStartFailed", "SupervisorView", "ThreadTimers", "Timers",
-    "Unhealthy", "UnknownMethod", "WaitOver", "WaitUntil", "WorkerDied", "WorkerError",
-    "WouldDeadlock", "check_callable", "check_choice", "check_count", "check_flag", "check_kind",
-    "check_limit", "check_number", "check_seconds", "check_word", "decide_ranks",
-    "is_broken_process_group", "is_sticky_device_error", "link", "new_group", "notice_fields",
-    "pykka_child", "start_actor", "thread_child", "tree_from_toml",
-]  # fmt: skip
+from .core.decider import GPU_WORKER as GPU_WORKER
+from .core.decider import RESUME_UNLESS_BROKEN as RESUME_UNLESS_BROKEN
+from .core.decider import Decider as Decider
+from .core.decider import Directive as Directive
+from .core.decider import Rule as Rule
+from .core.decider import is_broken_process_group as is_broken_process_group
+from .core.decider import is_sticky_device_error as is_sticky_device_error
+from .core.messages import ChildRow as ChildRow
+from .core.messages import Counts as Counts
+from .core.messages import Shown as Shown
+from .core.notices import CallbackFailed as CallbackFailed
+from .core.notices import ChildExited as ChildExited
+from .core.notices import ChildLost as ChildLost
+from .core.notices import ChildStarted as ChildStarted
+from .core.notices import ChildStartFailed as ChildStartFailed
+from .core.notices import HandleFailed as HandleFailed
+from .core.notices import Notice as Notice
+from .core.notices import SupervisorBegan as SupervisorBegan
+from .core.notices import SupervisorExited as SupervisorExited
+from .core.notices import SupervisorGaveUp as SupervisorGaveUp
+from .core.notices import SupervisorReady as SupervisorReady
+from .core.notices import SupervisorStartFailed as SupervisorStartFailed
+from .core.notices import notice_fields as notice_fields
+from .core.policy import KILLED as KILLED
+from .core.policy import NORMAL as NORMAL
+from .core.policy import SHUTDOWN as SHUTDOWN
+from .core.policy import AutoShutdown as AutoShutdown
+from .core.policy import BackOff as BackOff
+from .core.policy import ChildType as ChildType
+from .core.policy import ExitKind as ExitKind
+from .core.policy import ExitReason as ExitReason
+from .core.policy import Intensity as Intensity
+from .core.policy import Restart as Restart
+from .core.policy import RestartWindow as RestartWindow
+from .core.policy import Strategy as Strategy
+from .core.snapshot import ChildSnapshot as ChildSnapshot
+from .core.snapshot import SupervisorSnapshot as SupervisorSnapshot
+from .core.spec import BRUTAL_KILL as BRUTAL_KILL
+from .core.spec import IGNORE as IGNORE
+from .core.spec import ChildHandle as ChildHandle
+from .core.spec import ChildSpec as ChildSpec
+from .core.spec import Shutdown as Shutdown
+from .core.spec import StartFunction as StartFunction
+from .core.spec import SupervisorSpec as SupervisorSpec
+from .errors import BadArguments as BadArguments
+from .errors import CallerError as CallerError
+from .errors import CallTimeout as CallTimeout
+from .errors import ChildRefused as ChildRefused
+from .errors import ExecutorClosed as ExecutorClosed
+from .errors import LockNotHeld as LockNotHeld
+from .errors import LockTimeout as LockTimeout
+from .errors import MessageTooLarge as MessageTooLarge
+from .errors import NoDevice as NoDevice
+from .errors import NotPicklable as NotPicklable
+from .errors import PhalanxError as PhalanxError
+from .errors import RemoteError as RemoteError
+from .errors import RuntimeFault as RuntimeFault
+from .errors import SpecError as SpecError
+from .errors import StartFailed as StartFailed
+from .errors import StreamNotTaken as StreamNotTaken
+from .errors import SupervisorDown as SupervisorDown
+from .errors import Unhealthy as Unhealthy
+from .errors import UnknownMethod as UnknownMethod
+from .errors import WorkerDied as WorkerDied
+from .errors import WorkerError as WorkerError
+from .errors import WouldDeadlock as WouldDeadlock
+from .ranks import decide as decide
+from .ranks.decide import Decided as Decided
+from .ranks.decide import End as End
+from .ranks.decide import GroupState as GroupState
+from .ranks.decide import Hold as Hold
+from .ranks.decide import Phase as Phase
+from .ranks.decide import RankAction as RankAction
+from .ranks.decide import RankDecision as RankDecision
+from .ranks.decide import RankState as RankState
+from .ranks.decide import ReformRanks as ReformRanks
+from .ranks.decide import Serve as Serve
+from .ranks.decide import StartRanks as StartRanks
+from .ranks.decide import StopRanks as StopRanks
+from .ranks.decide import WaitUntil as WaitUntil
+from .tree.adapters import pykka_child as pykka_child
+from .tree.adapters import thread_child as thread_child
+from .tree.mailbox import ProtectedActor as ProtectedActor
+from .tree.mailbox import start_actor as start_actor
+from .tree.monitors import Down as Down
+from .tree.monitors import Lifeline as Lifeline
+from .tree.monitors import link as link
+from .tree.services import ThreadTimers as ThreadTimers
+from .tree.services import Timers as Timers
+from .tree.start import StartContext as StartContext
+from .tree.supervisor import Supervisor as Supervisor
+from .tree.supervisor import SupervisorView as SupervisorView
+from .tree.toml import tree_from_toml as tree_from_toml
+from .validate import check_callable as check_callable
+from .validate import check_choice as check_choice
+from .validate import check_count as check_count
+from .validate import check_flag as check_flag
+from .validate import check_kind as check_kind
+from .validate import check_limit as check_limit
+from .validate import check_number as check_number
+from .validate import check_seconds as check_seconds
+from .validate import check_word as check_word

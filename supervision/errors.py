@@ -47,9 +47,7 @@ class SpecError(CallerError, ValueError):
 
     def __init__(self, field: str, value: object, remedy: str) -> None:
         super().__init__(f"{field}={value!r}: {remedy}")
-        self.field = field
-        self.value = value
-        self.remedy = remedy
+        self.field, self.value, self.remedy = field, value, remedy
 
 
 class NotPicklable(CallerError, TypeError):
@@ -57,17 +55,11 @@ class NotPicklable(CallerError, TypeError):
 
 
 class MessageTooLarge(CallerError, ValueError):
-    """A message for which there is no memory; none of it was written.
-
-    Attributes:
-        size: Bytes of the message.
-        limit: Bytes that were free for it.
-    """
+    """A message of *size* bytes, where *limit* are free for it; none of it was written."""
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"a message of {size} bytes, where {limit} bytes are free for it")
-        self.size = size
-        self.limit = limit
+        self.size, self.limit = size, limit
 
 
 class UnknownMethod(CallerError, AttributeError):
@@ -87,21 +79,21 @@ class LockNotHeld(CallerError, RuntimeError):
 
 
 class ChildRefused(CallerError):
-    """A supervisor refused a request about a child, because of the state of the child.
+    """A supervisor refused a request about *child*, because of its state.
 
-    Attributes:
-        why: OTP's word for it, such as ``not_found`` or ``already_started``.
-        child: The child asked about.
+    *why* is OTP's word for it, such as ``not_found`` or ``already_started``.
     """
 
     def __init__(self, why: str, child: str) -> None:
         super().__init__(f"child {child!r}: {why}")
-        self.why = why
-        self.child = child
+        self.why, self.child = why, child
 
 
 class SupervisorDown(CallerError, RuntimeError):
     """The supervisor has ended, or ended before it handled the request."""
+
+    def __init__(self, message: str = "the supervisor has ended") -> None:
+        super().__init__(message)
 
 
 class StreamNotTaken(CallerError, TimeoutError):
@@ -170,15 +162,12 @@ class RemoteError(WorkerError):
 
     Attributes:
         type_name: The qualified name of the original type.
-        message: Its text.
         traceback: The formatted remote traceback.
     """
 
     def __init__(self, type_name: str, message: str, traceback: str = "") -> None:
         super().__init__(f"{type_name}: {message}")
-        self.type_name = type_name
-        self.message = message
-        self.traceback = traceback
+        self.type_name, self.message, self.traceback = type_name, message, traceback
 
 
 class CallTimeout(WorkerError, TimeoutError):
@@ -188,7 +177,6 @@ class CallTimeout(WorkerError, TimeoutError):
     ``on_timeout`` policy.
 
     Attributes:
-        method: What was called.
         ranks: The ranks that had not answered; empty if nothing was sent, or if the ranks that had
             begun the call died and it was waiting to be sent again.
         sent: False if the call was still queued: it never ran anywhere.
@@ -204,10 +192,7 @@ class CallTimeout(WorkerError, TimeoutError):
         sent: bool = True,
         reports: Iterable[object] = (),
     ) -> None:
-        self.method = method
-        self.ranks = tuple(ranks)
-        self.timeout = timeout
-        self.sent = sent
+        self.method, self.ranks, self.timeout, self.sent = method, tuple(ranks), timeout, sent
         self.reports: tuple[Any, ...] = tuple(reports)
         named = ", ".join(map(str, self.ranks))
         if not sent:
@@ -223,21 +208,13 @@ class LockTimeout(WorkerError, TimeoutError):
     """Another worker held a shared lock until this one's timeout.
 
     Attributes:
-        name: The name of the lock.
-        timeout: Seconds waited.
         holder: The holder, in words; empty if the lock was just changing hands.
     """
 
     def __init__(self, name: str, timeout: float, holder: str = "") -> None:
-        how = (
-            f"was still held by {holder}"
-            if holder
-            else "was changing hands, or had others waiting,"
-        )
-        super().__init__(f"lock {name!r} {how} after {timeout:.3g} s")
-        self.name = name
-        self.timeout = timeout
-        self.holder = holder
+        how = f"still held by {holder}" if holder else "changing hands, or had others waiting,"
+        super().__init__(f"lock {name!r} was {how} after {timeout:.3g} s")
+        self.name, self.timeout, self.holder = name, timeout, holder
 
 
 class Unhealthy(CallTimeout):
@@ -298,22 +275,18 @@ class NoDevice(RuntimeFault):
         soon: bool = False,
         limit: str = "",
     ) -> None:
-        self.who = who
-        self.share = share
-        self.leased = dict(leased)
-        self.quarantined = dict(quarantined)
+        self.who, self.share, self.soon, self.limit = who, share, soon, limit
+        self.leased, self.quarantined = dict(leased), dict(quarantined)
         self.releasing = tuple(releasing)
-        self.soon = soon
-        self.limit = limit
         told = [f"{name} is leased to {', '.join(to)}" for name, to in self.leased.items()]
         told += [f"{name} is in quarantine: {why}" for name, why in self.quarantined.items()]
         told += [f"{name} is being released" for name in self.releasing]
-        wanted = "a device" if share == 1 else f"{share:g} of a device"
-        if share > 1:
-            wanted = f"{share:g} devices"
+        wanted = (
+            "a device" if share == 1 else f"{share:g} {'devices' if share > 1 else 'of a device'}"
+        )
         waited = f"; it has waited for {limit}" if limit else ""
-        reason = "; ".join(told) or "none"
-        super().__init__(f"no room for {who}, which wants {wanted}: {reason}{waited}")
+        text = f"no room for {who}, which wants {wanted}: {'; '.join(told) or 'none'}{waited}"
+        super().__init__(text)
 
     def after(self, limit: str) -> NoDevice:
         """Return the same error at the end of a wait, whose *limit* is named."""

@@ -43,8 +43,7 @@ def check_callable(field: str, value: object) -> None:
 
 def check_flag(field: str, value: object) -> None:
     """Raise unless *value* is a bool."""
-    if not isinstance(value, bool):
-        raise SpecError(field, value, "give True or False")
+    check_kind(field, value, bool)
 
 
 def check_count(field: str, value: object, least: int = 1) -> int:
@@ -68,9 +67,8 @@ def check_seconds(
     field: str, value: object, *, positive: bool = False, finite: bool = True
 ) -> float:
     """Return *value* if it is a number of seconds, 0 or more; above 0 if *positive*."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
-        raise SpecError(field, value, "give a number of seconds")
-    if finite and value == math.inf:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or math.isnan(value) or (finite and value == math.inf):
         raise SpecError(field, value, "give a number of seconds")
     if value < 0 or (positive and value == 0):
         raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")

@@ -7,7 +7,7 @@
   callbacks have run at most once, and `Group.gone` is set; an exception in this actor ends the
   group in the same way.
 
-`decide_ranks` decides, `Membership` holds processes, `CallPlane` carries calls, which do not pass
+`decide` decides, `Membership` holds processes, `CallPlane` carries calls, which do not pass
 through here: they run in their callers' threads.
 """
 
@@ -44,9 +44,7 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import (
     SHUTDOWN,
-    Begin,
     CallerError,
-    CloseAsked,
     Decided,
     End,
     ExitKind,
@@ -56,20 +54,13 @@ from phalanx.supervision import (
     NoDevice,
     Phase,
     ProtectedActor,
-    RankExited,
-    RankReady,
-    RankReformed,
     ReformRanks,
-    ResizeAsked,
-    RestartAsked,
     RuntimeFault,
     Serve,
     StartRanks,
     StopRanks,
-    WaitOver,
     WaitUntil,
-    decide_ranks,
-    new_group,
+    decide,
 )
 
 from .deaths import Deaths, EndErrors, deaths_behind, reason_of
@@ -85,7 +76,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Rendezvous
-    from phalanx.supervision import RankAction, RankEvent
+    from phalanx.supervision import RankAction, RankDecision
 
     from .handle import Group, Parent
     from .membership import Launch
@@ -128,7 +119,7 @@ class GroupActor(ProtectedActor):
         self._runtime = runtime = group.runtime
         self._release_runtime = release_runtime
         self._parent = parent
-        self._state: GroupState = new_group(
+        self._state: GroupState = GroupState(
             spec.policy.strategy,
             spec.policy.intensity.window(),
             spec.world_size,
@@ -209,7 +200,7 @@ class GroupActor(ProtectedActor):
         """Have the group end."""
         self.group.heartbeats.tell_draining()
         self._finish_plan(accepted=False)
-        self._act(CloseAsked(reason, self._clock()))
+        self._act(decide.close(self._state, reason))
         if self.group.probe is not None:
             self.group.probe.on_point("closing")
 
@@ -253,7 +244,8 @@ class GroupActor(ProtectedActor):
                 self._show()
             case Kind.READY if worker.seated:
                 now = self._clock()
-                self._act(RankReformed(worker.rank, worker.incarnation, frame.epoch, now))
+                who = worker.rank, worker.incarnation
+                self._act(decide.rank_reformed(self._state, *who, frame.epoch, now))
             case Kind.READY:
                 self._attach(worker)
             case Kind.LEFT:
@@ -288,7 +280,7 @@ class GroupActor(ProtectedActor):
         now = self._clock()
         self._publish(WorkerReady(**worker.who(), took=now - worker.started_at, at=now))
         self._checkpoints.publish_restored(worker)
-        self._act(RankReady(worker.rank, worker.incarnation, now))
+        self._act(decide.rank_ready(self._state, worker.rank, worker.incarnation, now))
 
     def _emit(self, worker: Worker, frame: Frame) -> None:
         """Hand an event of the user's to the subscribers."""
@@ -328,17 +320,17 @@ class GroupActor(ProtectedActor):
         progress = self._plane.progress(worker.rank, worker.incarnation)
         if progress.served and self._parent is not None:
             self._parent.on_use()
-        event = RankExited(
+        epoch = self._state.epoch
+        self._state, actions = decide.rank_exited(
+            self._state,
             worker.rank,
             worker.incarnation,
             reason,
             now,
-            _jitter(),
-            self._deaths.directive(worker, reason),
+            jitter=_jitter(),
+            directive=self._deaths.directive(worker, reason),
             out_of_step=worker.out_of_step,
         )
-        epoch = self._state.epoch
-        self._state, actions = decide_ranks(self._state, event)
         self._deaths.settle(worker, reason, progress, self._state, actions, epoch=epoch, at=now)
         self._membership.release(worker)
         self._perform(actions)
@@ -348,7 +340,8 @@ class GroupActor(ProtectedActor):
             self.group.probe.on_point("not_started", ranks=ranks, reason=str(reason))
         now, jitter = self._clock(), _jitter()
         for rank, incarnation in ranks:
-            self._act(RankExited(rank, incarnation, reason, now, jitter))
+            died = rank, incarnation, reason, now
+            self._act(decide.rank_exited(self._state, *died, jitter=jitter))
 
     # --- planned changes ----------------------------------------------------------------
 
@@ -361,16 +354,17 @@ class GroupActor(ProtectedActor):
         plan.accepted = True
         self._plan = plan
         self._planned += 1
-        self._planned_at = now = self._clock()
-        event: RankEvent = RestartAsked(plan.ranks, now, force=plan.force)
-        if plan.size is not None:
-            event = ResizeAsked(plan.size, now)
+        self._planned_at = self._clock()
         if self.group.probe is not None:
             self.group.probe.on_point("planned", ranks=plan.ranks, size=plan.size)
         if plan.layout is not None:
             self._layout = plan.layout
             self._plane.expect(plan.layout.world_size, self._show)
-        self._state, actions = decide_ranks(self._state, event)
+        if plan.size is None:
+            decision = decide.restart(self._state, plan.ranks, force=plan.force)
+        else:
+            decision = decide.resize(self._state, plan.size)
+        self._state, actions = decision
         stopped = next(each.ranks for each in actions if isinstance(each, StopRanks))
         for worker in self._membership.current():
             worker.forced = plan.force and worker.rank in stopped
@@ -398,10 +392,10 @@ class GroupActor(ProtectedActor):
             self._state = replace(self._state, phase=Phase.ENDED, ending=reason)
             self._end(reason)
             return
-        self._act(Begin(self._clock()))
+        self._act(decide.begin(self._state))
 
-    def _act(self, event: RankEvent) -> None:
-        self._state, actions = decide_ranks(self._state, event)
+    def _act(self, decision: RankDecision) -> None:
+        self._state, actions = decision
         self._perform(actions)
 
     def _perform(self, actions: tuple[RankAction, ...]) -> None:
@@ -427,7 +421,7 @@ class GroupActor(ProtectedActor):
             self._show()
 
     def _wait_over(self) -> None:
-        self._act(WaitOver(self._clock()))
+        self._act(decide.wait_over(self._state, self._clock()))
 
     @property
     def _is_first(self) -> bool:

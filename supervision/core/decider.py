@@ -37,13 +37,10 @@ Match: TypeAlias = type[BaseException] | ExitKind | str | Callable[[Cause], bool
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One line of a decider.
+    """A *match* leads to *directive*, in the child of id *child* or, if that is None, in all.
 
-    Attributes:
-        match: An exception type (subclasses too), an `ExitKind`, the name of an exception type
-            (bare or qualified, for types that the driver has not imported), or a predicate.
-        directive: What a match leads to.
-        child: Only for the child of this id; None for all.
+    It is an exception type (subclasses too), an `ExitKind`, the name of an exception type (bare or
+    qualified, for types that the driver has not imported), or a predicate.
     """
 
     match: Match
@@ -80,12 +77,7 @@ def _names(kind: type[BaseException]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Decider:
-    """Rules, asked in order.
-
-    Attributes:
-        rules: The first that applies decides.
-        default: If none applies; None leaves it to the caller.
-    """
+    """Rules, asked in order; if none applies, *default*, where None leaves it to the caller."""
 
     rules: tuple[Rule, ...] = ()
     default: Directive | None = None

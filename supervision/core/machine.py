@@ -13,12 +13,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
-from phalanx.supervision.errors import error_text
+from phalanx.supervision.errors import (
+    ChildRefused,
+    PhalanxError,
+    SpecError,
+    StartFailed,
+    SupervisorDown,
+    error_text,
+)
 
 from . import messages as msg
 from . import notices
@@ -130,22 +137,7 @@ class Child:
         return self.spec.stop_within + self.spec.kill_within
 
 
-@dataclass(frozen=True, slots=True)
-class _Receive:
-    """An operation waits for an outcome or an exit with one of *serials*, or for *alarm*."""
-
-    kind: type[msg.Exited] | tuple[type[msg.Started], type[msg.StartIgnored], type[msg.NotStarted]]
-    serials: Collection[int]
-    alarm: int
-
-    def takes(self, event: msg.Event) -> bool:
-        if isinstance(event, msg.AlarmRang):
-            return event.alarm == self.alarm
-        return isinstance(event, self.kind) and event.serial in self.serials
-
-
-_OUTCOMES = (msg.Started, msg.StartIgnored, msg.NotStarted)
-Operation: TypeAlias = Generator[_Receive, msg.Event, None]
+Operation: TypeAlias = Generator[None, msg.Event, None]
 
 
 class SupervisorMachine:
@@ -171,9 +163,11 @@ class SupervisorMachine:
         self.ended: ExitReason | None = None
         self._mailbox: deque[msg.Event] = deque()
         self._operation: Operation | None = None
-        self._waits_for: _Receive | None = None
+        self._awaited: Collection[int] = ()  # serials, for the operation
+        self._alarm = 0  # what else it waits for; 0 for none
         self._numbers = 0  # serials, tickets and alarms given so far
         self._now = 0.0
+        self._dead: frozenset[int] = frozenset()  # `Request.dead` of the latest
         self._actions: list[msg.Action] = []
         if not spec.strategy.has_instances:
             self.children = {child.id: Child(child.id, child) for child in spec.child_specs}
@@ -193,9 +187,12 @@ class SupervisorMachine:
             self._refuse(event)
         elif isinstance(event, msg.Progressed):
             self._progressed(event)
-        elif self._waits_for is not None and self._waits_for.takes(event):
+        elif isinstance(event, msg.AlarmRang):
+            if event.alarm == self._alarm:
+                self._resume(event)
+        elif isinstance(event, msg.OfStart) and event.serial in self._awaited:
             self._resume(event)
-        elif not isinstance(event, (*_OUTCOMES, msg.AlarmRang)):  # these are void
+        elif not isinstance(event, msg.Outcome):  # one of an abandoned start is void
             if isinstance(event, msg.Exited) and (child := self._running(event)) is not None:
                 child.has_exited = True
             self._mailbox.append(event)
@@ -208,9 +205,9 @@ class SupervisorMachine:
         assert self._operation is not None
         try:
             # A generator that has not begun takes None, and only then.
-            self._waits_for = self._operation.send(event)  # type: ignore[arg-type]
+            self._operation.send(event)  # type: ignore[arg-type]
         except StopIteration:
-            self._operation = self._waits_for = None
+            self._operation, self._awaited, self._alarm = None, (), 0
 
     def _begun(self, event: msg.Event) -> Operation:
         match event:
@@ -222,31 +219,23 @@ class SupervisorMachine:
                 return self._retry_due(event)
             case msg.StopRequested(reason):
                 return self._leave(reason)
-            case (
-                msg.Started()
-                | msg.StartIgnored()
-                | msg.NotStarted()
-                | msg.AlarmRang()
-                | msg.Progressed()
-            ):
-                raise AssertionError(f"{event} never lies in the mailbox")
+            case msg.Request():
+                return self._answer(event)
             case _:
-                return self._requested(event)
+                raise AssertionError(f"{event} never lies in the mailbox")
 
     # --- one child: start and stop --------------------------------------------------------
 
-    def _start(self, child: Child) -> Generator[_Receive, msg.Event, BaseException | None]:
+    def _start(self, child: Child) -> Generator[None, msg.Event, BaseException | None]:
         """Start *child*; return the error if that failed."""
         child.status, child.since, child.has_exited = Status.STARTING, self._now, False
         child.incarnation += 1
         serial = self._number()
         self._actions.append(msg.StartChild(child.key, serial, child.incarnation, child.spec))
         limit = math.inf if child.spec.start_within is None else child.spec.start_within
-        match (yield _Receive(_OUTCOMES, (serial,), self._alarm(limit))):
+        match (yield from self._receive((serial,), limit)):
             case msg.Started():
-                self._announce(
-                    notices.ChildStarted(self._path(child), child.incarnation, self._now)
-                )
+                self._announce(notices.ChildStarted, child.incarnation, child=child)
                 child.status, child.serial, child.since = Status.RUNNING, serial, self._now
                 child.has_progressed = False
                 return None
@@ -260,15 +249,13 @@ class SupervisorMachine:
                 self._actions.append(msg.AbandonStart(child.key, serial))
                 error = StartTookTooLong(f"{child.key}: not started within {limit:g} s")
         text = error_text(error)
-        self._announce(
-            notices.ChildStartFailed(self._path(child), child.incarnation, text, self._now)
-        )
+        self._announce(notices.ChildStartFailed, child.incarnation, text, child=child)
         child.status = Status.UNDEFINED
         return error
 
     def _start_all(
         self, keys: Iterable[str]
-    ) -> Generator[_Receive, msg.Event, tuple[Child, BaseException] | None]:
+    ) -> Generator[None, msg.Event, tuple[Child, BaseException] | None]:
         """Start children one after the other; return the first that failed, and its error."""
         for key in keys:
             child = self.children.get(key)
@@ -282,10 +269,10 @@ class SupervisorMachine:
             self._not_running(child, forget=forget)
             return
         self._tell_to_end(child)
-        event = yield self._exit_of((child.serial,), child.patience)
+        event = yield from self._receive((child.serial,), child.patience)
         if not isinstance(event, msg.Exited) and child.is_to_be_killed:
             self._kill(child)
-            event = yield self._exit_of((child.serial,), child.patience)
+            event = yield from self._receive((child.serial,), child.patience)
         self._gone(child, event)
         self._not_running(child, forget=forget)
 
@@ -305,15 +292,16 @@ class SupervisorMachine:
         }
         for child in left.values():
             self._tell_to_end(child)
-        receive = self._exit_of(left, min((c.patience for c in left.values()), default=math.inf))
+        self._awaited = left
+        self._set_alarm(min((child.patience for child in left.values()), default=math.inf))
         while left:
-            event = yield receive
+            event = yield
             if isinstance(event, msg.Exited):
                 child = left.pop(event.serial)
                 self._gone(child, event)
                 del self.children[child.key]
             else:
-                receive = self._exit_of(left, self._lose_patience(left))
+                self._set_alarm(self._lose_patience(left))
 
     def _lose_patience(self, left: dict[int, Child]) -> float:
         """Kill or give up each child whose limit has passed; return the seconds to the next."""
@@ -342,19 +330,22 @@ class SupervisorMachine:
         child.status, child.since = Status.KILLED, self._now
         self._actions.append(msg.KillChild(child.key, child.serial))
 
-    def _exit_of(self, serials: Collection[int], within: float) -> _Receive:
-        return _Receive(msg.Exited, serials, self._alarm(within))
+    def _receive(
+        self, serials: Collection[int], within: float
+    ) -> Generator[None, msg.Event, msg.Event]:
+        """Wait for an outcome or exit with one of *serials*, or for an alarm *within* seconds."""
+        self._set_alarm(within)
+        self._awaited = serials
+        return (yield)
 
     def _gone(self, child: Child, event: msg.Event | None) -> None:
         """Announce the end of a child that was asked to end; without an exit it is lost."""
-        path, incarnation, now = self._path(child), child.incarnation, self._now
         if isinstance(event, msg.Exited):
             child.last_exit = event.reason
-            self._announce(
-                notices.ChildExited(path, incarnation, event.reason, "was told to stop", now)
-            )
+            self._announce_exit(child, "was told to stop")
         else:
-            self._announce(notices.ChildLost(path, incarnation, now - child.since, now))
+            waited = self._now - child.since
+            self._announce(notices.ChildLost, child.incarnation, waited, child=child)
 
     def _not_running(self, child: Child, *, forget: bool) -> None:
         child.status, child.has_exited = Status.UNDEFINED, False
@@ -364,10 +355,10 @@ class SupervisorMachine:
     # --- begin and end --------------------------------------------------------------------
 
     def _boot(self) -> Operation:
-        self._announce(notices.SupervisorBegan(self.path, self._now))
+        self._announce(notices.SupervisorBegan)
         failed = yield from self._start_all(list(self.children))
         if failed is None:
-            self._announce(notices.SupervisorReady(self.path, self._now))
+            self._announce(notices.SupervisorReady)
             self._actions.append(msg.BecomeReady())
             self.is_ready = True
         else:
@@ -383,21 +374,19 @@ class SupervisorMachine:
         else:
             yield from self._stop_all(self.children, forget_temporary=False)
         if failed is None:
-            self._announce(notices.SupervisorExited(self.path, reason, self._now))
+            self._announce(notices.SupervisorExited, reason)
             self._actions.append(msg.Exit(reason))
         else:
             key, error = failed[0].key, failed[1]
-            self._announce(
-                notices.SupervisorStartFailed(self.path, key, error_text(error), self._now)
-            )
-            self._actions.append(msg.FailStart(key, error))
+            self._announce(notices.SupervisorStartFailed, key, error_text(error))
+            self._actions.append(msg.FailStart(error))
         self.ended = reason
         for event in self._mailbox:
             self._refuse(event)
         self._mailbox.clear()
 
     def _give_up(self, child: Child, why: str) -> Operation:
-        self._announce(notices.SupervisorGaveUp(self.path, child.key, why, self._now))
+        self._announce(notices.SupervisorGaveUp, child.key, why)
         child.status = Status.UNDEFINED
         yield from self._leave(ExitReason(ExitKind.SHUTDOWN, f"gave up: {why}"))
 
@@ -441,9 +430,7 @@ class SupervisorMachine:
         return child
 
     def _decider_failed(self, child: Child, error: BaseException) -> None:
-        self._announce(
-            notices.CallbackFailed(self._path(child), "decider", error_text(error), self._now)
-        )
+        self._announce(notices.CallbackFailed, "decider", error_text(error), child=child)
 
     def _progressed(self, event: msg.Progressed) -> None:
         child = self.children.get(event.child)
@@ -545,136 +532,120 @@ class SupervisorMachine:
 
     # --- requests: ``handle_call`` --------------------------------------------------------
 
-    def _requested(self, event: msg.Request) -> Operation:
-        answer: msg.Answer
-        match event:
-            case msg.StartChildRequested():
-                answer = yield from self._start_child(event)
-            case msg.TerminateChildRequested():
-                answer = yield from self._terminate_child(event)
-            case msg.RestartChildRequested(_, key):
-                child = self._stopped_child(key)
-                if isinstance(child, Child):
-                    answer = self._started(child, (yield from self._start(child)))
-                else:
-                    answer = child
-            case msg.DeleteChildRequested(_, key):
-                child = self._stopped_child(key)
-                if isinstance(child, Child):
-                    del self.children[key]
-                    answer = msg.Done(key)
-                else:
-                    answer = child
-            case msg.ChildSpecRequested(_, key):
-                answer = self._child_spec(key)
-            case msg.ChildrenRequested():
-                answer = tuple(_row(child) for child in reversed(self.children.values()))
-            case msg.CountRequested(dead=dead):
-                answer = self._counts(dead)
-            case _:
-                assert_never(event)
-        self._actions.append(msg.Reply(event.caller, answer))
+    def _answer(self, request: msg.Request) -> Operation:
+        self._dead = request.dead
+        try:
+            answer = request.ask(self)
+            if isinstance(answer, Generator):
+                answer = yield from answer
+        except PhalanxError as refusal:
+            answer = refusal
+        self._actions.append(msg.Reply(request.caller, answer))
 
-    def _start_child(
-        self, event: msg.StartChildRequested
-    ) -> Generator[_Receive, msg.Event, msg.Answer]:
-        spec = self._spec_to_start(event)
-        if not isinstance(spec, msg.Refused) and self.spec.refuses(spec):
-            spec = msg.Refused(msg.Refusal.BAD_COMBINATION, spec.id)
-        if isinstance(spec, msg.Refused):
-            return spec
+    def start_child(
+        self, spec: ChildSpec | None, args: tuple[Any, ...] = ()
+    ) -> Generator[None, msg.Event, msg.Done]:
+        """Add *spec* as the last child, or for simple_one_for_one the template with *args*."""
+        if self._is_simple is not (spec is None) or (args and not self._is_simple):
+            remedy = "simple_one_for_one takes arguments for its template, every other strategy a "
+            raise SpecError("child", "" if spec is None else spec.id, f"{remedy}ChildSpec")
+        if spec is None:
+            spec = self.spec.child_specs[0]
+            spec = replace(spec, args=(*spec.args, *args)) if args else spec
+        self.spec.check_child(spec)
         key = spec.id
         if self.spec.strategy.has_instances:
             self.instances += 1
             key = f"{spec.id}#{self.instances}"
             if self.spec.max_children is not None and len(self.children) >= self.spec.max_children:
-                return msg.Refused(msg.Refusal.MAX_CHILDREN, spec.id)
+                raise ChildRefused("max_children", spec.id)
         elif (known := self.children.get(key)) is not None:
-            is_up = known.has_process
-            return msg.Refused(
-                msg.Refusal.ALREADY_STARTED if is_up else msg.Refusal.ALREADY_PRESENT, key
-            )
+            raise ChildRefused("already_started" if known.has_process else "already_present", key)
         child = self.children[key] = Child(key, spec)
         error = yield from self._start(child)
         if error is not None:
             del self.children[key]
         return self._started(child, error)
 
-    def _spec_to_start(self, event: msg.StartChildRequested) -> ChildSpec | msg.Refused:
-        spec = event.spec
-        if self.spec.strategy is not Strategy.SIMPLE_ONE_FOR_ONE:
-            return msg.Refused(msg.Refusal.INVALID_SPEC) if spec is None or event.args else spec
-        if spec is not None:
-            return msg.Refused(msg.Refusal.INVALID_SPEC, spec.id)
-        template = self.spec.child_specs[0]
-        return replace(template, args=(*template.args, *event.args)) if event.args else template
-
-    def _started(self, child: Child, error: BaseException | None) -> msg.Answer:
-        if error is not None:
-            return msg.Refused(msg.Refusal.START_FAILED, child.key, error)
-        is_kept = child.key in self.children  # one that was ignored may not be
-        return msg.Done(child.key if is_kept else "", is_kept and child.has_process)
-
-    def _terminate_child(
-        self, event: msg.TerminateChildRequested
-    ) -> Generator[_Receive, msg.Event, msg.Answer]:
-        child = self.children.get(event.child)
-        if child is not None and event.serial in (None, child.serial):
+    def terminate_child(
+        self, key: str, serial: int | None = None
+    ) -> Generator[None, msg.Event, msg.Done]:
+        """Stop a child; *serial* limits it to that start of an instance, as a pid does in OTP."""
+        child = self.children.get(key)
+        if child is not None and serial in (None, child.serial):
             is_temporary = child.spec.restart is Restart.TEMPORARY
             yield from self._stop(child, forget=is_temporary or self.spec.strategy.has_instances)
-            return msg.Done(child.key)
-        if self.spec.strategy is not Strategy.SIMPLE_ONE_FOR_ONE:
-            return msg.Refused(msg.Refusal.NOT_FOUND, event.child)
-        if event.serial is not None or self._is_ended_instance(event.child):
-            return msg.Done(event.child)
-        return msg.Refused(msg.Refusal.SIMPLE_ONE_FOR_ONE, event.child)
+        elif not self._is_simple:
+            raise ChildRefused("not_found", key)
+        elif serial is None and not self._is_ended_instance(key):
+            raise ChildRefused("simple_one_for_one", key)
+        return msg.Done(key)
 
     def _is_ended_instance(self, key: str) -> bool:
         template, _, number = key.rpartition("#")
         is_known = template == self.spec.child_specs[0].id and number.isdecimal()
         return is_known and 1 <= int(number) <= self.instances
 
-    def _stopped_child(self, key: str) -> Child | msg.Refused:
-        """Return the child *key* if it does not run, else the refusal."""
-        if self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
-            return msg.Refused(msg.Refusal.SIMPLE_ONE_FOR_ONE, key)
+    def restart_child(self, key: str) -> Generator[None, msg.Event, msg.Done]:
+        """Start a child that does not run."""
+        child = self._stopped_child(key)
+        return self._started(child, (yield from self._start(child)))
+
+    def delete_child(self, key: str) -> msg.Done:
+        """Remove a child that does not run."""
+        del self.children[self._stopped_child(key).key]
+        return msg.Done(key)
+
+    def _started(self, child: Child, error: BaseException | None) -> msg.Done:
+        if error is not None:
+            raise StartFailed(f"{child.key}: did not start: {error}") from error
+        is_kept = child.key in self.children  # one that was ignored may not be
+        return msg.Done(child.key if is_kept else "", is_kept and child.has_process)
+
+    def _stopped_child(self, key: str) -> Child:
+        if self._is_simple:
+            raise ChildRefused("simple_one_for_one", key)
         child = self.children.get(key)
         if child is None:
-            return msg.Refused(msg.Refusal.NOT_FOUND, key)
-        match child.shown:
-            case msg.Shown.RUNNING:
-                return msg.Refused(msg.Refusal.RUNNING, key)
-            case msg.Shown.RESTARTING:
-                return msg.Refused(msg.Refusal.RESTARTING, key)
-            case msg.Shown.UNDEFINED:
-                return child
-            case _:
-                assert_never(child.shown)
+            raise ChildRefused("not_found", key)
+        if child.shown is not msg.Shown.UNDEFINED:
+            raise ChildRefused(child.shown, key)
+        return child
 
-    def _child_spec(self, key: str) -> msg.Answer:
+    def child_spec(self, key: str) -> ChildSpec:
+        """Return the spec of a child."""
         if (child := self.children.get(key)) is not None:
             return child.spec
-        is_simple = self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE
-        if is_simple and key == self.spec.child_specs[0].id:
+        if self._is_simple and key == self.spec.child_specs[0].id:
             return self.spec.child_specs[0]
-        return msg.Refused(msg.Refusal.NOT_FOUND, key)
+        raise ChildRefused("not_found", key)
 
-    def _counts(self, dead: frozenset[int]) -> msg.Counts:
+    def child_rows(self) -> tuple[msg.ChildRow, ...]:
+        """List the children, the newest first."""
+        children = reversed(self.children.values())
+        return tuple(msg.ChildRow(one.key, one.shown, one.spec.kind) for one in children)
+
+    def counts(self) -> msg.Counts:
+        """Count the children."""
         children = list(self.children.values())
         running = [child for child in children if child.has_process]
         supervisors = sum(child.spec.is_supervisor for child in children)
         active, specs = len(running), len(children)
-        if self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
+        if self._is_simple:
             specs = 1
         elif self.spec.strategy is not Strategy.DYNAMIC:
             # Only for these strategies does OTP ask whether the process lives.
-            active -= sum(child.has_exited or child.serial in dead for child in running)
+            active -= sum(child.has_exited or child.serial in self._dead for child in running)
         return msg.Counts(specs, active, supervisors, len(children) - supervisors)
+
+    @property
+    def _is_simple(self) -> bool:
+        return self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE
 
     def _refuse(self, event: msg.Event) -> None:
         """Answer *event*, if it is a request: the supervisor has ended."""
         if isinstance(event, msg.Request):
-            self._actions.append(msg.Reply(event.caller, msg.Refused(msg.Refusal.NOPROC)))
+            self._actions.append(msg.Reply(event.caller, SupervisorDown()))
 
     # --- numbers and notices --------------------------------------------------------------
 
@@ -682,29 +653,20 @@ class SupervisorMachine:
         self._numbers += 1
         return self._numbers
 
-    def _alarm(self, seconds: float) -> int:
-        """Set an alarm; return its number, 0 for one that never rings."""
-        if seconds == math.inf:
-            return 0
-        alarm = self._number()
-        self._actions.append(msg.SetAlarm(alarm, seconds))
-        return alarm
+    def _set_alarm(self, seconds: float) -> None:
+        """Set the alarm of the operation; none if *seconds* is infinite."""
+        self._alarm = 0
+        if seconds != math.inf:
+            self._alarm = self._number()
+            self._actions.append(msg.SetAlarm(self._alarm, seconds))
 
-    def _path(self, child: Child) -> str:
-        return f"{self.path}/{child.key}"
-
-    def _announce(self, notice: notices.Notice) -> None:
-        self._actions.append(msg.Announce(notice))
+    def _announce(
+        self, kind: Callable[..., notices.Notice], *values: object, child: Child | None = None
+    ) -> None:
+        """Announce *kind* about the supervisor, or about *child*, with its further *values*."""
+        path = self.path if child is None else f"{self.path}/{child.key}"
+        self._actions.append(msg.Announce(kind(path, self._now, *values)))
 
     def _announce_exit(self, child: Child, decision: str) -> None:
-        assert child.last_exit is not None, "only called about an exit"
-        self._announce(
-            notices.ChildExited(
-                self._path(child), child.incarnation, child.last_exit, decision, self._now
-            )
-        )
-
-
-def _row(child: Child) -> msg.ChildRow:
-    assert child.spec.type is not None, "a spec fills in its type"
-    return msg.ChildRow(child.key, child.shown, child.spec.type)
+        values = child.incarnation, child.last_exit, decision
+        self._announce(notices.ChildExited, *values, child=child)

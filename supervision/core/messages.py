@@ -4,39 +4,23 @@
 - A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
   OTP: an exit with the serial of an earlier start is recognised and ignored.
 - The outcome of a start is delivered before the exit of what was started.
-- Every request is answered exactly once; `Supervisor` turns a refusal into an exception.
+- Every request is answered exactly once; `Supervisor` raises the answer that is an exception.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .decider import Directive
+    from .machine import SupervisorMachine
     from .notices import Notice
     from .policy import ChildType, ExitReason
     from .spec import ChildSpec
-
-
-# --- answers ------------------------------------------------------------------------------
-
-
-class Refusal(StrEnum):
-    """Why a request was refused, in OTP's words where OTP has one."""
-
-    ALREADY_STARTED = "already_started"
-    ALREADY_PRESENT = "already_present"
-    NOT_FOUND = "not_found"
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    START_FAILED = "start_failed"
-    BAD_COMBINATION = "bad_combination"
-    MAX_CHILDREN = "max_children"
-    SIMPLE_ONE_FOR_ONE = "simple_one_for_one"
-    INVALID_SPEC = "invalid_child_spec"
-    NOPROC = "noproc"
 
 
 class Shown(StrEnum):
@@ -49,24 +33,10 @@ class Shown(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The request was carried out.
-
-    Attributes:
-        child: The key of the child; empty if it was ignored and not kept.
-        running: Whether the child runs now.
-    """
+    """The request was carried out; *child* is empty for one that was ignored and not kept."""
 
     child: str
     running: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The request was not carried out; *error* is what the start function raised, if it did."""
-
-    why: Refusal
-    child: str = ""
-    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +50,7 @@ class ChildRow:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The number of children.
-
-    Attributes:
-        specs: Known children, running or not; 1 for simple_one_for_one.
-        active: Running ones.
-        supervisors: Known ones that are supervisors.
-        workers: Known ones that are workers.
-    """
+    """Numbers of children: known (1 for simple_one_for_one), running, and known by type."""
 
     specs: int
     active: int
@@ -95,51 +58,40 @@ class Counts:
     workers: int
 
 
-# --- actions ------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class StartChild:
-    """Call the start function; its outcome comes back with *serial*."""
+class OfStart:
+    """What the messages about one start of a child have."""
 
     child: str
     serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartChild(OfStart):
+    """Call the start function; its outcome comes back with *serial*."""
+
     incarnation: int
     spec: ChildSpec
 
 
-@dataclass(frozen=True, slots=True)
-class AbandonStart:
+class AbandonStart(OfStart):
     """The start took too long: kill what it still returns."""
 
-    child: str
-    serial: int
-
 
 @dataclass(frozen=True, slots=True)
-class TerminateChild:
+class TerminateChild(OfStart):
     """Ask the child to end; its exit comes back."""
 
-    child: str
-    serial: int
     reason: ExitReason
 
 
-@dataclass(frozen=True, slots=True)
-class KillChild:
+class KillChild(OfStart):
     """End the child by force; its exit comes back."""
-
-    child: str
-    serial: int
 
 
 @dataclass(frozen=True, slots=True)
 class RetryLater:
-    """Deliver `RetryDue` after everything that is in the mailbox now.
-
-    Attributes:
-        attempt: Number of the restart in a row, for the back-off; 0 means at once.
-    """
+    """Deliver `RetryDue` after what is in the mailbox now; *attempt*, if not 0, is delayed."""
 
     child: str
     ticket: int
@@ -156,10 +108,10 @@ class SetAlarm:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a request."""
+    """Answer a request; an *answer* that is a `PhalanxError` refuses it."""
 
     caller: Any
-    answer: Answer
+    answer: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +121,8 @@ class BecomeReady:
 
 @dataclass(frozen=True, slots=True)
 class FailStart:
-    """The child could not be started and the others are stopped: end."""
+    """A child could not be started and the others are stopped: end."""
 
-    child: str
     error: BaseException
 
 
@@ -189,55 +140,40 @@ class Announce:
     notice: Notice
 
 
-# --- events -------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Booted:
     """The supervisor begins: it starts its children."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Outcome(OfStart):
+    """What came of a start."""
+
+
+class Started(Outcome):
     """The start function returned; the child runs."""
 
-    child: str
-    serial: int
 
-
-@dataclass(frozen=True, slots=True)
-class StartIgnored:
+class StartIgnored(Outcome):
     """The start function returned `IGNORE`."""
 
-    child: str
-    serial: int
-
 
 @dataclass(frozen=True, slots=True)
-class NotStarted:
+class NotStarted(Outcome):
     """The start function raised *error*."""
 
-    child: str
-    serial: int
     error: BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
+class Exited(OfStart):
     """A child has ended, by itself or on request."""
 
-    child: str
-    serial: int
     reason: ExitReason
     directive: Directive | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Progressed:
+class Progressed(OfStart):
     """A child has been of use: it served a call."""
-
-    child: str
-    serial: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,72 +198,21 @@ class StopRequested:
     reason: ExitReason
 
 
-# Requests: the *caller* of each comes back with the answer.
-
-
 @dataclass(frozen=True, slots=True)
-class StartChildRequested:
-    """Add *spec* as the last child; for simple_one_for_one, None and *args* for the template."""
-
-    caller: Any
-    spec: ChildSpec | None
-    args: tuple[Any, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TerminateChildRequested:
-    """Stop a child; *serial* limits it to that start of an instance, as a pid does in OTP."""
-
-    caller: Any
-    child: str
-    serial: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestartChildRequested:
-    """Start a child that does not run."""
-
-    caller: Any
-    child: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteChildRequested:
-    """Remove a child that does not run."""
-
-    caller: Any
-    child: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChildSpecRequested:
-    """Return the spec of a child."""
-
-    caller: Any
-    child: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChildrenRequested:
-    """List the children, the newest first."""
-
-    caller: Any
-
-
-@dataclass(frozen=True, slots=True)
-class CountRequested:
-    """Count the children.
+class Request:
+    """*ask* the machine for what one of its request methods does and returns.
 
     Attributes:
+        caller: Comes back with the answer.
         dead: Serials of children that have ended and whose exits are not delivered yet: OTP asks
             the VM whether a process lives, which a pure function cannot.
     """
 
     caller: Any
-    dead: frozenset[int] = field(default_factory=frozenset[int])
+    ask: Callable[[SupervisorMachine], object]
+    dead: frozenset[int] = frozenset()
 
 
-Answer: TypeAlias = "Done | Refused | Counts | ChildSpec | tuple[ChildRow, ...]"
 Action: TypeAlias = (
     StartChild
     | AbandonStart
@@ -341,16 +226,15 @@ Action: TypeAlias = (
     | Exit
     | Announce
 )
-Outcome: TypeAlias = Started | StartIgnored | NotStarted
-Request: TypeAlias = (
-    StartChildRequested
-    | TerminateChildRequested
-    | RestartChildRequested
-    | DeleteChildRequested
-    | ChildSpecRequested
-    | ChildrenRequested
-    | CountRequested
-)
 Event: TypeAlias = (
-    Booted | Outcome | Exited | Progressed | RetryDue | AlarmRang | StopRequested | Request
+    Booted
+    | Started
+    | StartIgnored
+    | NotStarted
+    | Exited
+    | Progressed
+    | RetryDue
+    | AlarmRang
+    | StopRequested
+    | Request
 )

@@ -19,6 +19,7 @@ class Notice:
     event: ClassVar[str]
     usual_level: ClassVar[str] = "debug"
     path: str
+    at: float
 
     @property
     def level(self) -> str:
@@ -32,7 +33,6 @@ class ChildStarted(Notice):
 
     event = "phalanx.child_started"
     incarnation: int
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,6 @@ class ChildStartFailed(Notice):
     usual_level = "warning"
     incarnation: int
     error: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +53,6 @@ class ChildExited(Notice):
     incarnation: int
     reason: ExitReason
     decision: str
-    at: float
 
     @property
     def level(self) -> str:
@@ -70,7 +68,6 @@ class ChildLost(Notice):
     usual_level = "error"
     incarnation: int
     waited: float
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +77,6 @@ class HandleFailed(Notice):
     event = "phalanx.handle_failed"
     usual_level = "warning"
     error: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,6 @@ class CallbackFailed(Notice):
     usual_level = "warning"
     callback: str
     error: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +94,6 @@ class SupervisorBegan(Notice):
     """A supervisor runs and begins to start its children."""
 
     event = "phalanx.supervisor_began"
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,6 @@ class SupervisorStartFailed(Notice):
     event = "phalanx.supervisor_start_failed"
     child: str
     error: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +110,6 @@ class SupervisorReady(Notice):
     """All children of the initial list are started."""
 
     event = "phalanx.supervisor_ready"
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +120,6 @@ class SupervisorGaveUp(Notice):
     usual_level = "critical"
     child: str
     why: str
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +128,6 @@ class SupervisorExited(Notice):
 
     event = "phalanx.supervisor_exited"
     reason: ExitReason
-    at: float
 
 
 def notice_fields(notice: Notice) -> dict[str, Any]:

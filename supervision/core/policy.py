@@ -74,8 +74,7 @@ class ExitReason:
     """Why a child ended.
 
     Attributes:
-        kind: The class of the exit.
-        detail: What is known beyond the class, as text.
+        detail: What is known beyond the *kind*, as text.
         code: The exit code of a process that exited, else None.
         signal: The number of the signal that ended a process, else None.
     """
@@ -122,13 +121,9 @@ class Intensity:
 
 @dataclass(frozen=True, slots=True)
 class RestartWindow:
-    """The restarts of one supervisor that still count.
+    """The restarts of one supervisor that still count: at most *intensity* in *period* seconds.
 
-    Attributes:
-        intensity: Restarts allowed per period.
-        period: Length of the window in seconds.
-        spent: When the restarts inside the window happened, oldest first, on the monotonic clock
-            of the caller of `admit`.
+    *spent* is when they happened, oldest first, on the monotonic clock of the caller of `admit`.
     """
 
     intensity: int

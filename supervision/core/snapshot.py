@@ -6,7 +6,7 @@ decided; two supervisors of one snapshot may be seen a moment apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -41,14 +41,12 @@ class ChildSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorSnapshot:
-    """One supervisor and what is below it.
+    """One supervisor and what is below it, in start order.
 
     Attributes:
         path: The ids from the top supervisor down.
         restarts: Restarts inside the window of *period* seconds.
-        max_restarts: Restarts allowed in it.
         ended: The reason of its end; None before.
-        children: In start order.
     """
 
     path: str
@@ -60,11 +58,11 @@ class SupervisorSnapshot:
     children: tuple[ChildSnapshot, ...]
 
 
-Below: TypeAlias = Callable[[str], SupervisorSnapshot | None]
+Below: TypeAlias = Mapping[str, SupervisorSnapshot]
 
 
 def snapshot_of(machine: SupervisorMachine, now: float, below: Below) -> SupervisorSnapshot:
-    """Return *machine* at *now*; *below* returns the snapshot of a child, by key."""
+    """Return *machine* at *now*; *below* are the snapshots of its supervisors, by path."""
     return SupervisorSnapshot(
         machine.path,
         machine.spec.strategy,
@@ -77,17 +75,17 @@ def snapshot_of(machine: SupervisorMachine, now: float, below: Below) -> Supervi
 
 
 def _child(machine: SupervisorMachine, child: Child, below: Below) -> ChildSnapshot:
-    assert child.spec.type is not None, "a spec fills in its type"
+    path = f"{machine.path}/{child.key}"
     return ChildSnapshot(
-        f"{machine.path}/{child.key}",
-        child.spec.type,
+        path,
+        child.spec.kind,
         child.spec.restart,
         child.status,
         child.incarnation,
         child.attempt,
         child.last_exit,
         child.since,
-        below(child.key) if child.has_process and child.spec.is_supervisor else None,
+        below.get(path) if child.has_process and child.spec.is_supervisor else None,
     )
 
 

@@ -109,36 +109,44 @@ class ChildSpec:
         nested = isinstance(start, SupervisorSpec)
         if not (nested or callable(start)):
             raise SpecError("start", start, "give a start function or a SupervisorSpec")
-        if _is_pykka_class(start):
-            raise SpecError(
-                "start", start, "a Pykka class by itself is no start function; give its .start, "
-                "or pykka_child(the class, its arguments)"
-            )  # fmt: skip
+        if isinstance(start, type) and issubclass(start, pykka.Actor):
+            remedy = "a Pykka class by itself is no start function; give its .start, or pykka_child"
+            raise SpecError("start", start, f"{remedy}(the class, its arguments)")
         _set(self, "args", _items("args", self.args))
         _set(self, "restart", check_word("restart", self.restart, Restart))
         kind = ChildType.SUPERVISOR if nested else ChildType.WORKER
         _set(self, "type", check_word("type", kind if self.type is None else self.type, ChildType))
         check_flag("significant", self.significant)
         if self.significant and self.restart is Restart.PERMANENT:
-            raise SpecError(
-                "significant", self.significant, "a permanent child never ends for good; "
-                "make it transient or temporary"
-            )  # fmt: skip
+            remedy = "a permanent child never ends for good; make it transient or temporary"
+            raise SpecError("significant", self.significant, remedy)
         if self.killable is None:
-            _set(self, "killable", _is_killable(self.start))
+            said: object = getattr(start, "killable", None)
+            _set(self, "killable", actor_class(start) is None if said is None else bool(said))
         check_flag("killable", self.killable)
-        if self.shutdown is None:
-            _set(self, "shutdown", math.inf if self.is_supervisor else 5.0)
-        _set(self, "shutdown", _shutdown(self.shutdown))
+        shutdown: object = self.shutdown
+        if shutdown is None:
+            shutdown = math.inf if self.is_supervisor else 5.0
+        elif shutdown == BRUTAL_KILL.value:
+            shutdown = BRUTAL_KILL
+        elif shutdown == "infinity":
+            shutdown = math.inf
+        if shutdown is not BRUTAL_KILL:
+            shutdown = check_seconds("shutdown", shutdown, finite=False)
+        _set(self, "shutdown", shutdown)
         if self.shutdown is BRUTAL_KILL and not self.killable:
-            raise SpecError(
-                "shutdown", self.shutdown, "nothing can kill a thread or an actor of this process; "
-                "give it seconds to stop in"
-            )  # fmt: skip
+            remedy = "nothing can kill a thread or an actor of this process; give it seconds to "
+            raise SpecError("shutdown", self.shutdown, f"{remedy}stop in")
         if self.start_within is None:
             _set(self, "start_within", math.inf if self.is_supervisor else 600.0)
         for limit in ("start_within", "kill_within"):
             check_seconds(limit, getattr(self, limit), finite=False)
+
+    @property
+    def kind(self) -> ChildType:
+        """Its *type*, which is filled in."""
+        assert self.type is not None, "a spec fills in its type"
+        return self.type
 
     @property
     def is_supervisor(self) -> bool:
@@ -197,8 +205,7 @@ class SupervisorSpec:
             if child.id in ids:
                 raise SpecError("children", child.id, "ids must be unique among siblings")
             ids.add(child.id)
-            if why := self.refuses(child):
-                raise SpecError("significant", child.id, why)
+            self.check_child(child)
         if self.strategy is Strategy.SIMPLE_ONE_FOR_ONE and len(ids) != 1:
             raise SpecError("children", len(ids), "a template needs exactly one child")
         if self.strategy is Strategy.DYNAMIC:
@@ -218,11 +225,11 @@ class SupervisorSpec:
         """The children; those that were given as bare supervisors are children here."""
         return cast("tuple[ChildSpec, ...]", self.children)
 
-    def refuses(self, child: ChildSpec) -> str:
-        """Return why *child* cannot be a child of this supervisor, empty if it can."""
+    def check_child(self, child: ChildSpec) -> None:
+        """Raise unless *child* can be a child of this supervisor."""
         if child.significant and self.auto_shutdown is AutoShutdown.NEVER:
-            return "a significant child needs an auto_shutdown other than never"
-        return ""
+            remedy = "a significant child needs an auto_shutdown other than never"
+            raise SpecError("significant", child.id, remedy)
 
 
 def actor_class(start: object) -> type[pykka.ThreadingActor] | None:
@@ -233,17 +240,8 @@ def actor_class(start: object) -> type[pykka.ThreadingActor] | None:
     return owner if isinstance(owner, type) and issubclass(owner, pykka.ThreadingActor) else None
 
 
-def _is_pykka_class(start: object) -> bool:
-    return isinstance(start, type) and issubclass(start, pykka.Actor)
-
-
 def _set(spec: ChildSpec | SupervisorSpec, name: str, value: object) -> None:
     object.__setattr__(spec, name, value)
-
-
-def _is_killable(start: object) -> bool:
-    said: object = getattr(start, "killable", None)
-    return actor_class(start) is None if said is None else bool(said)
 
 
 def _items(name: str, given: object) -> tuple[Any, ...]:
@@ -257,13 +255,6 @@ def _child(given: object) -> ChildSpec:
         return ChildSpec(given.id, given)
     check_kind("children", given, ChildSpec)
     return cast("ChildSpec", given)
-
-
-def _shutdown(value: object) -> Shutdown:
-    if value in (BRUTAL_KILL, BRUTAL_KILL.value):
-        return BRUTAL_KILL
-    given = math.inf if value == "infinity" else value
-    return check_seconds("shutdown", given, finite=False)
 
 
 def _check_id(value: object) -> None:

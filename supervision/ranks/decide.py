@@ -1,5 +1,8 @@
 """Decisions of a rank group: the pure half of an executor.
 
+- Each function takes the group and what happened, and returns the group after it and its actions,
+  in order. Times are seconds on one monotonic clock. A group that has ended stays as it is.
+- An incarnation names one start of a rank, so that messages of an earlier one are recognised.
 - A group is started as a whole and stopped as a whole. A rank that ends unasked is restarted with
   those that the strategy ties to it; deaths of ranks that are being stopped are absorbed.
 - Past its intensity, or when its first start fails, the group stops every rank and ends once.
@@ -14,139 +17,339 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TypeAlias, assert_never
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
 
 from phalanx.supervision.core.decider import Directive
-from phalanx.supervision.core.policy import SHUTDOWN, ExitKind, ExitReason, Restart, Strategy
+from phalanx.supervision.core.machine import Verdict, verdict
+from phalanx.supervision.core.policy import (
+    SHUTDOWN,
+    BackOff,
+    ExitKind,
+    ExitReason,
+    Restart,
+    RestartWindow,
+    Strategy,
+)
 
-from . import group
-from .group import Decided, GroupState, Phase, Rank, RankState
 
-Decision: TypeAlias = tuple[GroupState, tuple[group.RankAction, ...]]
+@dataclass(frozen=True, slots=True)
+class StartRanks:
+    """Start these (rank, incarnation) together, under *epoch*, in a group of *size*."""
+
+    epoch: int
+    size: int
+    ranks: tuple[tuple[int, int], ...]
 
 
-def decide_ranks(state: GroupState, event: group.RankEvent) -> Decision:
-    """Return the group after *event*, and what to do, in order."""
-    if state.phase is Phase.ENDED:
+@dataclass(frozen=True, slots=True)
+class ReformRanks:
+    """Have these (rank, incarnation) leave their group and join *epoch*."""
+
+    epoch: int
+    ranks: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Stop these ranks together; in a *hurry* without waiting for what they run."""
+
+    ranks: tuple[int, ...]
+    hurry: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """The group is incomplete: queue collective calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The group is complete under *epoch*: send calls."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WaitUntil:
+    """Deliver `WaitOver` at *at*."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """The decision about a death, and the reason, for the crash report."""
+
+    text: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.why})" if self.why else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The group has ended for good."""
+
+    reason: ExitReason
+
+
+RankAction = StartRanks | ReformRanks | StopRanks | Hold | Serve | WaitUntil | Decided | End
+
+
+class RankState(StrEnum):
+    """The state of one rank."""
+
+    DOWN = "down"
+    STARTING = "starting"
+    UP = "up"
+    REFORMING = "reforming"  # a survivor that leaves its group and joins the next epoch
+    STOPPING = "stopping"
+
+
+class Phase(StrEnum):
+    """The state of the group."""
+
+    STARTING = "starting"  # for the first time
+    SERVING = "serving"
+    MENDING = "mending"  # some ranks are being stopped or started
+    WAITING = "waiting"  # for the back-off to pass
+    CLOSING = "closing"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank: *incarnation* counts its starts, 0 before the first."""
+
+    number: int
+    incarnation: int = 0
+    state: RankState = RankState.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """A rank group; a new one has *size* ranks, none of them started.
+
+    Attributes:
+        size: The number of ranks, after the next start.
+        mending: The ranks to start as soon as all of them are down.
+        keep: Whether the survivors of a death are kept.
+        failures: Restarts in a row without a healthy time between, for the back-off.
+        served_at: When the group last became complete, or None.
+        ending: The reason of its end, once it ends.
+        fresh: The ranks that were started since the group last served.
+        reached: The last incarnation of each rank at the last start, also of ranks removed by a
+            resize: no incarnation of a rank is numbered twice.
+    """
+
+    strategy: Strategy
+    window: RestartWindow
+    size: int
+    ranks: tuple[Rank, ...] = ()
+    restart: Restart = Restart.PERMANENT
+    backoff: BackOff | None = None
+    phase: Phase = Phase.STARTING
+    epoch: int = 0
+    mending: frozenset[int] = frozenset()
+    keep: bool = False
+    fresh: frozenset[int] = frozenset()
+    reached: tuple[int, ...] = ()
+    failures: int = 0
+    waits_until: float = 0.0
+    served_at: float | None = None
+    ending: ExitReason | None = None
+
+    def __post_init__(self) -> None:
+        if not self.ranks:
+            object.__setattr__(self, "ranks", tuple(map(Rank, range(self.size))))
+
+    def state_of(self, rank: int, incarnation: int) -> RankState:
+        """Return the state of an *incarnation*; down if *rank* has another one, or is gone."""
+        found = self.ranks[rank] if rank < len(self.ranks) else Rank(rank)
+        return found.state if found.incarnation == incarnation else RankState.DOWN
+
+    def live_among(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return those of *ranks* that are not down."""
+        return frozenset(n for n in ranks if self.ranks[n].state is not RankState.DOWN)
+
+    def tied_to(self, ranks: frozenset[int]) -> frozenset[int]:
+        """Return *ranks* and those that are restarted with them."""
+        match self.strategy:
+            case Strategy.ONE_FOR_ALL:
+                return frozenset(range(len(self.ranks)))
+            case Strategy.REST_FOR_ONE:
+                return frozenset(range(min(ranks), len(self.ranks)))
+            case _:
+                return ranks
+
+    def replaced_after(self, dead: int) -> frozenset[int]:
+        """Return who is started anew after *dead* has died."""
+        if not self.keep:
+            return self.tied_to(frozenset((dead,)))
+        # In its start a rank hears nothing of a further epoch.
+        starting = (rank.number for rank in self.ranks if rank.state is RankState.STARTING)
+        return frozenset((dead, *starting))
+
+    def marked(self, ranks: frozenset[int] | set[int], to: RankState) -> GroupState:
+        """Return the group with *ranks* in that state."""
+        marked = tuple(replace(r, state=to) if r.number in ranks else r for r in self.ranks)
+        return replace(self, ranks=marked)
+
+
+RankDecision: TypeAlias = tuple[GroupState, tuple[RankAction, ...]]
+
+
+def begin(state: GroupState) -> RankDecision:
+    """Start the group for the first time."""
+    return _start(replace(state, mending=frozenset(range(state.size))))
+
+
+def rank_ready(state: GroupState, rank: int, incarnation: int, at: float) -> RankDecision:
+    """Return what follows when a rank has finished its start."""
+    return _up(state, rank, at, state.state_of(rank, incarnation) is RankState.STARTING)
+
+
+def rank_reformed(
+    state: GroupState, rank: int, incarnation: int, epoch: int, at: float
+) -> RankDecision:
+    """Return what follows when a survivor has joined *epoch*."""
+    was = state.state_of(rank, incarnation)
+    return _up(state, rank, at, epoch == state.epoch and was is RankState.REFORMING)
+
+
+def restart(state: GroupState, ranks: frozenset[int], *, force: bool = False) -> RankDecision:
+    """Restart *ranks* as planned, and those the strategy ties to them, if none are kept.
+
+    With *force* the calls that they run are ended, not waited for.
+    """
+    if state.phase is not Phase.SERVING:
         return state, ()
-    match event:
-        case group.Begin():
-            everyone = frozenset(range(state.size))
-            return _start(replace(state, mending=everyone))
-        case group.RankReady():
-            return _ready(state, event.rank, event.incarnation, RankState.STARTING, event.at)
-        case group.RankReformed(rank=rank, incarnation=incarnation):
-            if event.epoch != state.epoch:
-                return state, ()
-            return _ready(state, rank, incarnation, RankState.REFORMING, event.at)
-        case group.RankExited():
-            return _exited(state, event)
-        case group.RestartAsked(ranks=ranks, force=force):
-            if state.phase is not Phase.SERVING:
-                return state, ()
-            # Survivors of a death would be kept, so these are too.
-            return _renew(state, ranks if state.keep else state.tied_to(ranks), hurry=force)
-        case group.ResizeAsked(size=size):
-            if state.phase is not Phase.SERVING:
-                return state, ()
-            everyone = frozenset(rank.number for rank in state.ranks)
-            return _renew(replace(state, size=size), everyone, hurry=False)
-        case group.WaitOver(at=at):
-            # A wait that was overtaken by a longer one ends too early.
-            due = state.phase is Phase.WAITING and at >= state.waits_until
-            return _start(state) if due else (state, ())
-        case group.CloseAsked(reason=reason):
-            if state.phase is Phase.CLOSING:
-                return state, ()
-            return _close(state, reason, hurry=False)
-        case _:
-            assert_never(event)
+    # Survivors of a death would be kept, so these are too.
+    return _renew(state, ranks if state.keep else state.tied_to(ranks), hurry=force)
 
 
-def _ready(state: GroupState, number: int, incarnation: int, was: RankState, at: float) -> Decision:
-    rank = state.ranks[number] if number < len(state.ranks) else None
-    if rank is None or rank.incarnation != incarnation or rank.state is not was:
+def resize(state: GroupState, size: int) -> RankDecision:
+    """Form all ranks anew, in a group of *size*."""
+    if state.phase is not Phase.SERVING:
         return state, ()
-    state = state.marked({number}, RankState.UP)
-    if any(other.state is not RankState.UP for other in state.ranks):
-        return state, ()
-    state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
-    return state, (group.Serve(state.epoch),)
+    everyone = frozenset(rank.number for rank in state.ranks)
+    return _renew(replace(state, size=size), everyone, hurry=False)
 
 
-def _exited(state: GroupState, event: group.RankExited) -> Decision:
-    rank = state.ranks[event.rank] if event.rank < len(state.ranks) else None
-    if rank is None or rank.incarnation != event.incarnation or rank.state is RankState.DOWN:
+def wait_over(state: GroupState, at: float) -> RankDecision:
+    """Return what follows when a back-off has passed."""
+    # A wait that was overtaken by a longer one ends too early.
+    due = state.phase is Phase.WAITING and at >= state.waits_until
+    return _start(state) if due else (state, ())
+
+
+def close(state: GroupState, reason: ExitReason) -> RankDecision:
+    """Stop the group."""
+    if state.phase in (Phase.CLOSING, Phase.ENDED):
         return state, ()
-    was = rank.state
-    state = state.marked({event.rank}, RankState.DOWN)
+    return _close(state, reason, hurry=False)
+
+
+def rank_exited(
+    state: GroupState,
+    number: int,
+    incarnation: int,
+    reason: ExitReason,
+    at: float,
+    *,
+    jitter: float = 0.0,
+    directive: Directive | None = None,
+    out_of_step: bool = False,
+) -> RankDecision:
+    """Return what follows when the process of a rank has ended.
+
+    *jitter*, in [0, 1), spreads the back-off. *directive* is that of the user's decider; None
+    leaves it to the restart type. *out_of_step*: it was ended because its process group was broken
+    or its ranks were out of step, and all of them are formed anew, whatever the strategy.
+    """
+    was = state.state_of(number, incarnation)
+    if was is RankState.DOWN or state.phase is Phase.ENDED:
+        return state, ()
+    state = state.marked({number}, RankState.DOWN)
     if state.phase is Phase.CLOSING:
         return _settle_closing(state)
     if was is RankState.STOPPING:
-        return _resume(state, event.at, event.jitter)
-    name = f"rank {event.rank}"
+        return _resume(state, at, jitter)
+    name = f"rank {number}"
     served_at = state.served_at
     if served_at is None:
         told = Decided("stop the group", f"{name} failed in the group's first start")
-        state, actions = _close(state, event.reason, hurry=True)
+        state, actions = _close(state, reason, hurry=True)
         return state, (told, *actions)
-    if event.directive in (Directive.STOP, Directive.ESCALATE):
-        text = f"{name}: {event.directive} by the decider: stop the group"
-        ending = replace(SHUTDOWN, detail=f"gave up: {name} ended {event.reason}: escalated")
-        if event.directive is Directive.STOP:
+    if directive in (Directive.STOP, Directive.ESCALATE):
+        text = f"{name}: {directive} by the decider: stop the group"
+        ending = replace(SHUTDOWN, detail=f"gave up: {name} ended {reason}: escalated")
+        if directive is Directive.STOP:
             ending = ExitReason(ExitKind.NORMAL, f"{name} was stopped by the decider")
-        state, actions = _close(state, ending, hurry=event.directive is Directive.ESCALATE)
+        state, actions = _close(state, ending, hurry=directive is Directive.ESCALATE)
         return state, (Decided(text), *actions)
-    wanted = event.directive is Directive.RESTART
-    if not wanted and not _is_restarted(state.restart, event.reason):
-        why = f"{name} is {state.restart} and its end was {event.reason.kind}"
-        state, actions = _close(state, event.reason, hurry=False)
+    is_restarted = verdict(state.restart, reason) is Verdict.RESTART
+    if directive is not Directive.RESTART and not is_restarted:
+        why = f"{name} is {state.restart} and its end was {reason.kind}"
+        state, actions = _close(state, reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)
-    affected = state.replaced_after(event.rank)
-    if event.out_of_step and not state.keep:
+    affected = state.replaced_after(number)
+    if out_of_step and not state.keep:
         affected = frozenset(each.number for each in state.ranks)
-    if was is RankState.REFORMING and event.rank in state.fresh:
+    if was is RankState.REFORMING and number in state.fresh:
         # A kill says nothing about its hook.
-        if event.reason.kind is not ExitKind.KILLED:
-            affected = state.tied_to(frozenset((event.rank,)))
+        if reason.kind is not ExitKind.KILLED:
+            affected = state.tied_to(frozenset((number,)))
     elif was is RankState.REFORMING:
         told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
-        return _mend(state, affected, told, event)
-    window = state.window.admit(event.at)
+        return _mend(state, affected, told, at, jitter)
+    window = state.window.admit(at)
     limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
     if window is None:
         told = Decided("give up", f"more than {limit}")
-        last = f"the last: {name}, {event.reason}"
+        last = f"the last: {name}, {reason}"
         ending = replace(SHUTDOWN, detail=f"{told.text}: {told.why}; {last}")
         state, actions = _close(state, ending, hurry=True)
         return state, (told, *actions)
     rested = (
         state.backoff is not None
         and state.phase is Phase.SERVING
-        and event.at - served_at >= state.backoff.reset_after
+        and at - served_at >= state.backoff.reset_after
     )
     text = f"restart {_names(affected)}"
     if state.keep and len(affected) < len(state.ranks):
         text += ", the others are kept"
     told = Decided(text, f"{state.strategy}, number {len(window.spent)} of at most {limit}")
     state = replace(state, window=window, failures=1 if rested else state.failures + 1)
-    return _mend(state, affected, told, event)
+    return _mend(state, affected, told, at, jitter)
+
+
+def _up(state: GroupState, number: int, at: float, is_due: bool) -> RankDecision:
+    if not is_due or state.phase is Phase.ENDED:
+        return state, ()
+    state = state.marked({number}, RankState.UP)
+    if any(other.state is not RankState.UP for other in state.ranks):
+        return state, ()
+    state = replace(state, phase=Phase.SERVING, served_at=at, fresh=frozenset())
+    return state, (Serve(state.epoch),)
 
 
 def _mend(
-    state: GroupState, affected: frozenset[int], told: Decided, event: group.RankExited
-) -> Decision:
+    state: GroupState, affected: frozenset[int], told: Decided, at: float, jitter: float
+) -> RankDecision:
     """Stop those of *affected* that live, and start all of them once they are down."""
     live = state.live_among(affected)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
-    state, actions = _resume(state, event.at, event.jitter)
-    stop = (group.StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
-    return state, (told, group.Hold(), *stop, *actions)
+    state, actions = _resume(state, at, jitter)
+    stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
+    return state, (told, Hold(), *stop, *actions)
 
 
-def _resume(state: GroupState, at: float, jitter: float) -> Decision:
+def _resume(state: GroupState, at: float, jitter: float) -> RankDecision:
     """Start the ranks of `mending` once all of them are down, after the back-off."""
     if state.phase is Phase.WAITING or state.live_among(state.mending):
         return state, ()
@@ -155,11 +358,11 @@ def _resume(state: GroupState, at: float, jitter: float) -> Decision:
         delay = state.backoff.delay(state.failures, jitter)
     if delay > 0:
         until = at + delay
-        return replace(state, phase=Phase.WAITING, waits_until=until), (group.WaitUntil(until),)
+        return replace(state, phase=Phase.WAITING, waits_until=until), (WaitUntil(until),)
     return _start(state)
 
 
-def _start(state: GroupState) -> Decision:
+def _start(state: GroupState) -> RankDecision:
     there = len(state.ranks)
     reached = (*(rank.incarnation for rank in state.ranks), *state.reached[there:])
     back = (Rank(n, reached[n]) for n in range(there, min(state.size, len(reached))))
@@ -190,49 +393,35 @@ def _start(state: GroupState) -> Decision:
         reached=reached,
     )
     started = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in chosen)
-    start = group.StartRanks(epoch, state.size, started)
+    start = StartRanks(epoch, state.size, started)
     reform = tuple((rank.number, rank.incarnation) for rank in ranks if rank.number in kept)
     # Survivors leave first: one that stays in the old group holds up others in it.
-    return state, (group.ReformRanks(epoch, reform), start) if reform else (start,)
+    return state, (ReformRanks(epoch, reform), start) if reform else (start,)
 
 
-def _renew(state: GroupState, affected: frozenset[int], *, hurry: bool) -> Decision:
+def _renew(state: GroupState, affected: frozenset[int], *, hurry: bool) -> RankDecision:
     """Stop *affected*, in good order unless in a *hurry*, and start them; planned: not counted."""
     live = state.live_among(affected)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
-    return state, (group.Hold(), group.StopRanks(tuple(sorted(live)), hurry=hurry))
+    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=hurry))
 
 
-def _close(state: GroupState, reason: ExitReason, *, hurry: bool) -> Decision:
-    live = frozenset(r.number for r in state.ranks if r.state is not RankState.DOWN)
+def _close(state: GroupState, reason: ExitReason, *, hurry: bool) -> RankDecision:
+    live = state.live_among(frozenset(range(len(state.ranks))))
     fresh = frozenset(n for n in live if state.ranks[n].state is not RankState.STOPPING)
     state = state.marked(live, RankState.STOPPING)
     state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
-    stop = (group.StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
+    stop = (StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
     state, actions = _settle_closing(state)
-    return state, (group.Hold(), *stop, *actions)
+    return state, (Hold(), *stop, *actions)
 
 
-def _settle_closing(
-    state: GroupState,
-) -> Decision:
+def _settle_closing(state: GroupState) -> RankDecision:
     if any(rank.state is not RankState.DOWN for rank in state.ranks):
         return state, ()
     reason = state.ending or SHUTDOWN
-    return replace(state, phase=Phase.ENDED), (group.End(reason),)
-
-
-def _is_restarted(restart: Restart, reason: ExitReason) -> bool:
-    match restart:
-        case Restart.PERMANENT:
-            return True
-        case Restart.TRANSIENT:
-            return reason.is_failure
-        case Restart.TEMPORARY:
-            return False
-        case _:
-            assert_never(restart)
+    return replace(state, phase=Phase.ENDED), (End(reason),)
 
 
 def _names(ranks: frozenset[int]) -> str:

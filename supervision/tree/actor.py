@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 from dataclasses import replace
 from functools import partial
@@ -23,11 +24,10 @@ from phalanx.supervision.core.notices import SupervisorExited
 from phalanx.supervision.core.policy import KILLED, ExitKind, ExitReason
 from phalanx.supervision.core.snapshot import snapshot_of
 from phalanx.supervision.core.spec import SupervisorSpec, actor_class
-from phalanx.supervision.errors import error_text
+from phalanx.supervision.errors import SupervisorDown, error_text
 
 from .adapters import pykka_child
 from .mailbox import ProtectedActor
-from .services import Member
 from .start import StartContext
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from phalanx.supervision.core.snapshot import Below, SupervisorSnapshot
 
     from .monitors import Cancel
-    from .services import Subscriber, TreeServices
+    from .services import TreeServices
 
 
 class SupervisorActor(ProtectedActor):
@@ -46,6 +46,10 @@ class SupervisorActor(ProtectedActor):
     As a child of another supervisor it is its own handle.
 
     Attributes:
+        machine: Its decisions, and the state of its children.
+        services: Those of its tree.
+        thread: Its thread, once it runs.
+        is_over: It has ended for its owner; its thread may still run.
         ended: The reason of its end, once the owner has it.
     """
 
@@ -61,17 +65,15 @@ class SupervisorActor(ProtectedActor):
     ) -> None:
         super().__init__()
         self.machine = SupervisorMachine(spec, path, services.instances.get(path, 0))
-        self.member = Member(path)
+        self.services = services
+        self.thread: threading.Thread | None = None
+        self.is_over = False
         self.ended: ExitReason | None = None
-        self._services = services
-        self._on_start = on_start
-        self._on_exit = on_exit
-        self._on_use = on_use
+        self._on_start, self._on_exit, self._on_use = on_start, on_exit, on_use
         self._lock = threading.Lock()
         # Held while the machine decides or is shown; reentrant, for deciders that take a snapshot.
         self._deciding = threading.RLock()
         self._starts: dict[str, StartContext] = {}
-        self._nested: dict[str, SupervisorActor] = {}
         self._unanswered: dict[int, Any] = {}  # callers, wherever their requests are
         self._alarm: Cancel | None = None
         self._is_killed = False
@@ -79,14 +81,12 @@ class SupervisorActor(ProtectedActor):
 
     def begin(self) -> None:
         """Start the actor's thread."""
-        self._services.enter(self.member)
+        self.services.enter(self)
         try:
-            self._services.begin(self)
+            self.services.begin(self)
         except BaseException:
-            self._services.leave(self.member)
+            self.services.leave(self)
             raise
-
-    # --- for any thread -------------------------------------------------------------------
 
     def post(self, event: msg.Event) -> bool:
         """Put *event* at the end of the mailbox; return False if it will not be read."""
@@ -110,7 +110,7 @@ class SupervisorActor(ProtectedActor):
                 return
             self._is_killed = True
         path = self.machine.path
-        self._services.announce(SupervisorExited(path, KILLED, self._services.clock()))
+        self.services.announce(SupervisorExited(path, self.services.clock(), KILLED))
         self._drop_children(KILLED)
         self._finish(KILLED)
         self.post(msg.StopRequested(KILLED))  # wakes the thread, which then ends
@@ -118,10 +118,6 @@ class SupervisorActor(ProtectedActor):
     def start_of(self, key: str) -> StartContext | None:
         """Return the latest start of child *key* that has not ended."""
         return self._starts.get(key)
-
-    def nested(self, key: str) -> SupervisorActor | None:
-        """Return the supervisor that runs as child *key*."""
-        return self._nested.get(key)
 
     def will_run(self, key: str) -> bool:
         """Return whether child *key* runs, or is going to without a further request."""
@@ -134,26 +130,17 @@ class SupervisorActor(ProtectedActor):
     def supervisors(self) -> dict[str, SupervisorActor]:
         """Return the supervisors that run as children, by key."""
         with self._lock:
-            return dict(self._nested)
-
-    def needs_this_thread(self) -> bool:
-        """Return whether it needs the calling thread in order to answer or to end."""
-        return self._services.is_inside(self.machine.path)
+            starts = list(self._starts.values())
+        return {start.key: start.nested for start in starts if start.nested is not None}
 
     def snapshot(self, below: Below) -> SupervisorSnapshot:
-        """Return this supervisor as it is now; *below* returns the snapshot of a child, by key."""
+        """Return this supervisor as it is now; *below* are those below it, by path."""
         with self._deciding:
-            return snapshot_of(self.machine, self._services.clock(), below)
-
-    def subscribe(self, subscriber: Subscriber) -> Cancel:
-        """Call *subscriber* with every notice of the tree; return a function that ends that."""
-        return self._services.subscribe(subscriber)
-
-    # --- the loop -------------------------------------------------------------------------
+            return snapshot_of(self.machine, self.services.clock(), below)
 
     def on_start(self) -> None:
         """Begin with a first message to itself."""
-        self.member.thread = threading.current_thread()
+        self.thread = threading.current_thread()
         self.post(msg.Booted())
 
     def hear(self, message: msg.Event, /) -> None:
@@ -165,8 +152,10 @@ class SupervisorActor(ProtectedActor):
             return
         event = message
         if isinstance(event, msg.Exited | msg.NotStarted | msg.StartIgnored):
-            self._forget(event)
-        elif isinstance(event, msg.CountRequested):
+            with self._lock:
+                if event.serial == getattr(self._starts.get(event.child), "serial", None):
+                    del self._starts[event.child]
+        elif isinstance(event, msg.Request):
             starts = list(self._starts.values())
             event = replace(event, dead=frozenset(one.serial for one in starts if one.has_ended))
         elif isinstance(event, msg.Progressed) and self._on_use is not None:
@@ -174,20 +163,13 @@ class SupervisorActor(ProtectedActor):
         path, known = self.machine.path, len(self.machine.children)
         with self._deciding:
             # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
-            actions = self.machine.handle(event, self._services.clock())
+            actions = self.machine.handle(event, self.services.clock())
         if self.machine.instances:
-            self._services.instances[path] = self.machine.instances
+            self.services.instances[path] = self.machine.instances
         if len(self.machine.children) < known:
-            self._services.forget_instances(path, self.machine.children)
+            self.services.forget_instances(path, self.machine.children)
         for action in actions:
             self._perform(action)
-
-    def _forget(self, event: msg.Exited | msg.NotStarted | msg.StartIgnored) -> None:
-        known = self._starts.get(event.child)
-        if known is not None and known.serial == event.serial:
-            with self._lock:
-                del self._starts[event.child]
-                self._nested.pop(event.child, None)
 
     def _perform(self, action: msg.Action) -> None:
         match action:
@@ -210,7 +192,7 @@ class SupervisorActor(ProtectedActor):
                 caller.set(answer)
             case msg.BecomeReady():
                 self._on_start(None)
-            case msg.FailStart(_, error):
+            case msg.FailStart(error):
                 self._on_start(error)
                 self._finish(None)
                 self.stop()
@@ -218,23 +200,14 @@ class SupervisorActor(ProtectedActor):
                 self._finish(reason)
                 self.stop()
             case msg.Announce(notice):
-                self._services.announce(notice)
+                self.services.announce(notice)
             case _:
                 assert_never(action)
-
-    # --- performing -----------------------------------------------------------------------
 
     def _start(self, action: msg.StartChild) -> None:
         key, spec = action.child, action.spec
         limit = math.inf if spec.start_within is None else spec.start_within
-        context = StartContext(
-            f"{self.machine.path}/{key}",
-            action,
-            self._services.clock() + limit,
-            decider=self.machine.spec.decider,
-            post=self.post,
-            services=self._services,
-        )
+        context = StartContext(self, action, self.services.clock() + limit)
         with self._lock:
             if self._is_killed:
                 return
@@ -245,35 +218,27 @@ class SupervisorActor(ProtectedActor):
                 return
             actor = actor_class(spec.start)
             start = spec.start if actor is None else pykka_child(actor)
-            self._services.spawn(partial(context.launch, start), f"phalanx-start {context.path}")
+            self.services.spawn(partial(context.launch, start), f"phalanx-start {context.path}")
         except (RuntimeError, MemoryError) as error:  # no thread is left: this start has failed
-            context.settle_failed(error)
+            context.settle(None, error)
 
     def _start_nested(self, context: StartContext, spec: SupervisorSpec) -> None:
-        def started(error: BaseException | None) -> None:
-            if error is None:
-                context.settle(actor)
-            else:
-                context.settle_failed(error)
-
         actor = SupervisorActor(
             spec,
             context.path,
-            self._services,
-            on_start=started,
+            self.services,
+            on_start=lambda error: context.settle(actor if error is None else None, error),
             on_exit=context.exited,
             on_use=context.progressed,
         )
-        with self._lock:
-            self._nested[context.key] = actor
+        context.nested = actor
         actor.begin()
 
     def _abandon(self, key: str) -> None:
         with self._lock:
-            nested = self._nested.pop(key, None)
             context = self._starts.pop(key)
-        if nested is not None:
-            nested.kill()
+        if context.nested is not None:
+            context.nested.kill()
         context.abandon()
 
     def _retry(self, action: msg.RetryLater) -> None:
@@ -281,22 +246,19 @@ class SupervisorActor(ProtectedActor):
         if backoff is None or not action.attempt:
             self.post(due)
         else:
-            self._post_after(backoff.delay(action.attempt, self._services.chance()), due)
+            jitter = random.random()  # noqa: S311 # it only spreads restarts
+            self._post_after(backoff.delay(action.attempt, jitter), due)
 
     def _post_after(self, delay: float, event: msg.Event) -> Cancel:
-        def due() -> None:
-            self.post(event)
-
-        return self._services.timers.call_at(self._services.clock() + delay, due)
-
-    # --- the end --------------------------------------------------------------------------
+        at = self.services.clock() + delay
+        return self.services.timers.call_at(at, partial(self.post, event))
 
     def _finish(self, reason: ExitReason | None) -> None:
         """Report the end to the owner, once; None after a failed start, which reported it."""
         with self._lock:
-            if self.member.is_over:
+            if self.is_over:
                 return
-            self.member.is_over = True
+            self.is_over = True
         if self._alarm is not None:
             self._alarm()
         if reason is not None:
@@ -305,13 +267,12 @@ class SupervisorActor(ProtectedActor):
 
     def _drop_children(self, reason: ExitReason) -> None:
         with self._lock:
-            starts, nested = list(self._starts.values()), dict(self._nested)
+            starts = list(self._starts.values())
         for start in reversed(starts):
             start.abandon(reason)
-            below = nested.get(start.key)
             # One that still starts would handle a request to stop only after a start that may hang.
-            if below is not None and not below.machine.is_ready:
-                below.kill()
+            if start.nested is not None and not start.nested.machine.is_ready:
+                start.nested.kill()
 
     def failed(self, error: BaseException, /) -> None:
         """End after *error*, a fault of the supervisor: the children end too."""
@@ -320,7 +281,7 @@ class SupervisorActor(ProtectedActor):
             self._is_killed = True
         self._drop_children(reason)
         path = self.machine.path
-        self._services.announce(SupervisorExited(path, reason, self._services.clock()))
+        self.services.announce(SupervisorExited(path, self.services.clock(), reason))
         if not self.machine.is_ready:
             self._on_start(error)
         self._finish(reason)
@@ -337,6 +298,6 @@ class SupervisorActor(ProtectedActor):
             if isinstance(message, msg.Request):
                 self._unanswered[id(message.caller)] = message.caller
         for caller in self._unanswered.values():
-            caller.set(msg.Refused(msg.Refusal.NOPROC))
+            caller.set(SupervisorDown())
         self._unanswered.clear()
-        self._services.leave(self.member)
+        self.services.leave(self)

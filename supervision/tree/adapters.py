@@ -47,18 +47,13 @@ def exit_reason(error: BaseException | None, *, asked: ExitReason | None = None)
     return ExitReason(ExitKind.CRASH, text, code if isinstance(code, int) else None)
 
 
-# --- Pykka actors -------------------------------------------------------------------------
-
-
 class pykka_child:  # noqa: N801 # reads as a function where it is used
     """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
 
     killable = False
 
     def __init__(self, actor: type[pykka.ThreadingActor], *args: Any, **kwargs: Any) -> None:
-        self.actor = actor
-        self.args = args
-        self.kwargs = kwargs
+        self.actor, self.args, self.kwargs = actor, args, kwargs
 
     def __repr__(self) -> str:
         return f"pykka_child({self.actor.__qualname__})"
@@ -81,8 +76,7 @@ class ActorChild:
     """The handle of a Pykka actor; *ref* is its `pykka.ActorRef`."""
 
     def __init__(self, ref: pykka.ActorRef[Any], ctx: StartContext) -> None:
-        self.ref = ref
-        self.ctx = ctx
+        self.ref, self.ctx = ref, ctx
         self.begun = threading.Event()
         self.start_error: BaseException | None = None
         self.error: BaseException | None = None
@@ -157,11 +151,8 @@ def _supervised(actor: type[pykka.ThreadingActor]) -> type[Any]:
     return type(actor.__name__, (_Supervised, actor), names)
 
 
-# --- callables ----------------------------------------------------------------------------
-
-
 class StopSignal(threading.Event):
-    """Set when the child is to end; *reason* says why.
+    """Set when the child is to end; *reason* says why. The handle of the child.
 
     Its method *progressed* reports that the child has been of use (``fruitless_limit``).
     """
@@ -171,6 +162,14 @@ class StopSignal(threading.Event):
     def __init__(self, progressed: Callable[[], None]) -> None:
         super().__init__()
         self.progressed = progressed
+
+    def terminate(self, reason: ExitReason) -> None:
+        """Set it."""
+        self.reason = reason
+        self.set()
+
+    def kill(self) -> None:
+        """Do nothing: nothing can kill a thread."""
 
 
 class thread_child:  # noqa: N801 # reads as a function where it is used
@@ -182,19 +181,17 @@ class thread_child:  # noqa: N801 # reads as a function where it is used
     killable = False
 
     def __init__(self, target: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        self.target = target
-        self.args = args
-        self.kwargs = kwargs
+        self.target, self.args, self.kwargs = target, args, kwargs
 
     def __repr__(self) -> str:
         return f"thread_child({self.target!r})"
 
-    def __call__(self, ctx: StartContext, *args: Any) -> ThreadChild:
+    def __call__(self, ctx: StartContext, *args: Any) -> StopSignal:
         """Start the thread."""
-        child = ThreadChild(ctx)
-        arguments = (child.ref, ctx, (*self.args, *args))
+        signal = StopSignal(ctx.progressed)
+        arguments = (signal, ctx, (*self.args, *args))
         threading.Thread(target=self._run, args=arguments, name=ctx.path, daemon=True).start()
-        return child
+        return signal
 
     def _run(self, signal: StopSignal, ctx: StartContext, args: tuple[Any, ...]) -> None:
         error: BaseException | None = None
@@ -208,18 +205,3 @@ class thread_child:  # noqa: N801 # reads as a function where it is used
         if directive is Directive.RESUME:
             directive = None  # nothing is left that could go on
         ctx.exited(exit_reason(error, asked=signal.reason if signal.is_set() else None), directive)
-
-
-class ThreadChild:
-    """The handle of a thread; *ref* is its stop signal."""
-
-    def __init__(self, ctx: StartContext) -> None:
-        self.ref = StopSignal(ctx.progressed)
-
-    def terminate(self, reason: ExitReason) -> None:
-        """Set the stop signal."""
-        self.ref.reason = reason
-        self.ref.set()
-
-    def kill(self) -> None:
-        """Do nothing: nothing can kill a thread."""

@@ -80,10 +80,8 @@ def run_mailbox(actor: pykka.ThreadingActor, failed: Callable[[BaseException, bo
     """Handle the messages of *actor* until it has stopped; in place of Pykka's own loop.
 
     Pykka's loop stops every actor of the program for one SystemExit, ends silently if an exception
-    is raised in it while it waits, and drops one with which a message was answered.
-
-    Args:
-        failed: Called with each exception, and whether a caller was answered with it.
+    is raised in it while it waits, and drops one with which a message was answered. *failed* is
+    called with each exception, and whether a caller was answered with it.
     """
     while not actor.actor_stopped.is_set():
         was_answered = False

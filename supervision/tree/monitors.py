@@ -10,14 +10,12 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from phalanx.supervision.core.policy import ExitKind, ExitReason
-from phalanx.supervision.errors import error_text
 
 
 class Down(NamedTuple):
@@ -34,20 +32,17 @@ Cancel: TypeAlias = Callable[[], None]
 class Lifeline:
     """The end of one incarnation of *path*.
 
-    *terminate* asks it to end, for links; *failed* is called with the path and an exception of a
-    watcher, which is logged without it.
+    *terminate* asks it to end, for links; *failed* is called with the path, ``monitor`` and an
+    exception of a watcher.
     """
 
     def __init__(
         self,
         path: str,
-        terminate: Callable[[ExitReason], None] | None = None,
-        *,
-        failed: Callable[[str, BaseException], None] | None = None,
+        terminate: Callable[[ExitReason], None],
+        failed: Callable[[str, str, BaseException], None],
     ) -> None:
-        self.path = path
-        self._terminate = terminate
-        self._failed = failed or _logged
+        self.path, self._terminate, self._failed = path, terminate, failed
         self._lock = threading.Lock()
         self._watchers: list[Watcher] = []
         self._reason: ExitReason | None = None
@@ -86,11 +81,11 @@ class Lifeline:
         try:
             watcher(Down(self.path, reason))
         except BaseException as error:  # noqa: BLE001 # the other watchers are still called
-            self._failed(self.path, error)
+            self._failed(self.path, "monitor", error)
 
     def terminate(self, reason: ExitReason) -> None:
-        """Ask for the end, if it has not ended and can be asked."""
-        if self._terminate is not None and self._reason is None:
+        """Ask for the end, if it has not ended."""
+        if self._reason is None:
             self._terminate(reason)
 
 
@@ -115,20 +110,3 @@ def _terminates(linked: Lifeline) -> Watcher:
             linked.terminate(down.reason)
 
     return terminate
-
-
-def stderr_logger() -> Any:
-    """Return the program's structlog logger if structlog is configured, else one to stderr.
-
-    Unconfigured, structlog prints to stdout, among the program's own output.
-    """
-    import structlog  # noqa: PLC0415 # `import phalanx` stays quick
-
-    if structlog.is_configured():
-        return structlog.get_logger("phalanx")
-    return structlog.wrap_logger(structlog.PrintLogger(sys.stderr))
-
-
-def _logged(path: str, error: BaseException) -> None:
-    text = error_text(error)
-    stderr_logger().warning("phalanx.callback_failed", path=path, callback="monitor", error=text)

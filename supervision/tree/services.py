@@ -10,25 +10,23 @@
 
 from __future__ import annotations
 
-import heapq
-import random
+import sched
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from phalanx.supervision.core.notices import CallbackFailed, Notice, notice_fields
 from phalanx.supervision.errors import error_text
 
 from .mailbox import ProtectedActor, start_actor
-from .monitors import stderr_logger
 
 if TYPE_CHECKING:
     from phalanx.supervision.core.snapshot import SupervisorSnapshot
 
+    from .actor import SupervisorActor
     from .monitors import Cancel
 
 Subscriber: TypeAlias = Callable[[Notice], None]
@@ -38,7 +36,7 @@ Clock: TypeAlias = Callable[[], float]
 class Timers(Protocol):
     """Calls back at a time of the monotonic clock."""
 
-    def call_at(self, at: float, callback: Callable[[], None]) -> Cancel:
+    def call_at(self, at: float, callback: Callable[[], object]) -> Cancel:
         """Call *callback* at *at*; return a function that cancels it, at any time."""
         ...
 
@@ -47,93 +45,58 @@ class ThreadTimers:
     """Timers of one daemon thread, which sleeps until the next call is due."""
 
     def __init__(self) -> None:
-        self._due: list[tuple[float, int]] = []
-        self._calls: dict[int, Callable[[], None]] = {}
-        self._numbers = count()
-        self._changed = threading.Condition()
+        self._calls = sched.scheduler(time.monotonic)
+        self._changed = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def start(self) -> None:
         """Start the thread unless it runs; raises if the system has no thread left."""
-        with self._changed:
+        with self._lock:
             if self._thread is None and not self._closed:
                 thread = threading.Thread(target=self._run, name="phalanx-timers", daemon=True)
                 thread.start()
                 self._thread = thread  # not before it runs: the next call tries again
 
-    def call_at(self, at: float, callback: Callable[[], None]) -> Cancel:
+    def call_at(self, at: float, callback: Callable[[], object]) -> Cancel:
         """Call *callback* at *at*, on this thread."""
-        with self._changed:
-            if self._closed:
-                return _nothing
-            self.start()
-            number = next(self._numbers)
-            self._calls[number] = callback
-            heapq.heappush(self._due, (at, number))
-            if self._due[0][1] == number:
-                self._changed.notify()
+        self.start()
+        call = self._calls.enterabs(at, 0, callback)
+        self._changed.set()
 
         def cancel() -> None:
-            self._calls.pop(number, None)
-            # Start limits of minutes that are cancelled after milliseconds must not pile up: their
-            # entries leave the heap when they are the majority.
-            if len(self._due) > 64 + 2 * len(self._calls):
-                with self._changed:
-                    self._due = [entry for entry in self._due if entry[1] in self._calls]
-                    heapq.heapify(self._due)
+            with suppress(ValueError):  # it has been called
+                self._calls.cancel(call)
 
         return cancel
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                if self._closed:
-                    return
-                if not self._due:
-                    self._changed.wait()
-                    continue
-                at, number = self._due[0]
-                remaining = at - time.monotonic()
-                if remaining > 0:
-                    # A lock limits the length of a wait.
-                    self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
-                    continue
-                heapq.heappop(self._due)
-                callback = self._calls.pop(number, None)
-            if callback is not None:
-                try:
-                    callback()
-                except BaseException as error:  # noqa: BLE001 # all time limits depend on this thread
-                    failed = (type(error), error, error.__traceback__, self._thread)
-                    threading.excepthook(threading.ExceptHookArgs(failed))
+            self._changed.clear()
+            if self._closed:
+                return
+            try:
+                left = self._calls.run(blocking=False)
+            except BaseException as error:  # noqa: BLE001 # all time limits depend on this thread
+                failed = (type(error), error, error.__traceback__, self._thread)
+                threading.excepthook(threading.ExceptHookArgs(failed))
+            else:
+                # A lock limits the length of a wait.
+                self._changed.wait(None if left is None else min(left, threading.TIMEOUT_MAX))
 
     def close(self) -> None:
         """End the thread; calls that are not yet due are dropped."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._closed = True
+        self._changed.set()
         thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
 
 
-def _nothing() -> None:
-    pass
-
-
 def spawn_thread(target: Callable[[], None], name: str) -> None:
     """Run *target* on a daemon thread."""
     threading.Thread(target=target, name=name, daemon=True).start()
-
-
-@dataclass(eq=False)
-class Member:
-    """A supervisor of a tree: its *path*, its *thread* once it runs, and whether it is over."""
-
-    path: str
-    thread: threading.Thread | None = None
-    is_over: bool = False
 
 
 class TreeServices:
@@ -142,7 +105,6 @@ class TreeServices:
     Attributes:
         clock: The monotonic clock, in seconds.
         timers: Calls back at a time of that clock.
-        chance: Random numbers in [0, 1), for jitter.
         spawn: Runs a function on a thread of the name given; raises if there is no thread left.
         begin: Starts the thread of an actor; raises likewise.
         instances: How many instances each supervisor has numbered, by path: a restarted supervisor
@@ -157,15 +119,11 @@ class TreeServices:
         *,
         clock: Clock = time.monotonic,
         timers: Timers | None = None,
-        chance: Callable[[], float] = random.random,
         spawn: Callable[[Callable[[], None], str], object] = spawn_thread,
         begin: Callable[[ProtectedActor], None] = start_actor,
         log: Any = None,
     ) -> None:
-        self.clock = clock
-        self.chance = chance
-        self.spawn = spawn
-        self.begin = begin
+        self.clock, self.spawn, self.begin = clock, spawn, begin
         self.instances: dict[str, int] = {}
         self._own_timers: ThreadTimers | None = None
         if timers is None:
@@ -174,17 +132,17 @@ class TreeServices:
         self._log = log
         self._emit: Callable[[Notice], object] | None = None
         self._lock = threading.Lock()
-        self._members: set[Member] = set()
+        self._members: set[SupervisorActor] = set()
         self._subscribers: list[Subscriber] = []
 
-    def enter(self, member: Member) -> None:
+    def enter(self, member: SupervisorActor) -> None:
         """Add *member*, which is about to run; the timers start with the first."""
         with self._lock:
             if self._own_timers is not None:
                 self._own_timers.start()
             self._members.add(member)
 
-    def leave(self, member: Member) -> None:
+    def leave(self, member: SupervisorActor) -> None:
         """Remove *member*; the timers end with the last.
 
         Not with the top one: when that is killed, those below still stop their children, and a
@@ -202,7 +160,8 @@ class TreeServices:
         with self._lock:
             mine = [each for each in self._members if each.thread is me]
         return any(
-            each.path == path or (each.path.startswith(f"{path}/") and not each.is_over)
+            each.machine.path == path
+            or (each.machine.path.startswith(f"{path}/") and not each.is_over)
             for each in mine
         )
 
@@ -241,9 +200,9 @@ class TreeServices:
                 with suppress(BaseException):
                     self._logger().exception("phalanx.subscriber_failed", notice=notice.event)
 
-    def watcher_failed(self, path: str, error: BaseException) -> None:
-        """Announce that a monitor of *path* raised."""
-        self.announce(CallbackFailed(path, "monitor", error_text(error), self.clock()))
+    def callback_failed(self, path: str, callback: str, error: BaseException) -> None:
+        """Announce that a *callback* of *path*, ``decider`` or ``monitor``, raised."""
+        self.announce(CallbackFailed(path, self.clock(), callback, error_text(error)))
 
     def _logged(self, notice: Notice) -> None:
         if self._log is None and self._emit is not None:
@@ -252,4 +211,11 @@ class TreeServices:
             getattr(self._logger(), notice.level)(notice.event, **notice_fields(notice))
 
     def _logger(self) -> Any:
-        return stderr_logger() if self._log is None else self._log
+        """Return the tree's logger, else the program's; structlog's, unconfigured, uses stdout."""
+        if self._log is not None:
+            return self._log
+        import structlog  # noqa: PLC0415 # `import phalanx` stays quick
+
+        if structlog.is_configured():
+            return structlog.get_logger("phalanx")
+        return structlog.wrap_logger(structlog.PrintLogger(sys.stderr))

@@ -8,10 +8,11 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.notices import CallbackFailed, HandleFailed, Notice
+from phalanx.supervision.core.notices import HandleFailed, Notice
 from phalanx.supervision.core.policy import SHUTDOWN, ExitReason
 from phalanx.supervision.core.spec import IGNORE, ChildHandle
 from phalanx.supervision.errors import error_text
@@ -21,11 +22,11 @@ from .monitors import Lifeline
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.supervision.core.decider import Cause, Decider, Directive
+    from phalanx.supervision.core.decider import Cause, Directive
     from phalanx.supervision.core.snapshot import SupervisorSnapshot
     from phalanx.supervision.core.spec import StartFunction
 
-    from .services import TreeServices
+    from .actor import SupervisorActor
 
 
 class BadStart(TypeError):
@@ -43,36 +44,26 @@ class StartContext:
         incarnation: How often this child has been started, from 1.
         deadline: When the start counts as failed, on the monotonic clock; may be infinite.
         handle: What the start function returned; None before.
+        nested: The supervisor that the child is, from the beginning of its start; None for others.
         lifeline: Ends with the child.
     """
 
-    def __init__(
-        self,
-        path: str,
-        start: msg.StartChild,
-        deadline: float,
-        *,
-        decider: Decider | None,
-        post: Callable[[msg.Event], object],
-        services: TreeServices,
-    ) -> None:
-        self.path = path
-        self.incarnation = start.incarnation
-        self.deadline = deadline
+    def __init__(self, above: SupervisorActor, start: msg.StartChild, deadline: float) -> None:
+        self.path = f"{above.machine.path}/{start.child}"
+        self.incarnation, self.deadline = start.incarnation, deadline
         self.key, self.serial, self.spec = start.child, start.serial, start.spec
         self.handle: ChildHandle | None = None
-        self.lifeline = Lifeline(path, self.terminate, failed=services.watcher_failed)
-        self._decider = decider
-        self._post = post
-        self._services = services
+        self.nested: SupervisorActor | None = None
+        self.lifeline = Lifeline(self.path, self.terminate, above.services.callback_failed)
+        self._decider = above.machine.spec.decider
+        self._post = above.post
+        self._services = above.services
         self._lock = threading.Lock()
         self._is_settled = False  # the outcome of the start is known
         self._is_up = False  # and the supervisor has been sent that it succeeded
         self._is_useful = False
         self._abandoned: ExitReason | None = None
         self._end: tuple[ExitReason, Directive | None] | None = None
-
-    # --- for start functions --------------------------------------------------------------
 
     def exited(self, reason: ExitReason, directive: Directive | None = None) -> None:
         """Report that this incarnation has ended; later calls do nothing.
@@ -111,13 +102,8 @@ class StartContext:
         """Return the directive of the supervisor's decider for *cause*; None without one."""
         if self._decider is None:
             return None
-        return self._decider.directive(cause, self.spec.id, failed=self._decider_failed)
-
-    def _decider_failed(self, error: BaseException) -> None:
-        now = self._services.clock()
-        self._services.announce(CallbackFailed(self.path, "decider", error_text(error), now))
-
-    # --- for the supervisor ---------------------------------------------------------------
+        failed = partial(self._services.callback_failed, self.path, "decider")
+        return self._decider.directive(cause, self.spec.id, failed=failed)
 
     @property
     def has_ended(self) -> bool:
@@ -132,12 +118,12 @@ class StartContext:
                 text = f"{self.path}: start returned {returned!r}, not a handle or IGNORE"
                 raise BadStart(text)  # noqa: TRY301 # it is the outcome of the start, as what it raises
         except BaseException as error:  # noqa: BLE001 # SystemExit in a start fails this start only
-            self.settle_failed(error)
+            self.settle(None, error)
         else:
             self.settle(None if returned is IGNORE else returned)
 
-    def settle(self, handle: Any) -> None:
-        """Post that the start succeeded, with *handle*, or None if there is nothing to run."""
+    def settle(self, handle: Any, error: BaseException | None = None) -> None:
+        """Post the outcome of the start: its *handle*, None if there is nothing to run, *error*."""
         with self._lock:
             if self._is_settled:
                 return
@@ -146,6 +132,8 @@ class StartContext:
             abandoned = self._abandoned
         if abandoned is not None:
             self._drop(handle, abandoned)
+        elif error is not None:
+            self._post(msg.NotStarted(self.key, self.serial, error))
         elif handle is None:
             self._post(msg.StartIgnored(self.key, self.serial))
         else:
@@ -159,16 +147,6 @@ class StartContext:
             if end is not None:
                 reason, directive = end
                 self._post(msg.Exited(self.key, self.serial, reason, directive))
-
-    def settle_failed(self, error: BaseException) -> None:
-        """Post that the start failed."""
-        with self._lock:
-            if self._is_settled:
-                return
-            self._is_settled = True
-            abandoned = self._abandoned
-        if abandoned is None:
-            self._post(msg.NotStarted(self.key, self.serial, error))
 
     def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
         """Post nothing from now on; end the child, also one that starts later."""
@@ -202,4 +180,4 @@ class StartContext:
             method()
         except BaseException as error:  # noqa: BLE001 # a bad handle must not end the supervisor
             now = self._services.clock()
-            self._services.announce(HandleFailed(self.path, error_text(error), now))
+            self._services.announce(HandleFailed(self.path, now, error_text(error)))

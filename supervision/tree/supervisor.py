@@ -14,19 +14,18 @@ import math
 import threading
 import time
 import warnings
-from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self
 
 import pykka
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.messages import Refusal
+from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.policy import KILLED, SHUTDOWN, ExitReason
 from phalanx.supervision.core.snapshot import SupervisorSnapshot, render
 from phalanx.supervision.core.spec import ChildSpec, SupervisorSpec
 from phalanx.supervision.errors import (
     ChildRefused,
-    SpecError,
+    PhalanxError,
     StartFailed,
     SupervisorDown,
     WouldDeadlock,
@@ -38,13 +37,14 @@ from .services import Clock, Subscriber, TreeServices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from .monitors import Cancel, Watcher
     from .services import Timers
     from .start import StartContext
 
-_Method = TypeVar("_Method", bound="Callable[..., Any]")
+_RENAMED = {
+    "reason": "exit_reason", "snapshot": "status", "stop": "close", "wait_ended": "wait_closed"
+}  # fmt: skip
 _SIGNAL_PERIOD = 0.5  # seconds: the greatest delay of Ctrl-C in a start
 _RECHECK = 0.2  # seconds
 
@@ -57,10 +57,7 @@ class SupervisorView:
     """
 
     def __init__(self, top: SupervisorActor, path: tuple[str, ...]) -> None:
-        self._top = top
-        self._path = path
-
-    # --- requests -------------------------------------------------------------------------
+        self._top, self._path = top, path
 
     def start_child(
         self,
@@ -77,40 +74,36 @@ class SupervisorView:
             StartFailed: Its start function raised; nothing is kept.
         """
         spec = ChildSpec(child.id, child) if isinstance(child, SupervisorSpec) else child
-        return self._done(msg.StartChildRequested(_future(), spec, args), timeout).child or None
+        done: msg.Done = self._ask(lambda machine: machine.start_child(spec, args), timeout)
+        return done.child or None
 
     def terminate_child(self, key: str, *, timeout: float | None = None) -> None:
         """Stop a child; it is kept and not restarted, unless it is temporary or an instance."""
-        self._done(msg.TerminateChildRequested(_future(), key), timeout)
+        self._ask(lambda machine: machine.terminate_child(key), timeout)
 
     def restart_child(self, key: str, *, timeout: float | None = None) -> bool:
         """Start a child that does not run; return whether it runs now (False: ignored)."""
-        return self._done(msg.RestartChildRequested(_future(), key), timeout).running
+        done: msg.Done = self._ask(lambda machine: machine.restart_child(key), timeout)
+        return done.running
 
     def delete_child(self, key: str, *, timeout: float | None = None) -> None:
         """Remove a child that does not run."""
-        self._done(msg.DeleteChildRequested(_future(), key), timeout)
+        self._ask(lambda machine: machine.delete_child(key), timeout)
 
     def which_children(self, *, timeout: float | None = None) -> tuple[msg.ChildRow, ...]:
         """Return a row per child, newest first."""
-        answer = self._answer(msg.ChildrenRequested(_future()), timeout)
-        return cast("tuple[msg.ChildRow, ...]", answer)
+        rows: tuple[msg.ChildRow, ...] = self._ask(SupervisorMachine.child_rows, timeout)
+        return rows
 
     def count_children(self, *, timeout: float | None = None) -> msg.Counts:
         """Return how many children there are, and how many of them live."""
-        return cast("msg.Counts", self._answer(msg.CountRequested(_future()), timeout))
+        counts: msg.Counts = self._ask(SupervisorMachine.counts, timeout)
+        return counts
 
     def get_childspec(self, key: str, *, timeout: float | None = None) -> ChildSpec:
         """Return the spec of a child, defaults filled in."""
-        return cast("ChildSpec", self._answer(msg.ChildSpecRequested(_future(), key), timeout))
-
-    def submit(self, request: msg.Request) -> pykka.Future[msg.Answer]:
-        """Send *request*, whose caller must be a Pykka future; return that future."""
-        if not self._actor().post(request):
-            request.caller.set(msg.Refused(Refusal.NOPROC))
-        return cast("pykka.Future[msg.Answer]", request.caller)  # opaque to the core
-
-    # --- queries --------------------------------------------------------------------------
+        spec: ChildSpec = self._ask(lambda machine: machine.child_spec(key), timeout)
+        return spec
 
     def child(self, path: str) -> Any:
         """Return the ``ref`` of the handle of the child of this key or path, or the handle.
@@ -134,7 +127,7 @@ class SupervisorView:
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         changed = threading.Event()
-        cancel = self._top.subscribe(lambda _notice: changed.set())
+        cancel = self._top.services.subscribe(lambda _notice: changed.set())
         try:
             while True:
                 changed.clear()
@@ -173,20 +166,22 @@ class SupervisorView:
         """Return the tree from here down, as text."""
         return render(self.status())
 
-    def snapshot(self) -> SupervisorSnapshot:
-        """Return `status()`; deprecated."""
-        return _renamed("snapshot()", "status()", self.status)()
+    if not TYPE_CHECKING:
 
-    # --- within ---------------------------------------------------------------------------
+        def __getattr__(self, name: str) -> Any:  # names that still work
+            if name not in _RENAMED:
+                raise AttributeError(f"a supervisor has no attribute {name!r}")
+            text = f"Supervisor.{name} is now {_RENAMED[name]}"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+            return getattr(self, _RENAMED[name])
 
     def _actor(self, *below: str) -> SupervisorActor:
         actor = self._top
         for key in (*self._path, *below):
-            nested = actor.nested(key)
+            nested = actor.supervisors().get(key)
             if nested is None:
-                raise self._gone() or SupervisorDown(
-                    f"{actor.machine.path}/{key}: no supervisor runs there"
-                )
+                text = f"{actor.machine.path}/{key}: no supervisor runs there"
+                raise self._gone() or SupervisorDown(text)
             actor = nested
         return actor
 
@@ -197,7 +192,7 @@ class SupervisorView:
         for key in above:
             if not actor.will_run(key):
                 return False
-            nested = actor.nested(key)
+            nested = actor.supervisors().get(key)
             if nested is None:
                 return True  # that supervisor is being started
             actor = nested
@@ -210,19 +205,19 @@ class SupervisorView:
             raise self._gone() or ChildRefused("not_running", path)
         return start
 
-    def _answer(self, request: msg.Request, timeout: float | None) -> msg.Answer:
+    def _ask(self, ask: Callable[[SupervisorMachine], object], timeout: float | None) -> Any:
         self._check_thread()
+        future: pykka.Future[Any] = pykka.ThreadingFuture()
         try:
-            answer = self.submit(request).get(timeout=timeout)
+            is_read = self._actor().post(msg.Request(future, ask))
+            answer = future.get(timeout=timeout) if is_read else SupervisorDown()
         except pykka.Timeout:
             raise TimeoutError(f"no answer from the supervisor after {timeout:g} s") from None
-        if isinstance(answer, msg.Refused):
-            gone = self._gone() if answer.why is Refusal.NOPROC else None
-            raise gone or _refusal(answer)
+        if isinstance(answer, SupervisorDown):
+            answer = self._gone() or answer
+        if isinstance(answer, PhalanxError):
+            raise answer
         return answer
-
-    def _done(self, request: msg.Request, timeout: float | None) -> msg.Done:
-        return cast("msg.Done", self._answer(request, timeout))
 
     def _gone(self) -> SupervisorDown | None:
         """Return the error that says that the tree has ended, and why, if it has."""
@@ -233,18 +228,15 @@ class SupervisorView:
 
     def _check_thread(self) -> None:
         actor = self._actor()
-        if actor.needs_this_thread():
-            raise WouldDeadlock(
-                f"{actor.machine.path} cannot wait for itself: this thread is its own, or that "
-                "of a supervisor below it; use another one"
-            )
+        if actor.services.is_inside(actor.machine.path):
+            why = "this thread is its own, or that of a supervisor below it; use another one"
+            raise WouldDeadlock(f"{actor.machine.path} cannot wait for itself: {why}")
 
 
 class Supervisor(SupervisorView):
     """A running tree of supervisors and children.
 
     Attributes:
-        spec: The spec of the tree.
         exits: Its own lifeline, for links and monitors.
     """
 
@@ -280,7 +272,7 @@ class Supervisor(SupervisorView):
             spec, spec.id, self._services, on_start=self._on_start, on_exit=self._on_exit
         )
         super().__init__(actor, ())
-        self.exits = Lifeline(spec.id, actor.terminate, failed=self._services.watcher_failed)
+        self.exits = Lifeline(spec.id, actor.terminate, self._services.callback_failed)
         self._services.look = self.status
         try:
             atexit.register(self.close)
@@ -306,10 +298,7 @@ class Supervisor(SupervisorView):
         return self.exits.reason
 
     def subscribe(self, subscriber: Subscriber) -> Cancel:
-        """Call *subscriber* with every notice of the tree; it must not block.
-
-        Returns a function that ends the subscription.
-        """
+        """Call *subscriber*, which must not block, with every notice; return what ends that."""
         return self._services.subscribe(subscriber)
 
     def close(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
@@ -334,29 +323,10 @@ class Supervisor(SupervisorView):
         self._ended.wait(timeout)
         return self.exit_reason
 
-    @property
-    def reason(self) -> ExitReason | None:
-        """`exit_reason`; deprecated."""
-        _renamed("reason", "exit_reason", self.wait_closed)
-        return self.exit_reason
-
-    def stop(self, reason: ExitReason = SHUTDOWN, timeout: float | None = None) -> None:
-        """Call `close`; deprecated."""
-        _renamed("stop()", "close()", self.close)(reason, timeout)
-
-    def wait_ended(self, timeout: float | None = None) -> ExitReason | None:
-        """Call `wait_closed`; deprecated."""
-        return _renamed("wait_ended()", "wait_closed()", self.wait_closed)(timeout)
-
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _on_start(self, error: BaseException | None) -> None:
@@ -378,40 +348,9 @@ class Supervisor(SupervisorView):
 
     def _join(self) -> None:
         self._ended.wait()
-        thread = self._top.member.thread
+        thread = self._top.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
-
-
-def _future() -> pykka.Future[msg.Answer]:
-    return pykka.ThreadingFuture()
-
-
-def _renamed(old: str, new: str, method: _Method) -> _Method:
-    warnings.warn(f"Supervisor.{old} is now {new}", DeprecationWarning, stacklevel=3)
-    return method
-
-
-def _refusal(refused: msg.Refused) -> Exception:
-    match refused.why:
-        case Refusal.NOPROC:
-            return SupervisorDown("the supervisor has ended")
-        case Refusal.START_FAILED:
-            failed = StartFailed(f"{refused.child}: did not start: {refused.error}")
-            failed.__cause__ = refused.error
-            return failed
-        case Refusal.BAD_COMBINATION:
-            return SpecError(
-                "significant", refused.child, "a significant child needs an auto_shutdown "
-                "other than never"
-            )  # fmt: skip
-        case Refusal.INVALID_SPEC:
-            return SpecError(
-                "child", refused.child, "simple_one_for_one takes arguments for its template, "
-                "every other strategy a ChildSpec"
-            )  # fmt: skip
-        case why:
-            return ChildRefused(why, refused.child)
 
 
 def _status(actor: SupervisorActor) -> SupervisorSnapshot:
@@ -421,9 +360,5 @@ def _status(actor: SupervisorActor) -> SupervisorSnapshot:
         found += [(f"{path}/{key}", below) for key, below in above.supervisors().items()]
     taken: dict[str, SupervisorSnapshot] = {}
     for path, one in reversed(found):
-        taken[path] = one.snapshot(partial(_taken, taken, path))
+        taken[path] = one.snapshot(taken)
     return taken[actor.machine.path]
-
-
-def _taken(taken: dict[str, SupervisorSnapshot], path: str, key: str) -> SupervisorSnapshot | None:
-    return taken.get(f"{path}/{key}")

@@ -28,6 +28,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
@@ -82,12 +83,11 @@ def tree_from_toml(
     if not isinstance(root, str) or root not in declared.supervisors:
         raise SpecError("root", root, "must name a supervisor of this document")
     built = declared.supervisors_from(root)
-    for field in _AS_CHILD & set(declared.supervisors[root]):
-        raise SpecError(
-            f"supervisor.{root}.{field}", declared.supervisors[root][field], "the root is no child"
-        )
-    unused = declared.unused(built)
-    if unused:
+    for field in _AS_CHILD & set(table := declared.supervisors[root]):
+        raise SpecError(f"supervisor.{root}.{field}", table[field], "the root is no child")
+    used = {child.id for spec in built.values() for child in spec.children} | built.keys()
+    tables = (declared.supervisors, *declared.leaves.values())
+    if unused := sorted({name for table in tables for name in table} - used):
         raise SpecError("children", ", ".join(unused), "declared, but not below the root")
     return built[root]
 
@@ -101,36 +101,31 @@ class _Document:
 
     def supervisors_from(self, root: str) -> dict[str, SupervisorSpec]:
         """Return the spec of *root* and of every supervisor below it, by name."""
+        below: dict[str, list[str]] = {}
+        found = [root]
+        for name in found:  # no recursion, which a deep document would end
+            if name not in below:
+                below[name] = [each for each in self._children(name) if each in self.supervisors]
+                found += below[name]
         built: dict[str, SupervisorSpec] = {}
-        # From the root to where we are, each with its children that are still to come: no
-        # recursion, which a deep document would end.
-        way = {root: iter(self._children(root))}
-        while way:
-            name = next(reversed(way))
-            child = next(way[name], None)
-            if child is None:
+        try:
+            for name in TopologicalSorter(below).static_order():
                 built[name] = self._supervisor(name, built)
-                del way[name]
-            elif child in way:
-                names = list(way)
-                circle = " -> ".join((*names[names.index(child) :], child))
-                raise SpecError(
-                    f"supervisor.{child}.children", circle, "a supervisor cannot contain itself"
-                )
-            elif child in self.supervisors and child not in built:
-                way[child] = iter(self._children(child))
+        except CycleError as error:
+            circle: list[str] = error.args[1][::-1]
+            place, remedy = f"supervisor.{circle[0]}.children", "a supervisor cannot contain itself"
+            raise SpecError(place, " -> ".join(circle), remedy) from None
         return built
 
     def _children(self, name: str) -> list[str]:
         place = f"supervisor.{name}"
-        children: object = _table(place, self.supervisors[name]).get("children", [])
+        children: Any = _table(place, self.supervisors[name]).get("children", [])
         if not isinstance(children, list):
             raise SpecError(f"{place}.children", children, "must be a list of names")
-        found = cast("list[object]", children)
-        for child in found:
+        for child in children:
             if not isinstance(child, str):
                 raise SpecError(f"{place}.children", child, "names nothing that is declared")
-        return cast("list[str]", found)
+        return children
 
     def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
         """Return the spec of supervisor *name*; those below it are *built*."""
@@ -181,12 +176,6 @@ class _Document:
             why = f"cannot be imported: {error_text(error)}"
             raise SpecError(field, name, why) from error
         return found
-
-    def unused(self, built: Mapping[str, SupervisorSpec]) -> list[str]:
-        """Return what is declared but does not stand in the tree that was *built*."""
-        used = {child.id for spec in built.values() for child in spec.children}
-        leaves = {name for tables in self.leaves.values() for name in tables}
-        return sorted({*self.supervisors, *leaves} - used - set(built))
 
 
 def _table(place: str, value: object) -> Table:

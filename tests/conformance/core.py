@@ -11,7 +11,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SpecError, SupervisorSpec
+from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SupervisorSpec
 from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
     AbandonStart,
@@ -20,10 +20,6 @@ from phalanx.supervision.core.messages import (
     Announce,
     BecomeReady,
     Booted,
-    ChildrenRequested,
-    ChildSpecRequested,
-    CountRequested,
-    DeleteChildRequested,
     Event,
     Exit,
     Exited,
@@ -31,24 +27,22 @@ from phalanx.supervision.core.messages import (
     KillChild,
     NotStarted,
     Reply,
-    RestartChildRequested,
+    Request,
     RetryDue,
     RetryLater,
     SetAlarm,
     StartChild,
-    StartChildRequested,
     Started,
     StartIgnored,
     StopRequested,
     TerminateChild,
-    TerminateChildRequested,
 )
 
 from .scenario import (
     REASONS,
     Asked,
     Json,
-    child_spec,
+    asking,
     in_order,
     listed,
     reason_word,
@@ -175,35 +169,15 @@ class CoreWorld:
         return "ok"
 
     def _request(self, asked: Asked, op: Json, sup: Sup, key: str) -> Event:
-        match op["op"]:
-            case "start_child" | "start_instance":
-                spec: ChildSpec | None = None
-                if "spec" in op:
-                    try:
-                        spec = child_spec(op["spec"], Scripted)
-                    except SpecError:
-                        spec = None
-                return StartChildRequested(asked, spec)
-            case "terminate_child":
-                assert sup.machine is not None
-                if not sup.machine.spec.strategy.has_instances:
-                    return TerminateChildRequested(asked, key)
-                process = self.latest.get(op["child"])
-                if process is None:  # it never had a process: an id that names nothing
-                    return TerminateChildRequested(asked, key.partition("#")[0])
-                return TerminateChildRequested(asked, key, process.serial)
-            case "restart_child":
-                return RestartChildRequested(asked, key)
-            case "delete_child":
-                return DeleteChildRequested(asked, key)
-            case "get_childspec":
-                return ChildSpecRequested(asked, key)
-            case "which_children":
-                return ChildrenRequested(asked)
-            case "count_children":
-                return CountRequested(asked)
-            case other:
-                raise AssertionError(other)
+        assert sup.machine is not None
+        serial = None
+        if op["op"] == "terminate_child" and sup.machine.spec.strategy.has_instances:
+            process = self.latest.get(op["child"])
+            if process is None:  # it never had a process: an id that names nothing
+                key = key.partition("#")[0]
+            else:
+                serial = process.serial
+        return Request(asked, asking(op, key, Scripted, serial))
 
     # --- the world ------------------------------------------------------------------------
 
@@ -222,7 +196,7 @@ class CoreWorld:
             awaited = sup.awaited.popleft() if sup.awaited else None
             event, at = awaited or (sup.inbox.popleft(), self.now)
             assert sup.machine is not None
-            if isinstance(event, CountRequested):
+            if isinstance(event, Request):
                 dead = {child.serial for child in sup.children.values() if not child.alive}
                 event = replace(event, dead=frozenset(dead))
             actions = sup.machine.handle(event, at)
@@ -256,7 +230,7 @@ class CoreWorld:
                         sup.parent.awaited.append((exited, self.now))
                     else:
                         sup.parent.inbox.append(exited)
-            case FailStart(_, error):
+            case FailStart(error):
                 sup.alive, sup.error = False, error
                 self.events.append(["stop", sup.path, sup.n, "start_failed"])
             case BecomeReady() | Announce() | AbandonStart():
@@ -357,7 +331,7 @@ class CoreWorld:
 
     def _tree(self, sup: Sup) -> list[Json]:
         asked = Asked("which_children")
-        sup.inbox.append(ChildrenRequested(asked))
+        sup.inbox.append(Request(asked, SupervisorMachine.child_rows))
         self._pump(sup)
         rows = [[row.key, str(row.shown), str(row.type)] for row in asked.answer]
         for row in rows:

@@ -27,7 +27,6 @@ from phalanx.supervision import (
     IGNORE,
     ExitReason,
     Notice,
-    SpecError,
     StartFailed,
     Supervisor,
     SupervisorBegan,
@@ -36,16 +35,10 @@ from phalanx.supervision import (
     SupervisorStartFailed,
     SupervisorView,
 )
+from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
-    ChildrenRequested,
-    ChildSpecRequested,
-    CountRequested,
-    DeleteChildRequested,
     Request,
-    RestartChildRequested,
-    StartChildRequested,
     StopRequested,
-    TerminateChildRequested,
 )
 from phalanx.supervision.tree.actor import SupervisorActor
 
@@ -54,7 +47,7 @@ from .scenario import (
     REASONS,
     Asked,
     Json,
-    child_spec,
+    asking,
     in_order,
     listed,
     reason_word,
@@ -109,7 +102,7 @@ class VirtualTimers:
     def clock(self) -> float:
         return self.now
 
-    def call_at(self, at: float, callback: Callable[[], None]) -> Callable[[], None]:
+    def call_at(self, at: float, callback: Callable[[], object]) -> Callable[[], None]:
         if self.hanging:
             for process in self.told:
                 assert process.ended.wait(DEADLINE), "the process does not end"
@@ -201,7 +194,7 @@ class ProcessWorld:
                 self._attempts[path] += 1
                 self._ever.add(path)
                 self._record(["start", path, self._attempts[path]])
-            case SupervisorExited(path, reason):
+            case SupervisorExited(path, _, reason):
                 self._record(["stop", path, self._attempts[path], reason_word(reason)])
             case SupervisorStartFailed(path):
                 self._record(["stop", path, self._attempts[path], "start_failed"])
@@ -275,7 +268,8 @@ class ProcessWorld:
         actor = self._actor(path)
         if actor is not None:
             asked.answer = pykka.ThreadingFuture()
-            self._view(path).submit(self._request(asked, op, actor, key))
+            if not actor.post(self._request(asked, op, actor, key)):
+                asked.answer.set(SupervisorDown())
         return asked
 
     def _result(self, asked: Asked) -> Json:
@@ -322,35 +316,14 @@ class ProcessWorld:
         return record | {"orphans": orphans} if orphans else record
 
     def _request(self, asked: Asked, op: Json, actor: SupervisorActor, key: str) -> Request:
-        caller = asked.answer
-        match op["op"]:
-            case "start_child" | "start_instance":
-                spec = None
-                if "spec" in op:
-                    try:
-                        spec = child_spec(op["spec"], self._starter)
-                    except SpecError:
-                        spec = None
-                return StartChildRequested(caller, spec)
-            case "terminate_child":
-                if not actor.machine.spec.strategy.has_instances:
-                    return TerminateChildRequested(caller, key)
-                if op["child"] not in self._ever:
-                    return TerminateChildRequested(caller, key.partition("#")[0])
+        serial = None
+        if op["op"] == "terminate_child" and actor.machine.spec.strategy.has_instances:
+            if op["child"] not in self._ever:
+                key = key.partition("#")[0]
+            else:
                 child = actor.machine.children.get(key)
-                return TerminateChildRequested(caller, key, child.serial if child else -1)
-            case "restart_child":
-                return RestartChildRequested(caller, key)
-            case "delete_child":
-                return DeleteChildRequested(caller, key)
-            case "get_childspec":
-                return ChildSpecRequested(caller, key)
-            case "which_children":
-                return ChildrenRequested(caller)
-            case "count_children":
-                return CountRequested(caller)
-            case other:
-                raise AssertionError(other)
+                serial = child.serial if child else -1
+        return Request(asked.answer, asking(op, key, self._starter, serial))
 
     # --- the tree -------------------------------------------------------------------------
 
@@ -380,10 +353,8 @@ class ProcessWorld:
         return found
 
     def _tree(self, view: SupervisorView) -> list[Json]:
-        answer = view.submit(ChildrenRequested(pykka.ThreadingFuture())).get(timeout=DEADLINE)
-        assert isinstance(answer, tuple)
         rows: list[list[Any]] = []
-        for row in answer:
+        for row in view.which_children(timeout=DEADLINE):
             rows.append([row.key, str(row.shown), str(row.type)])
             if rows[-1][1:] == ["running", "supervisor"]:
                 rows[-1].append(self._tree(view.supervisor(row.key)))
@@ -423,7 +394,7 @@ class ProcessWorld:
     def _barrier(self) -> None:
         for actor in self._supervisors().values():
             future: pykka.ThreadingFuture[Any] = pykka.ThreadingFuture()
-            if actor.post(CountRequested(future)):
+            if actor.post(Request(future, SupervisorMachine.counts)):
                 future.get(timeout=DEADLINE)
 
     def _wait(self, condition: Callable[[], bool]) -> None:

@@ -13,17 +13,21 @@ from typing import Any
 
 from phalanx.supervision import (
     BRUTAL_KILL,
+    ChildRefused,
     ChildRow,
     ChildSpec,
     ExitKind,
     ExitReason,
     Intensity,
-    Refusal,
     RestartWindow,
     Shown,
+    SpecError,
+    StartFailed,
+    SupervisorDown,
     SupervisorSpec,
 )
-from phalanx.supervision.core.messages import Counts, Done, Refused
+from phalanx.supervision.core.machine import SupervisorMachine
+from phalanx.supervision.core.messages import Counts, Done
 
 Json = Any
 Starter = Callable[[Json], Callable[..., Any]]
@@ -96,6 +100,33 @@ def child_spec(node: Json, starter: Starter) -> ChildSpec:
     )
 
 
+def asking(
+    op: Json, key: str, starter: Starter, serial: int | None = None
+) -> Callable[[SupervisorMachine], object]:
+    """Return what *op* asks of a machine about its child *key*."""
+    match op["op"]:
+        case "start_child" | "start_instance":
+            try:
+                spec = child_spec(op["spec"], starter) if "spec" in op else None
+            except SpecError:
+                spec = None
+            return lambda machine: machine.start_child(spec)
+        case "terminate_child":
+            return lambda machine: machine.terminate_child(key, serial)
+        case "restart_child":
+            return lambda machine: machine.restart_child(key)
+        case "delete_child":
+            return lambda machine: machine.delete_child(key)
+        case "get_childspec":
+            return lambda machine: machine.child_spec(key)
+        case "which_children":
+            return SupervisorMachine.child_rows
+        case "count_children":
+            return SupervisorMachine.counts
+        case other:
+            raise AssertionError(other)
+
+
 @dataclass
 class Asked:
     """One request on its way; *answer* is None where the supervisor never answered."""
@@ -108,10 +139,14 @@ class Asked:
         match self.answer:
             case None:
                 return "error:noproc"
-            case Refused(why):
-                # A spec that cannot be built is submitted as none at all.
-                invalid = why is Refusal.INVALID_SPEC
-                return f"error:{Refusal.BAD_COMBINATION if invalid else why}"
+            case ChildRefused() as refused:
+                return f"error:{refused.why}"
+            case SpecError():  # a spec that cannot be built is submitted as none at all
+                return "error:bad_combination"
+            case StartFailed():
+                return "error:start_failed"
+            case SupervisorDown():
+                return "error:noproc"
             case Done(_, running):
                 if self.op in ("start_child", "restart_child", "start_instance"):
                     return "ok:running" if running else "ok:undefined"

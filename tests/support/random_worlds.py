@@ -33,10 +33,6 @@ from phalanx.supervision.core.messages import (
     Announce,
     BecomeReady,
     Booted,
-    ChildrenRequested,
-    ChildSpecRequested,
-    CountRequested,
-    DeleteChildRequested,
     Event,
     Exit,
     Exited,
@@ -45,17 +41,15 @@ from phalanx.supervision.core.messages import (
     NotStarted,
     Outcome,
     Reply,
-    RestartChildRequested,
+    Request,
     RetryDue,
     RetryLater,
     SetAlarm,
     StartChild,
-    StartChildRequested,
     Started,
     StartIgnored,
     StopRequested,
     TerminateChild,
-    TerminateChildRequested,
 )
 
 REASONS = [
@@ -195,20 +189,20 @@ class World:
         name = self.random.choice(["new", "newer", "w0"])
         spec = random_child(self.random, name, significant=True)
         if self.spec.strategy is Strategy.SIMPLE_ONE_FOR_ONE:
-            start = StartChildRequested(caller, None)
+            start = Request(caller, lambda machine: machine.start_child(None))
         else:
-            start = StartChildRequested(caller, spec)
+            start = Request(caller, lambda machine: machine.start_child(spec))
         choices: list[Event] = [
             start,
             start,
             start,
-            TerminateChildRequested(caller, key),
-            TerminateChildRequested(caller, key),
-            RestartChildRequested(caller, key),
-            DeleteChildRequested(caller, key),
-            ChildSpecRequested(caller, key),
-            ChildrenRequested(caller),
-            CountRequested(caller),
+            Request(caller, lambda machine: machine.terminate_child(key)),
+            Request(caller, lambda machine: machine.terminate_child(key)),
+            Request(caller, lambda machine: machine.restart_child(key)),
+            Request(caller, lambda machine: machine.delete_child(key)),
+            Request(caller, lambda machine: machine.child_spec(key)),
+            Request(caller, SupervisorMachine.child_rows),
+            Request(caller, SupervisorMachine.counts),
         ]
         return self.random.choice(choices)
 

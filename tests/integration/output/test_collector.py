@@ -274,7 +274,7 @@ def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
 ) -> None:
     collector.close()
 
-    collector.emit(SupervisorGaveUp("top", "a", "more than 3 restarts in 60 s", at=1.0))
+    collector.emit(SupervisorGaveUp("top", 1.0, "a", "more than 3 restarts in 60 s"))
 
     record = console.record(event_is("phalanx.supervisor_gave_up"))
     assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")

@@ -129,7 +129,7 @@ def run() -> list[tuple[float, str, str]]:
     model = ChildSpec("model", child, type=ChildType.SUPERVISOR, killable=True)
     spec = SupervisorSpec("root", children=[model], intensity=Intensity(5, 60.0))
     top = SupervisorActor(spec, "root", services, on_start=started.append, on_exit=ended.append)
-    services.look = lambda: top.snapshot(lambda _: None)
+    services.look = lambda: top.snapshot({})
 
     top.begin()
     simulation.run_until(lambda: bool(child.groups) and child.groups[-1].ready.is_set())

@@ -10,9 +10,9 @@ from phalanx.supervision.core.messages import (
     AlarmRang,
     Booted,
     KillChild,
+    Request,
     SetAlarm,
     StartChild,
-    StartChildRequested,
     Started,
     StopRequested,
 )
@@ -29,7 +29,7 @@ def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
     )
     machine.handle(Booted(), 0.0)
     for _ in range(12):
-        for action in machine.handle(StartChildRequested(None, None), 0.0):
+        for action in machine.handle(Request(None, lambda machine: machine.start_child(None)), 0.0):
             if isinstance(action, StartChild):
                 machine.handle(Started(action.child, action.serial), 0.0)
     actions = machine.handle(StopRequested(SHUTDOWN), 0.0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,6 @@ from phalanx.supervision import (
     NORMAL,
     SHUTDOWN,
     BackOff,
-    Begin,
     Decided,
     End,
     ExitKind,
@@ -21,23 +22,16 @@ from phalanx.supervision import (
     Intensity,
     Phase,
     RankAction,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankReformed,
+    RankDecision,
     RankState,
     ReformRanks,
-    ResizeAsked,
     Restart,
-    RestartAsked,
     Serve,
     StartRanks,
     StopRanks,
     Strategy,
-    WaitOver,
     WaitUntil,
-    decide_ranks,
-    new_group,
+    decide,
 )
 
 CRASHED = ExitReason(ExitKind.CRASH, code=1)
@@ -57,18 +51,32 @@ def serving(
     keep: bool = False,
 ) -> GroupState:
     window = (intensity or Intensity(3, 60.0)).window()
-    state = new_group(strategy, window, size, restart=restart, backoff=backoff, keep=keep)
-    state, actions = decide_ranks(state, Begin(0.0))
+    state = GroupState(strategy, window, size, restart=restart, backoff=backoff, keep=keep)
+    state, actions = decide.begin(state)
     for rank in range(size):
-        state, actions = decide_ranks(state, RankReady(rank, 1, 0.0))
+        state, actions = decide.rank_ready(state, rank, 1, 0.0)
     assert actions == (Serve(1),)
     return state
 
 
-def run(state: GroupState, *events: RankEvent) -> tuple[GroupState, list[tuple[RankAction, ...]]]:
+Event = Callable[[GroupState], RankDecision]
+
+
+def event(decided: Callable[..., RankDecision]) -> Callable[..., Event]:
+    """Return *decided* with the group left open."""
+    return lambda *what, **more: lambda state: decided(state, *what, **more)
+
+
+begin, wait_over = event(decide.begin), event(decide.wait_over)
+rank_ready, rank_reformed = event(decide.rank_ready), event(decide.rank_reformed)
+rank_exited, close = event(decide.rank_exited), event(decide.close)
+restart, resize = event(decide.restart), event(decide.resize)
+
+
+def run(state: GroupState, *events: Event) -> tuple[GroupState, list[tuple[RankAction, ...]]]:
     taken: list[tuple[RankAction, ...]] = []
-    for event in events:
-        state, actions = decide_ranks(state, event)
+    for happened in events:
+        state, actions = happened(state)
         taken.append(effects(actions))
     return state, taken
 
@@ -76,26 +84,26 @@ def run(state: GroupState, *events: RankEvent) -> tuple[GroupState, list[tuple[R
 def test_a_death_of_a_rank_that_is_being_stopped_is_absorbed_and_not_counted() -> None:
     state, _ = run(
         serving(Strategy.ONE_FOR_ALL),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(0, 1, KILLED, 1.0),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_exited(0, 1, KILLED, 1.0),
     )
 
     assert len(state.window.spent) == 1
 
 
 def test_an_exit_of_an_earlier_incarnation_is_void() -> None:
-    state, _ = run(serving(Strategy.ONE_FOR_ONE), RankExited(1, 1, KILLED, 1.0))
+    state, _ = run(serving(Strategy.ONE_FOR_ONE), rank_exited(1, 1, KILLED, 1.0))
 
-    assert run(state, RankExited(1, 1, KILLED, 2.0)) == (state, [()])
+    assert run(state, rank_exited(1, 1, KILLED, 2.0)) == (state, [()])
 
 
 def test_the_back_off_delays_the_start() -> None:
     backoff = BackOff(initial=1.0, factor=2.0, maximum=8.0, jitter=0.0)
     state, taken = run(
         serving(Strategy.ONE_FOR_ONE, backoff=backoff),
-        RankExited(1, 1, KILLED, 10.0),
-        WaitOver(11.0),
-        RankExited(1, 2, KILLED, 12.0),
+        rank_exited(1, 1, KILLED, 10.0),
+        wait_over(11.0),
+        rank_exited(1, 2, KILLED, 12.0),
     )
 
     assert taken == [
@@ -110,15 +118,15 @@ def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
     """So no incarnation has a namesake, of which there may still be news."""
     _, taken = run(
         serving(Strategy.ONE_FOR_ALL, size=2),
-        ResizeAsked(1, 1.0),
-        RankExited(0, 1, SHUTDOWN, 2.0),
-        RankExited(1, 1, SHUTDOWN, 2.0),
-        RankReady(0, 2, 3.0),
-        ResizeAsked(1, 4.0),
-        RankExited(0, 2, SHUTDOWN, 5.0),
-        RankReady(0, 3, 6.0),
-        ResizeAsked(3, 7.0),
-        RankExited(0, 3, SHUTDOWN, 8.0),
+        resize(1),
+        rank_exited(0, 1, SHUTDOWN, 2.0),
+        rank_exited(1, 1, SHUTDOWN, 2.0),
+        rank_ready(0, 2, 3.0),
+        resize(1),
+        rank_exited(0, 2, SHUTDOWN, 5.0),
+        rank_ready(0, 3, 6.0),
+        resize(3),
+        rank_exited(0, 3, SHUTDOWN, 8.0),
     )
 
     assert taken[-1] == (StartRanks(4, 3, ((0, 4), (1, 2), (2, 1))),)
@@ -127,10 +135,10 @@ def test_a_rank_that_was_gone_for_a_while_counts_on() -> None:
 def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_new_epoch() -> None:
     state, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RankExited(1, 1, KILLED, 1.0),
-        RankReformed(0, 1, 2, 1.1),
-        RankReady(1, 2, 1.2),
-        RankReformed(2, 1, 2, 1.3),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_reformed(0, 1, 2, 1.1),
+        rank_ready(1, 2, 1.2),
+        rank_reformed(2, 1, 2, 1.3),
     )
 
     assert taken == [
@@ -145,9 +153,9 @@ def test_where_survivors_are_kept_only_the_dead_rank_starts_and_all_meet_in_a_ne
 def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None:
     state, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RankExited(1, 1, KILLED, 1.0),
-        RankExited(2, 1, KILLED, 1.1),
-        RankExited(1, 2, SHUTDOWN, 1.2),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_exited(2, 1, KILLED, 1.1),
+        rank_exited(1, 2, SHUTDOWN, 1.2),
     )
 
     # The new rank 1 hears nothing in its start, so it goes into the further epoch as another one.
@@ -159,10 +167,10 @@ def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None
 def test_a_rank_of_this_very_restart_that_cannot_be_reformed_counts_and_takes_all_along() -> None:
     state, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RankExited(1, 1, KILLED, 1.0),
-        RankReady(1, 2, 1.1),
-        RankExited(0, 1, CRASHED, 1.2),  # a survivor: free, and the new rank 1 is to be re-formed
-        RankExited(1, 2, CRASHED, 1.3),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_ready(1, 2, 1.1),
+        rank_exited(0, 1, CRASHED, 1.2),  # a survivor: free, and the new rank 1 is to be re-formed
+        rank_exited(1, 2, CRASHED, 1.3),
     )
 
     assert taken[2] == (Hold(), ReformRanks(3, ((1, 2), (2, 1))), StartRanks(3, 3, ((0, 2),)))
@@ -173,11 +181,11 @@ def test_a_rank_of_this_very_restart_that_cannot_be_reformed_counts_and_takes_al
 def test_a_rank_of_this_very_restart_that_is_killed_counts_and_the_others_are_kept() -> None:
     state, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RankExited(1, 1, KILLED, 1.0),
-        RankReady(1, 2, 1.1),
-        RankExited(0, 1, KILLED, 1.2),
-        RankReady(0, 2, 1.3),
-        RankExited(1, 2, KILLED, 1.4),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_ready(1, 2, 1.1),
+        rank_exited(0, 1, KILLED, 1.2),
+        rank_ready(0, 2, 1.3),
+        rank_exited(1, 2, KILLED, 1.4),
     )
 
     assert taken[4] == (Hold(), ReformRanks(4, ((0, 2), (2, 1))), StartRanks(4, 3, ((1, 3),)))
@@ -190,7 +198,7 @@ def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
 ) -> None:
     state = serving(strategy)
 
-    state, (actions,) = run(state, RankExited(2, 1, CRASHED, 1.0, out_of_step=True))
+    state, (actions,) = run(state, rank_exited(2, 1, CRASHED, 1.0, out_of_step=True))
 
     assert actions == (Hold(), StopRanks((0, 1), hurry=True))
     assert len(state.window.spent) == 1
@@ -199,7 +207,7 @@ def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
 def test_ranks_that_are_out_of_step_are_kept_but_for_the_one_that_was_ended() -> None:
     state = serving(Strategy.ONE_FOR_ALL, keep=True)
 
-    state, (actions,) = run(state, RankExited(2, 1, CRASHED, 1.0, out_of_step=True))
+    state, (actions,) = run(state, rank_exited(2, 1, CRASHED, 1.0, out_of_step=True))
 
     assert ReformRanks(2, ((0, 1), (1, 1))) in actions
     assert StartRanks(2, 3, ((2, 2),)) in actions
@@ -208,12 +216,12 @@ def test_ranks_that_are_out_of_step_are_kept_but_for_the_one_that_was_ended() ->
 def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
     state, _ = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RankExited(1, 1, KILLED, 1.0),
-        RankReformed(0, 1, 2, 1.1),
-        RankExited(1, 2, KILLED, 1.2),
+        rank_exited(1, 1, KILLED, 1.0),
+        rank_reformed(0, 1, 2, 1.1),
+        rank_exited(1, 2, KILLED, 1.2),
     )
 
-    after, taken = run(state, RankReformed(0, 1, 2, 1.3), RankReady(1, 3, 1.4))
+    after, taken = run(state, rank_reformed(0, 1, 2, 1.3), rank_ready(1, 3, 1.4))
 
     assert taken == [(), ()]
     assert [rank.state for rank in after.ranks] == ["reforming", "up", "reforming"]
@@ -222,8 +230,8 @@ def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
 def test_a_planned_restart_of_a_rank_keeps_the_others_where_a_death_does() -> None:
     after, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RestartAsked(frozenset({1}), 1.0),
-        RankExited(1, 1, SHUTDOWN, 2.0),
+        restart(frozenset({1})),
+        rank_exited(1, 1, SHUTDOWN, 2.0),
     )
 
     assert taken[0] == (Hold(), StopRanks((1,), hurry=False))
@@ -234,8 +242,8 @@ def test_a_planned_restart_of_a_rank_keeps_the_others_where_a_death_does() -> No
 def test_a_planned_restart_of_all_ranks_keeps_none() -> None:
     _, taken = run(
         serving(Strategy.ONE_FOR_ALL, keep=True),
-        RestartAsked(frozenset(range(3)), 1.0),
-        *(RankExited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
+        restart(frozenset(range(3))),
+        *(rank_exited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
     )
 
     assert taken[3] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),)
@@ -255,7 +263,7 @@ def test_a_planned_restart_of_all_ranks_keeps_none() -> None:
 def test_restart_types_are_otps(restart: Restart, reason: object, restarted: bool) -> None:
     state = serving(Strategy.ONE_FOR_ONE, size=1, restart=restart)
 
-    _, (actions,) = run(state, RankExited(0, 1, reason, 1.0))  # type: ignore[arg-type]  # a table
+    _, (actions,) = run(state, rank_exited(0, 1, reason, 1.0))  # type: ignore[arg-type]  # a table
 
     assert any(isinstance(action, StartRanks) for action in actions) == restarted
     assert any(isinstance(action, End) for action in actions) != restarted
@@ -272,14 +280,14 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
 ) -> None:
     """Every rank has at most one live incarnation; the group quiesces whole, or ended."""
     keep = keep and strategy is Strategy.ONE_FOR_ALL
-    state = new_group(strategy, Intensity(4, 1e9).window(), size, keep=keep)
+    state = GroupState(strategy, Intensity(4, 1e9).window(), size, keep=keep)
     live: dict[int, int] = {}
     at = 0.0
     ended = 0
 
-    def apply(event: RankEvent) -> None:
+    def apply(decision: RankDecision) -> None:
         nonlocal state, ended
-        state, actions = decide_ranks(state, event)
+        state, actions = decision
         for action in actions:
             if isinstance(action, StartRanks):
                 for rank, incarnation in action.ranks:
@@ -289,28 +297,32 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
                 assert all(live.get(rank) == incarnation for rank, incarnation in action.ranks)
             ended += isinstance(action, End)
 
-    apply(Begin(at))
+    apply(decide.begin(state))
     for rank, what in picks:
         at += 1.0
         if rank not in live:
             continue
         if what == "ready" and state.ranks[rank].state is RankState.STARTING:
-            apply(RankReady(rank, live[rank], at))
+            apply(decide.rank_ready(state, rank, live[rank], at))
         elif what == "ready" and state.ranks[rank].state is RankState.REFORMING:
-            apply(RankReformed(rank, live[rank], state.epoch, at))
+            apply(decide.rank_reformed(state, rank, live[rank], state.epoch, at))
         elif what == "die":
-            apply(RankExited(rank, live.pop(rank), KILLED, at))
+            apply(decide.rank_exited(state, rank, live.pop(rank), KILLED, at))
     for _ in range(200):
         stopping = [r for r in state.ranks if r.state is RankState.STOPPING]
         reforming = [r for r in state.ranks if r.state is RankState.REFORMING]
         starting = [r for r in state.ranks if r.state is RankState.STARTING]
         if stopping:
-            apply(RankExited(stopping[0].number, live.pop(stopping[0].number), SHUTDOWN, at))
+            apply(
+                decide.rank_exited(
+                    state, stopping[0].number, live.pop(stopping[0].number), SHUTDOWN, at
+                )
+            )
         elif starting:
-            apply(RankReady(starting[0].number, starting[0].incarnation, at))
+            apply(decide.rank_ready(state, starting[0].number, starting[0].incarnation, at))
         elif reforming:
             number = reforming[0].number
-            apply(RankReformed(number, live[number], state.epoch, at))
+            apply(decide.rank_reformed(state, number, live[number], state.epoch, at))
         else:
             break
 
@@ -324,10 +336,10 @@ def test_a_wait_that_was_overtaken_by_a_longer_one_starts_nothing() -> None:
     backoff = BackOff(initial=1.0, factor=4.0, maximum=8.0, jitter=0.0)
     state, taken = run(
         serving(Strategy.ONE_FOR_ONE, backoff=backoff),
-        RankExited(1, 1, KILLED, 10.0),
-        RankExited(0, 1, KILLED, 10.5),
-        WaitOver(11.0),
-        WaitOver(14.5),
+        rank_exited(1, 1, KILLED, 10.0),
+        rank_exited(0, 1, KILLED, 10.5),
+        wait_over(11.0),
+        wait_over(14.5),
     )
 
     assert taken[1] == (Hold(), WaitUntil(14.5))

@@ -57,7 +57,9 @@ from phalanx.supervision import (
     pykka_child,
     thread_child,
 )
-from phalanx.supervision.core.messages import CountRequested, Event, Exited, StartChild, Started
+from phalanx.supervision.core.machine import SupervisorMachine
+from phalanx.supervision.core.messages import Event, Exited, Request, StartChild, Started
+from phalanx.supervision.tree.actor import SupervisorActor
 from phalanx.supervision.tree.services import TreeServices
 
 pytestmark = pytest.mark.usefixtures("phalanx_leak_check")
@@ -312,15 +314,15 @@ def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_sto
     puppet.answers = False
     sub = SupervisorSpec("sub", children=[ChildSpec("a", puppet, shutdown=0.05)])
     top = Supervisor(tree(sub))
-    nested = top._top.nested("sub")
+    nested = top._top.supervisors().get("sub")
     assert nested is not None
-    assert nested.member.thread is not None
+    assert nested.thread is not None
 
     top.kill()
 
     assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
-    nested.member.thread.join(LIMIT)
-    assert not nested.member.thread.is_alive()
+    nested.thread.join(LIMIT)
+    assert not nested.thread.is_alive()
 
 
 def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:
@@ -350,7 +352,9 @@ def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_sta
             thread.join(LIMIT)
 
 
-def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
+def test_an_exit_that_overtakes_its_start_is_posted_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     posted: list[Event] = []
 
     def post(event: Event) -> None:
@@ -360,10 +364,11 @@ def test_an_exit_that_overtakes_its_start_is_posted_after_it() -> None:
         posted.append(event)
 
     spec = ChildSpec("a", Puppet())
-    context = StartContext(
-        "top/a", StartChild("a", 1, 1, spec), LIMIT,
-        decider=None, post=post, services=TreeServices(),
-    )  # fmt: skip
+    above = SupervisorActor(
+        SupervisorSpec("top"), "top", TreeServices(), on_start=print, on_exit=print
+    )
+    monkeypatch.setattr(above, "post", post)
+    context = StartContext(above, StartChild("a", 1, 1, spec), LIMIT)
 
     context.settle(Puppet())
 
@@ -421,7 +426,7 @@ def test_a_tree_that_ended_by_itself_is_let_go_with_its_threads() -> None:
     top = Supervisor(spec)
     timers = top._services._own_timers
     assert timers is not None
-    threads = [thread for thread in (top._top.member.thread, timers._thread) if thread is not None]
+    threads = [thread for thread in (top._top.thread, timers._thread) if thread is not None]
 
     puppet.contexts.get(timeout=LIMIT).exited(CRASH)
 
@@ -585,10 +590,11 @@ def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: str) ->
 
 def test_an_exception_that_strikes_an_actor_between_two_messages_ends_it_as_a_crash() -> None:
     top = Supervisor(tree(ChildSpec("a", Puppet())))
-    assert top._top.member.thread is not None
+    assert top._top.thread is not None
 
-    strike(top._top.member.thread, RuntimeError)
-    top._top.actor_ref.tell(CountRequested(pykka.ThreadingFuture()))  # it runs again for this
+    strike(top._top.thread, RuntimeError)
+    again = Request(pykka.ThreadingFuture(), SupervisorMachine.counts)
+    top._top.actor_ref.tell(again)  # it runs again for this
 
     reason = top.wait_closed(LIMIT)
     assert reason is not None
