@@ -67,8 +67,12 @@ def check_seconds(
     field: str, value: object, *, positive: bool = False, finite: bool = True
 ) -> float:
     """Return *value* if it is a number of seconds, 0 or more; above 0 if *positive*."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or math.isnan(value) or (finite and value == math.inf):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or math.isnan(value)
+        or (finite and value == math.inf)
+    ):
         raise SpecError(field, value, "give a number of seconds")
     if value < 0 or (positive and value == 0):
         raise SpecError(field, value, f"give seconds {'>' if positive else '>='} 0")

@@ -252,8 +252,7 @@ def test_a_snapshot_deeper_than_the_stack_is_shown() -> None:
         spec = SupervisorSpec(f"s{i}", children=[SupervisorSpec(f"s{i + 1}")])
         machine = SupervisorMachine(spec, path)
         machine.children[f"s{i + 1}"].status = Status.RUNNING
-        below = {} if snapshot is None else {snapshot.path: snapshot}
-        snapshot = snapshot_of(machine, 0.0, below)
+        snapshot = snapshot_of(machine, 0.0, {} if snapshot is None else {snapshot.path: snapshot})
     assert snapshot is not None
 
     lines = render(snapshot).splitlines()

@@ -279,7 +279,7 @@ def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
     armed = threading.Event()
 
     class Clockwork:
-        def call_at(self, at: float, callback: Callable[[], None]) -> Callable[[], None]:
+        def call_at(self, at: float, callback: Callable[[], object]) -> Callable[[], None]:
             if armed.is_set():
                 armed.clear()
                 raise MemoryError("in the timers")
