@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never, cast
 
 from phalanx.supervision.errors import (
     ChildRefused,
@@ -535,9 +535,9 @@ class SupervisorMachine:
     def _answer(self, request: msg.Request) -> Operation:
         self._dead = request.dead
         try:
-            answer = request.ask(self)
+            answer: Any = request.ask(self)
             if isinstance(answer, Generator):
-                answer = yield from answer
+                answer = yield from cast("Generator[None, msg.Event, Any]", answer)
         except PhalanxError as refusal:
             answer = refusal
         self._actions.append(msg.Reply(request.caller, answer))

@@ -121,10 +121,10 @@ class ChildSpec:
             remedy = "a permanent child never ends for good; make it transient or temporary"
             raise SpecError("significant", self.significant, remedy)
         if self.killable is None:
-            said: object = getattr(start, "killable", None)
-            _set(self, "killable", actor_class(start) is None if said is None else bool(said))
+            said: object = getattr(self.start, "killable", None)
+            _set(self, "killable", actor_class(self.start) is None if said is None else bool(said))
         check_flag("killable", self.killable)
-        shutdown: object = self.shutdown
+        shutdown: Any = self.shutdown
         if shutdown is None:
             shutdown = math.inf if self.is_supervisor else 5.0
         elif shutdown == BRUTAL_KILL.value:

@@ -223,11 +223,14 @@ class SupervisorActor(ProtectedActor):
             context.settle(None, error)
 
     def _start_nested(self, context: StartContext, spec: SupervisorSpec) -> None:
+        def started(error: BaseException | None) -> None:
+            context.settle(actor if error is None else None, error)
+
         actor = SupervisorActor(
             spec,
             context.path,
             self.services,
-            on_start=lambda error: context.settle(actor if error is None else None, error),
+            on_start=started,
             on_exit=context.exited,
             on_use=context.progressed,
         )

@@ -122,10 +122,11 @@ class _Document:
         children: Any = _table(place, self.supervisors[name]).get("children", [])
         if not isinstance(children, list):
             raise SpecError(f"{place}.children", children, "must be a list of names")
-        for child in children:
+        names = cast("list[Any]", children)
+        for child in names:
             if not isinstance(child, str):
                 raise SpecError(f"{place}.children", child, "names nothing that is declared")
-        return children
+        return names
 
     def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
         """Return the spec of supervisor *name*; those below it are *built*."""
