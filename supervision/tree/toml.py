@@ -119,14 +119,14 @@ class _Document:
 
     def _children(self, name: str) -> list[str]:
         place = f"supervisor.{name}"
-        children: Any = _table(place, self.supervisors[name]).get("children", [])
+        children: object = _table(place, self.supervisors[name]).get("children", [])
         if not isinstance(children, list):
             raise SpecError(f"{place}.children", children, "must be a list of names")
-        names = cast("list[Any]", children)
+        names = cast("list[object]", children)
         for child in names:
             if not isinstance(child, str):
                 raise SpecError(f"{place}.children", child, "names nothing that is declared")
-        return names
+        return cast("list[str]", names)
 
     def _supervisor(self, name: str, built: Mapping[str, SupervisorSpec]) -> SupervisorSpec:
         """Return the spec of supervisor *name*; those below it are *built*."""
