@@ -263,7 +263,7 @@ def test_a_planned_restart_of_all_ranks_keeps_none() -> None:
 def test_restart_types_are_otps(restart: Restart, reason: object, restarted: bool) -> None:
     state = serving(Strategy.ONE_FOR_ONE, size=1, restart=restart)
 
-    _, (actions,) = run(state, rank_exited(0, 1, reason, 1.0))  # type: ignore[arg-type]  # a table
+    _, (actions,) = run(state, rank_exited(0, 1, reason, 1.0))
 
     assert any(isinstance(action, StartRanks) for action in actions) == restarted
     assert any(isinstance(action, End) for action in actions) != restarted
