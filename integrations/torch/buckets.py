@@ -24,9 +24,8 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
         module: In the `State`, on the rank's device.
         options: Passed on to `DistributedDataParallel`.
     """
-    wrapped = DistributedDataParallel(
-        module, **{"init_sync": False, "broadcast_buffers": False, **options}
-    )
+    given: dict[str, Any] = {"init_sync": False, "broadcast_buffers": False, **options}
+    wrapped = DistributedDataParallel(module, **given)
     fix_buckets(wrapped)
     return wrapped
 

@@ -29,7 +29,7 @@ from .errors import NoRoom, StateLost, WorldSizeChanged
 from .packing import Packed, size_of, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable
     from typing import Any
 
 _MAGIC = b"phxtrain"
@@ -370,7 +370,7 @@ class RankBuffers:
 
 
 @contextlib.contextmanager
-def _opened(paths: Paths, rank: int) -> Iterator[list[_Slot]]:
+def _opened(paths: Paths, rank: int) -> Generator[list[_Slot]]:
     slots = [_Slot(path, paths.where) for path in paths.slots[rank]]
     try:
         yield slots

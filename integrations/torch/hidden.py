@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -17,20 +17,21 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from .errors import HiddenState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 _PURE = "take samples by phalanx.integrations.torch.sample_indices(seed, step, rank, ...)"
 _GIVE = "give it to State(...)"
 
 
-def check_kept(name: str, value: Any) -> None:
+def check_kept(name: str, value: object) -> None:
     """Raise `HiddenState` if *value* draws from a state that no process can be given back."""
+    kind = type(cast("Any", value)).__qualname__
     if isinstance(value, DataLoader):
         raise HiddenState(name, "DataLoader", _PURE)
     if isinstance(value, Sampler) and not isinstance(value, SequentialSampler):
-        raise HiddenState(name, type(value).__qualname__, _PURE)
+        raise HiddenState(name, kind, _PURE)
     if isinstance(value, Iterator):
-        raise HiddenState(name, type(value).__qualname__, _PURE)
+        raise HiddenState(name, kind, _PURE)
 
 
 def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) -> None:
@@ -46,14 +47,15 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
     """
     known = {id(each) for each in kept}
     skipped = set(allowed)
-    for name, value in vars(owner).items():
+    attributes = cast("dict[str, object]", vars(owner))
+    for name, value in attributes.items():
         if name in skipped:
             continue
-        parts: Iterable[Any] = (value,)
+        parts: Iterable[object] = (value,)
         if isinstance(value, dict):
-            parts = value.values()
-        elif isinstance(value, (list, tuple)) and len(value) < _LONG:
-            parts = value
+            parts = cast("Mapping[object, object]", value).values()
+        elif isinstance(value, (list, tuple)) and len(cast("list[object]", value)) < _LONG:
+            parts = cast("list[object]", value)
         for part in parts:
             if id(part) not in known:
                 check_kept(name, part)
@@ -63,7 +65,7 @@ def check_attributes(owner: Any, kept: Iterable[Any], allowed: Iterable[str]) ->
 _LONG = 1000  # a list that long holds data
 
 
-def _check_drawn(name: str, value: Any) -> None:
+def _check_drawn(name: str, value: object) -> None:
     numpy = sys.modules.get("numpy")
     drawn: tuple[type, ...] = (random.Random, torch.Generator)
     if numpy is not None:
@@ -71,8 +73,8 @@ def _check_drawn(name: str, value: Any) -> None:
     if isinstance(value, drawn):
         raise HiddenState(
             name,
-            type(value).__qualname__,
+            type(cast("Any", value)).__qualname__,
             f"{_GIVE}, or draw from torch's own numbers, which are seeded for each step",
         )
     if isinstance(value, (torch.optim.Optimizer, LRScheduler)):
-        raise HiddenState(name, type(value).__qualname__, _GIVE)
+        raise HiddenState(name, type(cast("Any", value)).__qualname__, _GIVE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import SpecError, check_count
@@ -28,8 +29,7 @@ def step_seed(seed: int, step: int, rank: int, stream: int = 0) -> int:
 
 def seed_step(seed: int, step: int, rank: int, generators: Iterable[Any] = ()) -> None:
     """Seed torch on all devices, `random`, NumPy where it is imported, and *generators*."""
-    import torch  # noqa: PLC0415  # the sampler is of use without it
-
+    torch: Any = import_module("torch")  # the sampler is of use without it
     torch.manual_seed(step_seed(seed, step, rank))
     random.seed(step_seed(seed, step, rank, 1))
     numpy = sys.modules.get("numpy")

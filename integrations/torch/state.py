@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.distributed.fsdp import FSDPModule
@@ -147,8 +147,8 @@ class State:
         whole = hashlib.sha256(str(self.step).encode())
         for each in self.optimizers.values():
             for group in each.param_groups:
-                plain = {k: v for k, v in group.items() if isinstance(v, (bool, int, float, tuple))}
-                whole.update(repr(sorted(plain.items())).encode())
+                plain = [key for key in sorted(group) if not isinstance(group[key], torch.Tensor)]
+                whole.update(repr([(key, group[key]) for key in plain if key != "params"]).encode())
         for tensor in packed.tensors:
             whole.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
         data = packed.to_bytes()
@@ -269,7 +269,9 @@ def _placed(kept: Any, old: Any, parameter: torch.Tensor, *, on_host: bool) -> A
             return old
         return value.to(value.device if on_host else local_of(parameter).device, copy=True)
     if isinstance(kept, dict):
-        return {key: _placed(value, None, parameter, on_host=False) for key, value in kept.items()}
+        named = cast("Mapping[Any, object]", kept)
+        return {key: _placed(named[key], None, parameter, on_host=False) for key in named}
     if isinstance(kept, (list, tuple)):
-        return type(kept)(_placed(value, None, parameter, on_host=False) for value in kept)
+        values = cast("list[Any]", kept)
+        return type(values)(_placed(value, None, parameter, on_host=False) for value in values)
     return kept

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.actors import WorkerActor, method
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
     from .agreement import Source
     from .state import State
 
+dist: Any = torch.distributed  # its types are partly unknown
 _CHUNK = 1 << 26  # bytes broadcast at once
 
 

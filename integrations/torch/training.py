@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
+_LEAVE = 4.0  # seconds for a survivor to leave; halfway connections that hold it up are ended
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
 
 
@@ -53,7 +54,8 @@ class Training(Generic[_T]):
         threads: Of torch on each rank; None takes an equal share of the processors, or what the
             run in *folder* had.
         timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
-        policy: Over *survivors*; None takes 100 restarts in 60 seconds.
+        policy: Over *survivors*; None takes 100 restarts in 60 seconds, and has survivors leave the
+            old process group within 4 seconds.
         executor: Further arguments of `Executor`.
 
     Attributes:
@@ -86,13 +88,15 @@ class Training(Generic[_T]):
         check_count("ranks", ranks)
         check_count("every", every)
         check_kind("seed", seed, int)
-        if not (isinstance(trainer, type) and issubclass(trainer, Trainer)):
+        given: Any = trainer
+        if not (isinstance(given, type) and issubclass(given, Trainer)):
             raise SpecError("trainer", trainer, "give a subclass of Trainer")
         if threads is None:
             threads = max(1, int(usable_processors()) // ranks)
         check_count("threads", threads)
         if policy is None:
-            policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
+            often = Intensity(100, 60.0)
+            policy = RestartPolicy(survivors=survivors, intensity=often, leave_within=_LEAVE)
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
         self._store = Store(folder, run)

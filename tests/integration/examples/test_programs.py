@@ -78,6 +78,29 @@ def test_workers_with_state_count_every_word_once_and_go_on_in_the_next_run(tmp_
     assert re.fullmatch(rf"{words} words from line \d\d+ on, 0 restarts: right=True\n", second)
 
 
+TRAINING = ("--seed", "3", "--plot")
+
+
+@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])
+def test_training_through_a_kill_ends_with_the_undisturbed_weights(
+    name: str, tmp_path: Path
+) -> None:
+    said = run(name, "--steps", "6", "--kills", "1", *TRAINING, str(tmp_path / "loss.png"))
+
+    assert said.endswith("equal: yes\n")
+    assert "samples lost 0 doubled 0" in said
+    assert (tmp_path / "loss.png").stat().st_size > 1000
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["train_ddp", "train_fsdp"])
+def test_training_on_four_ranks_through_thirty_kills_does_too(name: str, tmp_path: Path) -> None:
+    options = ("--ranks", "4", "--steps", "90", "--kills", "30")
+    said = run(name, *options, *TRAINING, str(tmp_path / "loss.png"))
+
+    assert said.endswith("equal: yes\n")
+
+
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)
 def test_an_example_is_one_file_that_can_be_read_at_once(program: Path) -> None:
     limit = 40 if program.stem == "quickstart" else 150
