@@ -16,7 +16,7 @@ import os
 import time
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
@@ -28,13 +28,15 @@ from .snapshot import Snapshot, SnapshotPart
 from .store import SnapshotStore
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Collection, Iterable
     from pathlib import Path
 
     from phalanx.actors.calls.plane import CallPlane
     from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import EventLoop, Frame, Timer
+
+    from .manager import CheckpointManager
 
 
 @dataclass(slots=True)
@@ -46,76 +48,7 @@ class Count:
     saved: int = 0
 
 
-class Counts:
-    """A `Count` for each rank, or one for the group if its ranks are formed together."""
-
-    def __init__(self) -> None:
-        self._by_key: defaultdict[int, Count] = defaultdict(Count)
-
-    def add(self, keys: Iterable[int], every: int | None) -> list[int]:
-        """Count a call; return the keys due for a snapshot, one to *every* calls."""
-        due: list[int] = []
-        for key in keys:
-            count = self._by_key[key]
-            count.sent += 1
-            if every is not None and count.sent - count.begun >= every:
-                due.append(key)
-        return due
-
-    def begin(self, keys: Iterable[int]) -> dict[int, int]:
-        """Note that a snapshot begins; return how many calls it covers, by key."""
-        covers: dict[int, int] = {}
-        for key in keys:
-            count = self._by_key[key]
-            covers[key] = count.begun = count.sent
-        return covers
-
-    def save(self, covers: Mapping[int, int]) -> None:
-        """Note that a snapshot that covers so many calls is kept."""
-        for key, calls in covers.items():
-            count = self._by_key[key]
-            count.saved = max(count.saved, calls)
-
-    def void(self, keys: Iterable[int]) -> None:
-        """Note that snapshots that have begun will not be kept: the next call is due again."""
-        for key in keys:
-            if key in self._by_key:
-                self._by_key[key].begun = self._by_key[key].saved
-
-    def forget(self, keys: Iterable[int]) -> None:
-        """Note that *keys* are restored, and lack the calls since."""
-        for key in keys:
-            self._by_key.pop(key, None)
-
-    def clear(self) -> None:
-        """Begin anew."""
-        self._by_key.clear()
-
-    @property
-    def is_begun(self) -> bool:
-        """Whether a snapshot has begun behind every call."""
-        return all(count.begun >= count.sent for count in self._by_key.values())
-
-    @property
-    def is_saved(self) -> bool:
-        """Whether every call is in a snapshot that is kept."""
-        return all(count.saved >= count.sent for count in self._by_key.values())
-
-
-class Observer(Protocol):
-    """What a coordinator tells its executor, on any thread and under locks; none blocks."""
-
-    def due(self) -> None:
-        """It is time to take the state of the ranks."""
-        ...
-
-    def failed(self, rank: int, number: int, failure: RemoteFailure) -> None:
-        """*rank* could not store its part of snapshot *number*."""
-        ...
-
-    def changed(self, kept: Snapshot | None) -> None:
-        """There is something to remove; *kept* is a snapshot that is kept from now on."""
-        ...
+_GROUP = -1  # the key of the one `Count` of ranks that are formed together
 
 
 class CheckpointCoordinator:
@@ -149,9 +82,9 @@ class CheckpointCoordinator:
         self._open: dict[tuple[int, int], Snapshot] = {}  # by (wire id, rank)
         self.base = 0
         self._last = 0  # the highest number so far
-        self._counts = Counts()
+        self._counts: defaultdict[int, Count] = defaultdict(Count)  # by rank, or `_GROUP`
         self._timer: Timer | None = None
-        self._observer: Observer | None = None  # None while no executor is served
+        self._observer: CheckpointManager | None = None  # None while no executor is served
         self._loop: EventLoop | None = None
         self._pid = os.getpid()
 
@@ -161,7 +94,9 @@ class CheckpointCoordinator:
 
     # --- the life of an executor --------------------------------------------------------
 
-    def open(self, loop: EventLoop, observer: Observer, *, can_reshard: bool, size: int) -> None:
+    def open(
+        self, loop: EventLoop, observer: CheckpointManager, *, can_reshard: bool, size: int
+    ) -> None:
         """Serve an executor of *size* ranks, and claim the folder.
 
         Raises:
@@ -240,7 +175,8 @@ class CheckpointCoordinator:
                 snapshot.end = "kept"
                 snapshot.at = time.time()
                 self.store.add(snapshot)
-                self._counts.save(snapshot.covers)
+                for key, calls in snapshot.covers.items():
+                    self._counts[key].saved = max(self._counts[key].saved, calls)
             else:
                 snapshot.end = "failed"
                 self.store.discard(snapshot)
@@ -259,8 +195,9 @@ class CheckpointCoordinator:
             ]
             self._void(lost)
             if everybody or not self._together:
-                self._counts.forget([_GROUP] if self._together else ranks)
-            if self._counts.is_begun:
+                for key in self._keys(ranks):
+                    self._counts.pop(key, None)  # what is restored lacks the calls since
+            if self._is_begun():
                 self._stop_timer()
             if lost:
                 self._changed(None)
@@ -270,7 +207,7 @@ class CheckpointCoordinator:
     def is_unsaved(self) -> bool:
         """Whether a call has been sent that no kept snapshot covers."""
         with self._lock.asked():
-            return not self._counts.is_saved
+            return any(count.saved < count.sent for count in self._counts.values())
 
     def prune(self, *, everything: bool = False) -> None:
         """See `SnapshotStore.prune`."""
@@ -305,31 +242,48 @@ class CheckpointCoordinator:
 
     # --- inside -------------------------------------------------------------------------
 
+    def _keys(self, ranks: Collection[int]) -> Collection[int]:
+        return (_GROUP,) if self._together else ranks
+
+    def _is_begun(self) -> bool:
+        """Whether a snapshot has begun behind every call."""
+        return all(count.begun >= count.sent for count in self._counts.values())
+
     def _count(self, ranks: Collection[int], size: int) -> Collection[int]:
         """Count a call to *ranks*; return the ranks that store their state with it."""
         every = self._policy.every_calls
-        if not self._together:
-            return self._counts.add(ranks, every)
-        if not self._counts.add([_GROUP], every):
-            return ()
+        due: list[int] = []
+        for key in self._keys(ranks):
+            count = self._counts[key]
+            count.sent += 1
+            if every is not None and count.sent - count.begun >= every:
+                due.append(key)
+        if not self._together or not due:
+            return due
         if len(ranks) == size:
             return ranks
         # It goes to some ranks only: a call with which all ranks store their state follows it.
-        self._counts.begin([_GROUP])
+        self._cover(ranks)
         if self._observer is not None:
             self._observer.due()
         return ()
+
+    def _cover(self, ranks: Collection[int]) -> dict[int, int]:
+        """Note that a snapshot of *ranks* begins; return how many calls it covers, by key."""
+        for key in self._keys(ranks):
+            self._counts[key].begun = self._counts[key].sent
+        return {key: self._counts[key].begun for key in self._keys(ranks)}
 
     def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Snapshot]:
         self._last = self.base + wire
         snapshots: list[Snapshot] = []
         for each in [frozenset(ranks)] if self._together else [frozenset((r,)) for r in ranks]:
-            covers = self._counts.begin([_GROUP] if self._together else each)
+            covers = self._cover(each)
             snapshot = Snapshot(self._last, size, each, waiting=set(each), covers=covers)
             for rank in each:
                 self._open[wire, rank] = snapshot
             snapshots.append(snapshot)
-        if self._counts.is_begun:
+        if self._is_begun():
             self._stop_timer()
         return snapshots
 
@@ -346,7 +300,8 @@ class CheckpointCoordinator:
             for rank in snapshot.ranks:
                 self._open.pop((snapshot.number - self.base, rank), None)
             self.store.discard(snapshot)
-            self._counts.void(snapshot.covers)
+            for key in snapshot.covers.keys() & self._counts.keys():
+                self._counts[key].begun = self._counts[key].saved  # the next call is due again
 
     def _changed(self, kept: Snapshot | None) -> None:
         if self._observer is not None:
@@ -361,53 +316,23 @@ class CheckpointCoordinator:
         """Have a snapshot taken after `every_seconds`; runs on the event loop."""
         with self._lock.asked():
             self._timer = None
-            observer = None if self._counts.is_begun else self._observer
+            observer = None if self._is_begun() else self._observer
         if observer is not None:
             observer.due()
-
-
-_GROUP = -1
 
 
 _RETRIES = 3  # of a checkpoint that deaths interrupt; arbitrary
 
 
-def checkpoint_call(plane: CallPlane, seq: int, timeout: float | None, now: float) -> Call:
-    """Return a call with which every rank stores its state."""
+def checkpoint_call(plane: CallPlane, seq: int = 0, timeout: float | None = None) -> Call:
+    """Return a call with which every rank stores its state; `outcome` is what it has stored."""
     if timeout is not None:
         check_timeout(timeout)
-    options = options_of(now=now, timeout=timeout, retries=_RETRIES)
+    options = options_of(now=plane.clock(), timeout=timeout, retries=_RETRIES)
     payload = plane.pack(encode((_nothing, (), dict[str, Any]()), "checkpoint"))
     call = Call(seq, "checkpoint", Shape.COLLECTIVE, [payload], options)
     call.snapshots = []
     return call
-
-
-def take_checkpoint(
-    plane: CallPlane, coordinator: CheckpointCoordinator, call: Call, *, under_hold: bool = False
-) -> Checkpoint:
-    """Have every rank store its state with *call*; return what has been stored.
-
-    Args:
-        plane: The group's.
-        coordinator: The group's.
-        call: Made by `checkpoint_call`.
-        under_hold: Whether new calls are paused, and this one is not.
-
-    Raises:
-        CallTimeout, WorkerDied, ExecutorClosed: as any call.
-        Exception: what `WorkerActor.checkpoint` raised on a rank.
-    """
-    call.under_hold = under_hold
-    try:
-        plane.insert(call, first=under_hold)
-        if not plane.wait(call, call.options.deadline):
-            plane.expire(call)
-    except BaseException:
-        plane.abandon(call)
-        raise
-    call.result()
-    return coordinator.outcome(call)
 
 
 def coordinator_of(spec: ExecutorSpec) -> CheckpointCoordinator | None:

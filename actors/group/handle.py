@@ -22,7 +22,7 @@ import pykka
 
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.plane import CallPlane
-from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of, take_checkpoint
+from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
 from phalanx.actors.health.heartbeat import HeartbeatClient
 from phalanx.actors.health.watchdog import Watchdog
 from phalanx.actors.observe.feed import status_of
@@ -448,8 +448,17 @@ class Group:
 
     def _save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
         assert self.checkpoints is not None
-        call = checkpoint_call(self.plane, next(self.numbers), timeout, self.plane.clock())
-        return take_checkpoint(self.plane, self.checkpoints, call, under_hold=under_hold)
+        call = checkpoint_call(self.plane, next(self.numbers), timeout)
+        call.under_hold = under_hold  # new calls are paused, and this one is not
+        try:
+            self.plane.insert(call, first=under_hold)
+            if not self.plane.wait(call, call.options.deadline):
+                self.plane.expire(call)
+        except BaseException:
+            self.plane.abandon(call)
+            raise
+        call.result()
+        return self.checkpoints.outcome(call)
 
     def change(
         self, make: Callable[[], PlannedChange], timeout: float | None, *, force: bool = False

@@ -7,8 +7,7 @@ interpreter lock, does not.
 
 from __future__ import annotations
 
-import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Shape
@@ -42,21 +41,24 @@ def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None
         Unhealthy: see `Executor.check_health`.
     """
     group.callbacks.check_may_wait("check_health")
-    before = group.view.ranks
-    deadline = time.monotonic() + check_seconds("timeout", timeout)
+    before, clock = group.view.ranks, group.clock
+    deadline = clock() + check_seconds("timeout", timeout)
+    patience = min(PATIENCE, timeout / 2)  # of it is kept for the heartbeats
     ping = [((), dict[str, Any]())]
     future = call(Shape.GATHER, _ping, ping, timeout=timeout, retries=0, non_block=True)
     vitals: dict[int, Vitals] = {}
     replies: dict[int, Pulse | None] = {}
     incarnations = {info.rank: info.incarnation for info in before}
     late, gone = set(incarnations), set[int]()
-    if _is_done(future, deadline - min(PATIENCE, timeout / 2)):
+    with suppress(TimeoutError):
+        future.exception(max(0.0, deadline - patience - clock()))
+    if future.done():
         late, gone = _silent(future, incarnations)
     if late:  # so far, or because this thread woke up long after the deadline
         vitals = {info.rank: Vitals.of(info.pid) for info in before}
-        with group.heartbeats.request(incarnations) as request:
+        with closing(group.heartbeats.request(incarnations)) as request:
             late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
-            request.wait(late, time.monotonic() + PATIENCE - min(PATIENCE, timeout / 2))
+            request.wait(late, PATIENCE - patience)
             replies = request.replies()
     if not late and not gone:
         return
@@ -73,6 +75,7 @@ def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None
             running.get(rank),
             vitals.get(rank, Vitals()),
             replies.get(rank),
+            clock(),
             is_silent=rank in replies and replies[rank] is None,
             is_gone=rank in gone,
         )
@@ -90,13 +93,6 @@ def _silent(future: Future[Any], ranks: Iterable[int]) -> tuple[set[int], set[in
     return late, {each.rank for each in outcomes if each.kind is OutcomeKind.DEAD}
 
 
-def _is_done(future: Future[Any], deadline: float) -> bool:
-    """Return whether *future* is done by *deadline* (monotonic)."""
-    with suppress(TimeoutError):
-        future.exception(max(0.0, deadline - time.monotonic()))
-    return future.done()
-
-
 def _ping(_worker: object) -> None:
     """Reply, from the main loop."""
 
@@ -106,6 +102,7 @@ def _diagnose(
     running: Running | None,
     before: Vitals,
     pulse: Pulse | None,
+    now: float,
     *,
     is_silent: bool,
     is_gone: bool,
@@ -131,7 +128,7 @@ def _diagnose(
         return "stopped", ""
     if info.state == "stopping":
         return "dead", "being stopped"
-    age = 0.0 if running is None else time.monotonic() - running.began
+    age = 0.0 if running is None else now - running.began
     if running is None or not (running.began or running.method):
         where = "has begun no call"
     elif not running.began:

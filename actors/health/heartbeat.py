@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING
 
 from phalanx.runtime import Kind, OwnedLock, Payload, Pulse
 
@@ -29,36 +29,33 @@ _NOTHING = Payload.of(None)
 
 
 class HeartbeatRequest:
-    """One request to some ranks; a context manager that closes it."""
+    """One request to some ranks.
+
+    Attributes:
+        close: Drops later replies.
+    """
 
     def __init__(
         self,
-        client: HeartbeatClient,
-        number: int,
         ranks: Collection[int],
         when_complete: Callable[[], object] | None,
+        close: Callable[[], object],
     ) -> None:
-        self._client = client
-        self._number = number
         self._ranks = frozenset(ranks)
         self._when_complete = when_complete
         self._pulses: dict[int, Pulse] = {}
         self._changed = threading.Condition()
+        self.close = close
 
-    def wait(self, ranks: Collection[int], deadline: float) -> None:
-        """Return once these *ranks* have replied, or at *deadline* (monotonic)."""
+    def wait(self, ranks: Collection[int], timeout: float) -> None:
+        """Return once these *ranks* have replied, or after *timeout* seconds."""
         with self._changed:
-            timeout = max(0.0, deadline - time.monotonic())
-            self._changed.wait_for(lambda: self._pulses.keys() >= set(ranks), timeout)
+            self._changed.wait_for(lambda: self._pulses.keys() >= set(ranks), max(0.0, timeout))
 
     def replies(self) -> dict[int, Pulse | None]:
         """Return the reply of each rank; None for a rank that has not replied by now."""
         with self._changed:
             return {rank: self._pulses.get(rank) for rank in self._ranks}
-
-    def close(self) -> None:
-        """Drop later replies."""
-        self._client.forget(self._number)
 
     def receive(self, rank: int, pulse: Pulse) -> None:
         """Note the reply of *rank*."""
@@ -71,12 +68,6 @@ class HeartbeatRequest:
         """Call *when_complete* if every rank has replied; maybe again, on any thread."""
         if self._when_complete is not None and self._pulses.keys() >= self._ranks:
             self._when_complete()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class HeartbeatClient:
@@ -108,29 +99,24 @@ class HeartbeatClient:
         block.
         """
         number = next(self._numbers)
-        request = HeartbeatRequest(self, number, ranks, when_complete)
-        with self._lock.asked():
-            self._open[number] = request
-            self._send(ranks, _NOTHING.packet(Kind.ASK, epoch=0, call_id=number))
+        close = partial(self._open.pop, number, None)
+        request = self._open[number] = HeartbeatRequest(ranks, when_complete, close)
+        self._send(ranks, Kind.ASK, call_id=number)
         request.check_complete()
         return request
 
     def part(self, rank: int, incarnation: int, epoch: int) -> None:
         """Have a rank end the connections of the process group that it leaves for *epoch*."""
-        with self._lock.asked():
-            packet = _NOTHING.packet(Kind.PART, epoch=epoch, call_id=0)
-            self._send({rank: incarnation}, packet)
+        self._send({rank: incarnation}, Kind.PART, epoch=epoch)
 
     def tell_draining(self) -> None:
         """Tell every rank that the driver stops it in good order: it ignores SIGTERM until then."""
-        with self._lock.asked():
-            ranks = {rank: known for rank, (known, _) in self._ranks.items() if rank >= 0}
-            self._send(ranks, _NOTHING.packet(Kind.DRAINING, epoch=0, call_id=0))
+        ranks = {rank: known for rank, (known, _) in list(self._ranks.items()) if rank >= 0}
+        self._send(ranks, Kind.DRAINING)
 
     def receive(self, rank: int, frame: Frame) -> None:
         """Pass *rank*'s reply on to its request."""
-        with self._lock.asked():
-            request = self._open.get(frame.call_id)
+        request = self._open.get(frame.call_id)
         if request is None:
             frame.drop()
             return
@@ -140,14 +126,13 @@ class HeartbeatClient:
         if isinstance(pulse, Pulse):
             request.receive(rank, pulse)
 
-    def forget(self, number: int) -> None:
-        """Close the request of that number."""
+    def _send(
+        self, ranks: Mapping[int, int], kind: int, *, epoch: int = 0, call_id: int = 0
+    ) -> None:
+        packet = _NOTHING.packet(kind, epoch=epoch, call_id=call_id)
         with self._lock.asked():
-            self._open.pop(number, None)
-
-    def _send(self, ranks: Mapping[int, int], packet: bytes) -> None:
-        for rank, incarnation in ranks.items():
-            known, send = self._ranks.get(rank, (None, None))
-            if known == incarnation and send is not None:
-                with suppress(OSError):  # a full or broken socket: that rank does not reply
-                    send(packet)
+            for rank, incarnation in ranks.items():
+                known, send = self._ranks.get(rank, (None, None))
+                if known == incarnation and send is not None:
+                    with suppress(OSError):  # a full or broken socket: that rank does not reply
+                        send(packet)

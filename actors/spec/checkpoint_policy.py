@@ -1,18 +1,15 @@
-"""When the ranks' state is taken, where it is kept, and what is told of it.
+"""When the ranks' state is taken and where it is kept; the events of checkpoints.
 
-Guarantees: a policy that exists makes sense; its folder, where it has one, is this user's alone
-and can be written to.
-
-Left to others: taking and giving back (`hosting`), which snapshots are kept and used (`kept`).
+A policy that exists makes sense.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_count, check_flag, check_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +42,13 @@ class CheckpointPolicy:
     resume: bool = False
 
     def __post_init__(self) -> None:
-        _check_count("every_calls", self.every_calls, optional=True)
-        _check_count("keep", self.keep)
-        seconds = self.every_seconds
-        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if seconds is not None and not (number and 0 < seconds < _LONGEST):
-            raise SpecError("checkpoint.every_seconds", seconds, "give seconds > 0, or None")
-        _check_kind("where", self.where, (str, os.PathLike, type(None)), "a folder, or None")
-        _check_kind("resume", self.resume, (bool,), "True or False")
+        if self.every_calls is not None:
+            check_count("checkpoint.every_calls", self.every_calls)
+        check_limit("checkpoint.every_seconds", self.every_seconds)
+        if not isinstance(cast("object", self.where), str | os.PathLike | None):
+            raise SpecError("checkpoint.where", self.where, "give a folder, or None")
+        check_count("checkpoint.keep", self.keep)
+        check_flag("checkpoint.resume", self.resume)
         if self.resume and self.where is None:
             raise SpecError(
                 "checkpoint.resume", self.resume, "needs a folder (where) to find snapshots in"
@@ -147,19 +143,3 @@ class CheckpointRejected:
     number: int
     why: str
     at: float
-
-
-_LONGEST = 1e9  # seconds; more is no policy
-
-
-def _check_count(name: str, value: object, *, optional: bool = False) -> None:
-    if value is None and optional:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        told = "give an integer >= 1" + (", or None" if optional else "")
-        raise SpecError(f"checkpoint.{name}", value, told)
-
-
-def _check_kind(name: str, value: object, kinds: tuple[type, ...], what: str) -> None:
-    if not isinstance(value, kinds):
-        raise SpecError(f"checkpoint.{name}", value, f"give {what}")

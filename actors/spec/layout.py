@@ -1,7 +1,7 @@
-"""How the ranks of a group are laid out: derived here, and nowhere else.
+"""How the ranks of a group are laid out.
 
-Guarantees: the world size is the product of the named sizes, or nothing is built; ranks count
-tensor first, then prefill context, then pipeline stage, as LLM engines number them.
+The world size is the product of the named sizes, or nothing is built. Ranks count tensor first,
+then prefill context, then pipeline stage, as LLM engines number them.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-
-def _nothing() -> Mapping[str, int]:
-    return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +30,13 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     prefill_context: int = 1
-    extra: Mapping[str, int] = field(default_factory=_nothing)
+    extra: Mapping[str, int] = field(default_factory=dict[str, int])
 
     def __post_init__(self) -> None:
-        for name, size in self._sizes():
-            _check_size(name, size)
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline}
+        sizes |= {"prefill_context": self.prefill_context, **self.extra}
+        for name, size in sizes.items():
+            check_count(name, size)
         for name, size in self.extra.items():
             if self.world_size % size:
                 raise SpecError(
@@ -83,16 +81,3 @@ class Layout:
                 f"must be tensor {self.tensor} x pipeline {self.pipeline} x prefill_context "
                 f"{self.prefill_context} = {self.world_size}",
             )
-
-    def _sizes(self) -> list[tuple[str, int]]:
-        return [
-            ("tensor", self.tensor),
-            ("pipeline", self.pipeline),
-            ("prefill_context", self.prefill_context),
-            *self.extra.items(),
-        ]
-
-
-def _check_size(name: str, size: object) -> None:
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise SpecError(name, size, "a parallel size is an integer >= 1")

@@ -205,10 +205,6 @@ class Limits:
         )
 
 
-def _no_names() -> Mapping[str, str]:
-    return {}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """How worker processes are started, and with what.
@@ -234,7 +230,7 @@ class Launch:
 
     method: LaunchMethod = "zygote"
     preload: Sequence[str] = ("torch",)
-    env: Mapping[str, str] = field(default_factory=_no_names)
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
     rank_env: Sequence[Mapping[str, str]] = ()
     rank_kwargs: Sequence[Mapping[str, Any]] = ()
     transport: Transport = "local"

@@ -23,7 +23,7 @@ from typing import (
     overload,
 )
 
-from phalanx.supervision import BadArguments, SpecError, UnknownMethod
+from phalanx.supervision import BadArguments, SpecError, UnknownMethod, check_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -39,16 +39,10 @@ _F = TypeVar("_F", bound="Callable[..., Any]")
 Reply = Literal["every", "output", "driver"] | int
 
 HOOKS = frozenset(
-    (
-        "on_start",
-        "on_stop",
-        "on_failure",
-        "on_reform",
-        "on_standby",
-        "checkpoint",
-        "restore",
-        "reshard",
-    )
+    {
+        *("on_start", "on_stop", "on_failure", "on_reform", "on_standby"),
+        *("checkpoint", "restore", "reshard"),
+    }
 )
 _MARK = "__phalanx__"
 
@@ -174,14 +168,10 @@ def method(
         isinstance(reply, bool) or not (isinstance(reply, int) or reply in _REPLIES)
     ):
         raise SpecError("reply", reply, f"give a rank or one of {', '.join(_REPLIES)}")
-    if timeout is not None and not timeout >= 0:
-        raise SpecError("timeout", timeout, "give seconds >= 0, or None for no limit")
-    if hang_after is not None and (
-        isinstance(hang_after, bool)
-        or not isinstance(cast("Any", hang_after), int | float)
-        or not hang_after > 0
-    ):
-        raise SpecError("hang_after", hang_after, "give seconds > 0, or math.inf for no limit")
+    if timeout is not None:
+        check_seconds("timeout", timeout, finite=False)
+    if hang_after is not None:
+        check_seconds("hang_after", hang_after, positive=True, finite=False)
     options = {"idempotent": idempotent or None, "hang_after": hang_after, "reply": reply}
     given: dict[str, Any] = {**options, "timeout": timeout}
 

@@ -199,6 +199,7 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
+    start = Membership.start
     land = Membership.land
     release = Membership.release
     lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
@@ -207,6 +208,11 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         if state.phase is Phase.MENDING and state.mending:
             return decide._start(state)
         return resume(state, at, jitter)
+
+    def forgetting(self: Any, epoch: Any, ranks: Any, *rest: Any) -> Any:
+        for worker in self.current():
+            worker.released = worker.rank in {rank for rank, _ in ranks}
+        return start(self, epoch, ranks, *rest)
 
     def noted(self: Any, launch: Any) -> Any:
         lost.update((id(worker), (self, worker)) for worker in launch.workers)
@@ -217,6 +223,7 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         release(self, worker)
 
     patch.setattr(decide, "_resume", early)
+    patch.setattr(Membership, "start", forgetting)
     patch.setattr(Membership, "land", noted)
     patch.setattr(Membership, "release", released)
 

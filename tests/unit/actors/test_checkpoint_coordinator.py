@@ -74,7 +74,7 @@ def opened(
     policy: CheckpointPolicy, told: list[Any], *, together: bool = True
 ) -> Iterator[CheckpointCoordinator]:
     coordinator = CheckpointCoordinator(policy, None, together=together)
-    coordinator.open(cast("Any", None), Noted(told), can_reshard=False, size=2)
+    coordinator.open(cast("Any", None), cast("Any", Noted(told)), can_reshard=False, size=2)
     yield coordinator
     coordinator.close(forget=True)
 
