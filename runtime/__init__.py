@@ -27,6 +27,7 @@ from .distributed.rendezvous import Rendezvous as Rendezvous
 from .distributed.rendezvous import RendezvousStore as RendezvousStore
 from .distributed.rendezvous import init_process_group as init_process_group
 from .distributed.rendezvous import rendezvous_environment as rendezvous_environment
+from .event import Event as Event
 from .event import LoggedEvent as LoggedEvent
 from .linux import descriptor_limit as descriptor_limit
 from .linux import descriptors as descriptors

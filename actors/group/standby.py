@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import random
 import signal
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
+from phalanx.runtime import Event
 from phalanx.supervision import BackOff, PhalanxError, Phase
 
 if TYPE_CHECKING:
@@ -24,21 +24,17 @@ if TYPE_CHECKING:
 _BACKOFF = BackOff(initial=0.5, maximum=30.0)  # arbitrary; slow enough to harm nobody
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandbyLost:
+class StandbyLost(Event, event="standby_lost", level="warning"):
     """A spare died while it waited, or could not be started.
 
     Attributes:
         wait: Seconds until the next one is started.
     """
 
-    event: ClassVar[str] = "phalanx.standby_lost"
-    level: ClassVar[str] = "warning"
     group: str
     pid: int | None
     cause: str
     wait: float
-    at: float
 
 
 class Standby:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import cast
 
+from phalanx.runtime import Event
 from phalanx.supervision import SpecError, check_count, check_flag, check_limit
 
 
@@ -74,8 +75,7 @@ class Checkpoint:
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointTaken:
+class CheckpointTaken(Event, event="checkpoint_taken", level="debug"):
     """The state of all the ranks that belong together is kept.
 
     `Executor.subscribe` tells of each; the log of no more than one in a second.
@@ -84,16 +84,12 @@ class CheckpointTaken:
         took: Seconds from the sending of the call with which it was due.
     """
 
-    event: ClassVar[str] = "phalanx.checkpoint_taken"
-    level: ClassVar[str] = "debug"
     group: str
     checkpoint: Checkpoint
     took: float
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFailed:
+class CheckpointFailed(Event, event="checkpoint_failed", level="error"):
     """A rank's state could not be taken; the call went on, and older snapshots are kept.
 
     Attributes:
@@ -101,45 +97,34 @@ class CheckpointFailed:
         trace: The worker's traceback.
     """
 
-    event: ClassVar[str] = "phalanx.checkpoint_failed"
-    level: ClassVar[str] = "error"
     group: str
     rank: int
     number: int
     error: str
     trace: str
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRestored:
+class CheckpointRestored(Event, event="checkpoint_restored", level="info"):
     """A rank has been given back the state of an earlier incarnation.
 
     Attributes:
         age: Seconds since it was complete.
     """
 
-    event: ClassVar[str] = "phalanx.checkpoint_restored"
-    level: ClassVar[str] = "info"
     group: str
     rank: int
     incarnation: int
     number: int
     age: float
-    at: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointRejected:
+class CheckpointRejected(Event, event="checkpoint_rejected", level="warning"):
     """A snapshot will not be used, as long as there is another.
 
     Attributes:
         why: It is torn, missing, altered, or a rank could not be restored from it.
     """
 
-    event: ClassVar[str] = "phalanx.checkpoint_rejected"
-    level: ClassVar[str] = "warning"
     group: str
     number: int
     why: str
-    at: float
