@@ -131,7 +131,7 @@ class StatusSource:
         self.request = descriptors.own(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         self._emit = emit
         self._lock = threading.Lock()
-        self._parts: list[Callable[[], Iterable[LoggedEvent]]] = []
+        self._parts: dict[object, Callable[[], Iterable[LoggedEvent]]] = {}
         self._watch = loop.watch(self.request, select.EPOLLIN, self._on_request)
 
     def add(self, part: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
@@ -139,12 +139,13 @@ class StatusSource:
 
         It is called on the event loop's thread, and must be quick.
         """
+        key = object()
         with self._lock:
-            self._parts.append(part)
+            self._parts[key] = part
 
-        def remove() -> None:
-            with self._lock, suppress(ValueError):
-                self._parts.remove(part)
+        def remove() -> None:  # without a reference to *part*, which may hold what holds this
+            with self._lock:
+                self._parts.pop(key, None)
 
         return remove
 
@@ -157,7 +158,7 @@ class StatusSource:
         with suppress(BlockingIOError):
             os.eventfd_read(self.request)
         with self._lock:
-            parts = list(self._parts)
+            parts = list(self._parts.values())
         trees: set[str] = set()
         groups = 0
         for part in parts:
