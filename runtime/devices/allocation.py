@@ -7,7 +7,6 @@ device is filled before the next is begun. No device in quarantine is given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.supervision import NoDevice, SpecError
@@ -23,22 +22,8 @@ if TYPE_CHECKING:
 _EPSILON = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class Unplaced:
-    """There is no device for *request*.
-
-    Attributes:
-        soon: Whether memory is being released that could change that.
-    """
-
-    request: Request
-    soon: bool
-
-
-def place(
-    order: Sequence[Device], requests: Sequence[Request], share: float
-) -> list[list[Device]] | Unplaced:
-    """Return the devices of each request.
+def place(order: Sequence[Device], requests: Sequence[Request], share: float) -> list[list[Device]]:
+    """Return the devices of each request, or raise `NoDevice`.
 
     Args:
         order: The pool's devices; one that may be leased twice stands here twice.
@@ -70,20 +55,22 @@ def place(
             continue
         # What is released makes room for one of them: two ranks may have had one device, in turns.
         if all(has_room(device, after=True) for device in own):
-            return Unplaced(request, soon=True)
+            raise _no_device(devices, request, share, soon=True)
     for number, request in enumerate(requests):
         at = int(request.rank * share + _EPSILON)
         if number not in placed:
             take(number, list(order[at : at + count]))
     for number, request in enumerate(requests):
         if number not in placed and not take(number, list(filter(has_room, devices))[:count]):
-            return Unplaced(request, soon=any(device.leaving for device in devices))
+            soon = any(device.leaving for device in devices)
+            raise _no_device(devices, request, share, soon=soon)
     return [placed[number] for number in range(len(requests))]
 
 
-def no_device(devices: Sequence[Device], unplaced: Unplaced, share: float) -> NoDevice:
-    """Return the error that names the holders of *devices*."""
-    request = unplaced.request
+def _no_device(
+    devices: Sequence[Device], request: Request, share: float, *, soon: bool
+) -> NoDevice:
+    """Return the error that names the holders; *soon*: memory is released that could change it."""
     return NoDevice(
         request.holder or f"rank {request.rank}",
         share,
@@ -98,7 +85,7 @@ def no_device(devices: Sequence[Device], unplaced: Unplaced, share: float) -> No
             if device.quarantine is not None
         },
         releasing=tuple(device.label for device in devices if device.leaving),
-        soon=unplaced.soon,
+        soon=soon,
     )
 
 

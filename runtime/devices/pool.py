@@ -3,7 +3,9 @@
 Guarantees: no more of a device is leased than there is; more ranks than fit are refused before any
 process starts; a worker sees the devices leased to it and, unless it asked for all, no other; a
 dead worker's device is leased again once its memory is released (`device`), or another if it is in
-quarantine by then (`health`). Several groups, and whole trees, may share one pool.
+quarantine by then. A device with a fault that is not tolerated, or whose memory a dead worker still
+holds, is in quarantine until that is over; each change is reported once to every subscriber.
+Several groups, and whole trees, may share one pool.
 
 A pool of CPU slots has no devices: every lease of it is the same, and always to be had.
 """
@@ -14,25 +16,25 @@ import contextlib
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from phalanx.supervision import SpecError, check_number, check_seconds
 
-from .allocation import Unplaced, check_room, lease_of, names_of, no_device, place
+from .allocation import check_room, lease_of, names_of, place
 from .device import Device, Leaving, Quarantine, Reading
+from .events import DeviceEvent, DeviceQuarantined, DeviceRestored
 from .gpu import named_gpus, select_gpu, visible
-from .health import DeviceHealth
 from .inventory import find_gpus
 from .lease import Lease, Request, check_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-    from types import TracebackType
 
     from .device import DeviceStatus
-    from .events import DeviceEvent
     from .gpu import Fault, Gpu, GpuInventory
     from .lease import Visibility
+
+    Listener = Callable[[DeviceEvent], None]
 
 _POLL = 0.02  # seconds; NVML has no event for memory that is released
 
@@ -67,7 +69,11 @@ class DevicePool:
         check_number("slack_bytes", slack_bytes)
         self._inventory = inventory
         self._release_timeout = release_timeout
-        self._health = DeviceHealth(inventory, slack_bytes, tolerate)
+        self._slack = slack_bytes
+        self._tolerate = tolerate
+        self._news: list[DeviceEvent] = []
+        self._listeners: dict[object, Listener] = {}
+        self._logs: dict[object, Listener] = {}
         self._lock = threading.RLock()
         self._users = 1
         self._order: list[Device] = []
@@ -178,8 +184,6 @@ class DevicePool:
         with self._changing():
             self._look()
             placed = place(self._order, requests, share)
-            if isinstance(placed, Unplaced):
-                raise no_device(self._devices, placed, share)
             seen = self._devices if visibility == "all" else None
             leases: list[Lease] = []
             for request, devices in zip(requests, placed, strict=True):
@@ -207,7 +211,7 @@ class DevicePool:
                     device.leases.remove(lease)
                     if pid != os.getpid():
                         device.leaving.append(Leaving(lease, pid, deadline))
-            self._health.watch_releases(self._devices)
+            self._watch_releases()
 
     def settle(self, leases: Iterable[Lease], deadline: float) -> bool:
         """Wait until the memory of *leases*, which were given back, is released.
@@ -219,7 +223,7 @@ class DevicePool:
         names = {name for lease in mine for name in lease.names}
         while True:
             with self._changing():
-                self._health.watch_releases(self._devices)
+                self._watch_releases()
                 devices = [device for device in self._devices if device.uuid in names]
                 waits = any(one.lease in mine for device in devices for one in device.leaving)
                 kept = [device.quarantine for device in devices if device.quarantine is not None]
@@ -258,8 +262,7 @@ class DevicePool:
             SpecError: the pool has no such device.
         """
         with self._changing():
-            found = self._find(device)
-            self._health.quarantine(found, Quarantine("user", reason, time.monotonic()))
+            self._put_aside(self._find(device), Quarantine("user", reason, time.monotonic()))
 
     def restore(self, device: int | str) -> None:
         """Take a device out of quarantine; the faults it has now are accepted.
@@ -268,13 +271,13 @@ class DevicePool:
             SpecError: the pool has no such device.
         """
         with self._changing():
-            self._health.accept(self._find(device))
+            found = self._find(device)
+            assert self._inventory is not None
+            found.accepted |= frozenset(found.faults(self._inventory, None))
+            if found.quarantine is not None:
+                self._put_back(found, found.quarantine, "user")
 
-    def subscribe(
-        self,
-        listener: Callable[[DeviceEvent], None],
-        log: Callable[[DeviceEvent], None] | None = None,
-    ) -> Callable[[], None]:
+    def subscribe(self, listener: Listener, log: Listener | None = None) -> Callable[[], None]:
         """Call *listener* with every `DeviceQuarantined` and `DeviceRestored`.
 
         Args:
@@ -284,14 +287,18 @@ class DevicePool:
         Returns:
             What ends the subscription.
         """
+        key = object()
         with self._lock:
-            cancel = self._health.subscribe(listener, log)
+            self._listeners[key] = listener
+            if log is not None:
+                self._logs[key] = log
 
-        def unsubscribe() -> None:
+        def cancel() -> None:
             with self._lock:
-                cancel()
+                self._listeners.pop(key, None)
+                self._logs.pop(key, None)
 
-        return unsubscribe
+        return cancel
 
     def close(self) -> None:
         """Close the inventory, once every user of the pool has closed it."""
@@ -304,12 +311,7 @@ class DevicePool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        _type: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- inside ---------------------------------------------------------------------------
@@ -334,14 +336,16 @@ class DevicePool:
     def _changing(self) -> Generator[None]:
         """Hold the lock; publish the status and the events afterwards, outside of it."""
         news: list[DeviceEvent] = []
-        listeners: list[Callable[[DeviceEvent], None]] = []
+        listeners: list[Listener] = []
         try:
             with self._lock:
                 try:
                     yield
                 finally:
                     self._show()
-                    news, listeners = self._health.news()
+                    news, self._news = self._news, []
+                    # A log that several subscribers share gets each event once.
+                    listeners = [*self._listeners.values(), *dict.fromkeys(self._logs.values())]
         finally:
             # Also after an error: an event may be the reason for it.
             for event in news:
@@ -352,5 +356,65 @@ class DevicePool:
         self._shown = tuple(device.status() for device in self._devices)
 
     def _look(self) -> None:
-        self._health.watch_releases(self._devices)
-        self._health.examine(self._devices)
+        self._watch_releases()
+        self._examine()
+
+    def _examine(self) -> None:
+        """Put faulty devices into quarantine, and take out those that are well again."""
+        if self._inventory is None:
+            return
+        for device in self._devices:
+            held = device.quarantine
+            faults = device.faults(self._inventory, self._tolerate)
+            if faults:
+                reason = "; ".join(fault.text for fault in faults)
+                fatal = any(fault.fatal for fault in faults)
+                if held is None or (fatal and not held.fatal):
+                    now = time.monotonic()
+                    self._put_aside(device, Quarantine("fault", reason, now, fatal=fatal))
+            elif held is not None and (
+                held.cause == "fault"
+                or (held.cause == "memory" and device.is_released(self._inventory, self._slack))
+            ):
+                self._put_back(device, held, "recovered")
+
+    def _watch_releases(self) -> None:
+        """Drop what is released; put devices into quarantine whose deadline has passed."""
+        now = time.monotonic()
+        for device in self._devices:
+            if not device.leaving:
+                continue
+            assert self._inventory is not None
+            found = device.watch_release(self._inventory, self._slack, now)
+            if found is not None and device.quarantine is None:
+                self._put_aside(device, found)
+
+    def _put_aside(self, device: Device, quarantine: Quarantine) -> None:
+        device.quarantine = quarantine
+        self._news.append(
+            DeviceQuarantined(
+                device=device.uuid,
+                name=device.gpu.name,
+                cause=quarantine.cause,
+                reason=quarantine.reason,
+                fatal=quarantine.fatal,
+                holders=tuple(lease.holder for lease in device.leases),
+                at=quarantine.since,
+            )
+        )
+
+    def _put_back(
+        self, device: Device, held: Quarantine, why: Literal["recovered", "user"]
+    ) -> None:
+        device.quarantine = None
+        now = time.monotonic()
+        self._news.append(
+            DeviceRestored(
+                device=device.uuid,
+                name=device.gpu.name,
+                cause=held.cause,
+                why=why,
+                after=now - held.since,
+                at=now,
+            )
+        )
