@@ -317,11 +317,10 @@ def _run_id(parsed: argparse.Namespace) -> str:
 
 
 def _logs(parsed: argparse.Namespace, size: int, environ: Mapping[str, str]) -> LogSpec:
-    try:
-        shown = frozenset(int(word) for word in parsed.local_ranks_filter.split(",") if word)
-    except ValueError:
-        text = "give ranks: 0,1,2"
-        raise SpecError("--local-ranks-filter", parsed.local_ranks_filter, text) from None
+    words = [word for word in parsed.local_ranks_filter.split(",") if word]
+    if not all(word.isdigit() and int(word) < size for word in words):
+        text = f"give ranks below {size}: 0,1,2"
+        raise SpecError("--local-ranks-filter", parsed.local_ranks_filter, text)
     folder: Path | None = parsed.log_dir
     if folder is not None and folder.exists() and not folder.is_dir() and str(folder) != os.devnull:
         raise SpecError("--log-dir", str(folder), "it is a file: name a folder")
@@ -329,7 +328,7 @@ def _logs(parsed: argparse.Namespace, size: int, environ: Mapping[str, str]) -> 
         folder=folder,
         redirects=streams_of("--redirects", parsed.redirects, size),
         tee=streams_of("--tee", parsed.tee, size),
-        shown=shown,
+        shown=frozenset(map(int, words)),
         filters={
             "stdout": parsed.duplicate_stdout_filters,
             "stderr": parsed.duplicate_stderr_filters,

@@ -1,0 +1,1 @@
+"""Training through kills, beside what a user could use instead."""

@@ -1,0 +1,277 @@
+"""`phalanx torchrun` runs scripts as torchrun does, and restarts them: real processes, gloo."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.cli.top_model import Sketch
+from phalanx.runtime import Observer, find_drivers
+
+SCRIPT = Path(__file__).parents[2] / "support" / "torchrun_script.py"
+LONG = 90.0
+PHALANX = (sys.executable, "-m", "phalanx", "torchrun")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("phalanx_leak_check")]
+
+
+CACHE = "TORCHINDUCTOR_CACHE_DIR"  # torch makes it where its compiler is imported
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CACHE, str(tmp_path / "cache"))
+    for name in ("OMP_NUM_THREADS", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def environment(command: tuple[str, ...] = PHALANX) -> dict[str, str]:
+    """torchrun leaves a folder behind; ours is looked for."""
+    left = {} if command is PHALANX else {"TMPDIR": str(Path(os.environ[CACHE]).parent)}
+    return {**os.environ, **left}
+
+
+def run(*words: object, command: tuple[str, ...] = PHALANX, **more: Any) -> Any:
+    return subprocess.run(
+        [*command, *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        check=False,
+        env=environment(command),
+        **more,
+    )
+
+
+@contextmanager
+def running(*words: object) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [*PHALANX, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            yield launcher
+        finally:
+            launcher.kill()
+
+
+def wait_for(launcher: subprocess.Popen[str], text: str, count: int) -> None:
+    assert launcher.stdout is not None
+    for line in launcher.stdout:
+        count -= text in line
+        if not count:
+            return
+    raise AssertionError(launcher.communicate()[1])
+
+
+def notes(folder: Path) -> dict[str, list[str]]:
+    files = (path for path in sorted(folder.iterdir()) if path.is_file())
+    return {path.name: path.read_text().splitlines() for path in files}
+
+
+def summary_of(text: str) -> str:
+    """The summary in *text*, without times, names of machines and numbers of processes."""
+    found = text[text.rindex("=\n", 0, text.index(" FAILED")) :]
+    found = re.sub(r"(time|host|error_file) +: .*", r"\1", found)
+    return re.sub(r"(pid: |PID )\d+", r"\1", found)
+
+
+def test_a_script_finds_what_it_finds_under_torchrun(tmp_path: Path) -> None:
+    found: list[dict[str, Any]] = []
+    for command in (PHALANX, TORCHRUN):
+        folder = tmp_path / command[-1]
+        folder.mkdir()
+        words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", SCRIPT)
+        done = run(*words, "everything", folder, command=command)
+
+        assert (done.returncode, sorted(done.stdout.splitlines())) == (
+            *(0, ["rank 0 ends", "rank 1 ends"]),
+        ), done.stderr
+        ranks = {name[0]: lines for name, lines in notes(folder).items()}
+        assert {rank: lines[1:] for rank, lines in ranks.items()} == {
+            "0": ["thread", "atexit"],
+            "1": ["thread", "atexit"],
+        }
+        found.append({rank: json.loads(lines[0]) for rank, lines in ranks.items()})
+
+    ours, theirs = found
+    for rank in ours:
+        environs = ours[rank].pop("environ"), theirs[rank].pop("environ")
+        assert ours[rank].pop("argv")[:-1] == theirs[rank].pop("argv")[:-1]
+        assert ours[rank] == theirs[rank]
+        varies = {
+            "TMPDIR",
+            "MASTER_ADDR",
+            "MASTER_PORT",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_ERROR_FILE",
+        }
+        mine, other = ({**each, **dict.fromkeys(varies)} for each in environs)
+        added = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+        assert {name: mine.get(name) for name in mine.keys() - added} == other
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_after_a_death_all_ranks_run_again_at_another_port(number: signal.Signals) -> None:
+    words = ("--nproc-per-node", 2, "--max-restarts", 1, SCRIPT, "killed", int(number))
+
+    done = run(*words)
+
+    assert done.returncode == 0, done.stderr
+    lines = re.findall(r"rank (\d) round (\d) port (\d+)", done.stdout)
+    assert {(rank, round_) for rank, round_, _ in lines} == {
+        *(("0", "0"), ("1", "0"), ("0", "1"), ("1", "1")),
+    }
+    assert len({port for _, _, port in lines}) == 2
+    assert "restart 1 of 1: all ranks run again" in done.stderr
+
+
+@pytest.mark.parametrize("how", ["raise", "record", "3", "text"])
+def test_a_failure_ends_in_1_and_its_summary_as_under_torchrun(tmp_path: Path, how: str) -> None:
+    words = ("--nproc-per-node", 2, "-r", "1:1", "-t", "0:3,1:2", "--rdzv-id", "job")
+    where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--log-dir")
+
+    folder = tmp_path / "phalanx"
+    done = run(*words, *where, folder, SCRIPT, "fails", how, tmp_path)
+
+    assert done.returncode == 1
+    (run_folder,) = folder.iterdir()
+    assert run_folder.name.startswith("job_")
+    files = {str(path.relative_to(run_folder)) for path in run_folder.rglob("*") if path.is_file()}
+    raised = {"attempt_0/1/error.json"} if how in {"raise", "record"} else set[str]()
+    assert files == raised | {
+        f"attempt_0/{rank}/std{x}.log" for rank in "01" for x in ("out", "err")
+    }
+    assert (run_folder / "attempt_0/1/stdout.log").read_text() == "out 1\nno end"
+    assert "out 1" not in done.stdout
+    assert done.stdout.splitlines() == ["[default0]:out 0", "[default0]:no end"]
+    assert "[default1]:err 1\n" in done.stderr
+    title, _, rest = summary_of(done.stderr).partition(" FAILED\n")
+    assert title.endswith(str(SCRIPT))
+    others, _, first = rest.partition("Root Cause (first observed failure):\n")
+    assert "rank      : 0 (local_rank: 0)\n  exitcode  : -15 (pid: )  (SIGTERM)" in others
+    code = how if how.isdigit() else "1"
+    assert f"rank      : 1 (local_rank: 1)\n  exitcode  : {code} (pid: )" in first
+    if raised:
+        record = json.loads((run_folder / "attempt_0/1/error.json").read_text())["message"]
+        assert record["message"] == "ValueError: bad 0"
+        assert "ValueError: bad 0" in first
+        assert "interpreter.py" not in record["extraInfo"]["py_callstack"]
+    if how == "text":
+        assert "[default1]:a text\n" in done.stderr
+
+
+def test_a_run_folder_and_a_summary_are_torchruns(tmp_path: Path) -> None:
+    found: list[object] = []
+    for command in (PHALANX, TORCHRUN):
+        folder = tmp_path / command[-1]
+        words = ("--nproc-per-node", 2, "--max-restarts", 1, "-r", 3, "--log-dir", folder / "logs")
+        folder.mkdir()
+        done = run(*words, SCRIPT, "fails", "record", folder, command=command)
+        logs = [path for path in folder.rglob("logs/**/*") if path.is_file()]
+        files = sorted("/".join(path.relative_to(folder).parts[2:]) for path in logs)
+        found.append((done.returncode, files, sorted(summary_of(done.stderr).splitlines())))
+
+    ours, theirs = found
+    assert ours == theirs
+
+
+def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
+    package = tmp_path / "pack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "value.py").write_text("VALUE = 4")
+    (package / "main.py").write_text(
+        "import sys\nfrom .value import VALUE\nprint(VALUE, __name__, __package__, sys.argv[1:])"
+    )
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\necho "$RANK $1"\nexit $RANK\n')
+    program.chmod(0o755)
+
+    module = run("-m", "pack.main", "a", cwd=tmp_path)
+    command = run("--nproc-per-node=2", "--no-python", "./program", "b", cwd=tmp_path)
+
+    assert (module.returncode, module.stdout) == (0, "4 __main__ pack ['a']\n"), module.stderr
+    assert (command.returncode, sorted(command.stdout.split("\n"))) == (1, ["", "0 b", "1 b"])
+    assert "./program FAILED" in command.stderr
+    assert "exitcode  : 1 " in command.stderr
+    assert "<NO_OTHER_FAILURES>" in command.stderr
+
+
+def test_ranks_that_leave_by_os_exit_have_succeeded(tmp_path: Path) -> None:
+    with running("--nproc-per-node", 2, SCRIPT, "leaves", tmp_path) as launcher:
+        deadline = time.monotonic() + LONG
+        while not any("ends" in lines for lines in notes(tmp_path).values()):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        (tmp_path / "go").touch()
+
+        assert launcher.wait(LONG) == 0, launcher.communicate()
+    assert [lines for name, lines in notes(tmp_path).items() if name != "go"] == [
+        ["begins", "ends"]
+    ] * 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_passed_on_and_ends_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    with running("--nproc-per-node", 2, SCRIPT, "waits", tmp_path) as launcher:
+        wait_for(launcher, "waits", 2)
+        launcher.send_signal(number)
+
+        _, stderr = launcher.communicate(timeout=LONG)
+
+    assert launcher.returncode == 1
+    assert f"ended by {number.name}" in stderr
+    if number == signal.SIGTERM:
+        assert list(notes(tmp_path).values()) == [["SIGTERM"]] * 2
+    else:
+        assert stderr.count("KeyboardInterrupt") == 2
+
+
+def test_nothing_is_left_where_the_launcher_is_killed(tmp_path: Path) -> None:
+    with running("--nproc-per-node", 2, SCRIPT, "waits", tmp_path) as launcher:
+        wait_for(launcher, "waits", 2)
+        launcher.kill()
+
+        assert launcher.wait(LONG) == -signal.SIGKILL
+
+
+def test_a_rank_that_does_nothing_is_ended_and_all_run_again() -> None:
+    words = ("--nproc-per-node", 2, "--max-restarts", 1, "--hang-after", 2, SCRIPT, "hangs")
+
+    done = run(*words)
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 ends", "rank 1 ends"]
+    assert re.search(r"rank 1 \(pid \d+\) died: unresponsive", done.stderr)
+    assert "in hangs" in done.stderr
+
+
+def test_a_run_is_shown_to_observers(tmp_path: Path) -> None:
+    with running("--nproc-per-node", 2, SCRIPT, "waits", tmp_path) as launcher:
+        wait_for(launcher, "waits", 2)
+        (driver,) = (each for each in find_drivers() if each.pid == launcher.pid)
+        sketch, picture = Sketch(), None
+        with Observer(driver, watch=True) as observer:
+            while picture is None:
+                record = observer.next(time.monotonic() + LONG)
+                assert record is not None
+                picture = sketch.take(record)
+        launcher.terminate()
+        launcher.communicate(timeout=LONG)
+
+    assert driver.name == "torchrun_script"
+    assert [group["group"] for group in picture.groups] == ["torchrun_script"]
