@@ -113,7 +113,7 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = load(options.checkpoint, model, optimizer)
     trained = DistributedDataParallel(model, device_ids=[local] if on_gpu else None)
-    sampler = DistributedSampler(Text(), seed=0, drop_last=True)
+    sampler: DistributedSampler[torch.Tensor] = DistributedSampler(Text(), drop_last=True)
     loader = DataLoader(Text(), options.batch, sampler=sampler, drop_last=True)
     restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     if rank == 0:
@@ -129,7 +129,7 @@ def main() -> None:
                 logits = trained(piece[:, :-1])
                 loss = nn.functional.cross_entropy(logits.flatten(0, 1), piece[:, 1:].flatten())
                 optimizer.zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 if rank == 0 and (step + 1) % options.every == 0:
                     print(f"step {step}: loss {loss.item():.4f}", flush=True)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import torch
-import torch.distributed as dist
+
+dist: Any = import_module("torch.distributed")  # torch's types hide its stores
 
 
 def main(notes: str) -> None:

@@ -41,6 +41,7 @@ class Activity:
             own = time.process_time() - time.thread_time()
             used = own + sum(each.ticks for each in children) * _TICK
             on_disk = any(each.state == "D" for each in (Vitals.of(pid), *children))
-            if on_disk or used < before or used - before > _LEAST * self._interval:
+            # It falls where a child has ended.
+            if on_disk or abs(used - before) > _LEAST * self._interval:
                 self._report()
             before = used

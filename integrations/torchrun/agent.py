@@ -65,7 +65,8 @@ class _Signals:
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # None: it was set by C code
+                signal.signal(number, handler)
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         self._inbox.put(signal.Signals(number))
@@ -171,7 +172,7 @@ class _Run:
                     self._pass_on(executor, number)
                 case GroupEnded():
                     return self._end(executor)
-                case done if done is call and call.exception() is None:
+                case done if done is call and call.exception() is None and not self._passed_on:
                     return 0
                 case _:
                     pass  # the group has failed, and is about to end
@@ -181,7 +182,7 @@ class _Run:
             case WorkerExited():
                 self._exits = [each for each in self._exits if each.epoch == event.epoch]
                 self._exits.append(event)
-            case WorkerCrashed(report=report) if self._passed_on is None:
+            case WorkerCrashed(report=report) if report.reason.is_failure and not self._passed_on:
                 _say(f"rank {report.rank} (pid {report.pid}) died: {report.reason}")
                 if report.reason.signal is not None:  # else the rank has shown its traceback
                     sys.stderr.write(report.stacks or report.last_words)
@@ -219,7 +220,7 @@ class _Run:
         found = {
             each.rank: each for exit_ in self._exits if (each := Failure.of(exit_, self._logs))
         }
-        reason = executor.exit_reason
+        reason = executor.wait_closed(self._options.shutdown_timeout)
         if not found:
             if reason is not None and reason.kind is ExitKind.NORMAL:
                 return 0  # every rank has left by os._exit(0)

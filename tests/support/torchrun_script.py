@@ -40,7 +40,7 @@ def everything(folder: str) -> None:
     dist.all_reduce(total)
     found["sum"] = total.item()
     found["threads"] = torch.get_num_threads()
-    loaded = DataLoader(range(6), batch_size=3, num_workers=2)  # type: ignore[arg-type]
+    loaded: DataLoader[int] = DataLoader(range(6), batch_size=3, num_workers=2)  # type: ignore[arg-type]
     found["loaded"] = [batch.tolist() for batch in loaded]
     for method in ("fork", "spawn"):
         context = multiprocessing.get_context(method)
@@ -54,7 +54,7 @@ def everything(folder: str) -> None:
         os._exit(5)
     found["forked"] = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
     atexit.register(note, folder, "atexit")
-    threading.Thread(target=lambda: (time.sleep(0.2), note(folder, "thread"))).start()
+    threading.Timer(0.2, note, (folder, "thread")).start()
     dist.barrier()
     note(folder, json.dumps(found))
     print(f"rank {RANK} ends")
