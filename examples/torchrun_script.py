@@ -108,9 +108,9 @@ def main() -> None:
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     model = Model().to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=3e-3)
     first = load(options.checkpoint, model, optimizer)
     trained = DistributedDataParallel(model, device_ids=[local] if on_gpu else None)
     sampler: DistributedSampler[torch.Tensor] = DistributedSampler(Text(), drop_last=True)

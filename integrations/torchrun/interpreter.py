@@ -164,7 +164,7 @@ def _finish() -> None:
     """Do what Python does before it ends."""
     with suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001  # what Python calls
-    atexit._run_exitfuncs()  # noqa: SLF001  # the same
+    atexit._run_exitfuncs()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  # the same
     for stream in (sys.stdout, sys.stderr):
         with suppress(BaseException):
             stream.flush()

@@ -53,10 +53,10 @@ def everything(folder: str) -> None:
     if forked == 0:
         os._exit(5)
     found["forked"] = os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])
-    atexit.register(note, folder, "atexit")
-    threading.Timer(0.2, note, (folder, "thread")).start()
     dist.barrier()
     note(folder, json.dumps(found))
+    atexit.register(note, folder, "atexit")
+    threading.Timer(0.2, note, (folder, "thread")).start()
     print(f"rank {RANK} ends")
 
 

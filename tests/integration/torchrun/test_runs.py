@@ -8,8 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,26 +37,23 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def environment(command: tuple[str, ...] = PHALANX) -> dict[str, str]:
-    """torchrun leaves a folder behind; ours is looked for."""
-    left = {} if command is PHALANX else {"TMPDIR": str(Path(os.environ[CACHE]).parent)}
-    return {**os.environ, **left}
-
-
 def run(*words: object, command: tuple[str, ...] = PHALANX, **more: Any) -> Any:
-    return subprocess.run(
-        [*command, *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=LONG,
-        check=False,
-        env=environment(command),
-        **more,
-    )
+    # torchrun leaves a folder behind; that of ours is looked for. Sockets need a short path.
+    with tempfile.TemporaryDirectory(dir="/tmp") as apart:
+        left = {} if command is PHALANX else {"TMPDIR": apart}
+        return subprocess.run(
+            [*command, *map(str, words)],
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+            env={**os.environ, **left},
+            **more,
+        )
 
 
 @contextmanager
-def running(*words: object) -> Iterator[subprocess.Popen[str]]:
+def running(*words: object) -> Generator[subprocess.Popen[str]]:
     with subprocess.Popen(
         [*PHALANX, *map(str, words)],
         stdout=subprocess.PIPE,
