@@ -65,6 +65,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "shrink": {"", "nemesis", "workload"},
     },
     "integrations": {
+        "torch": set(),
         "torchrun": set(),
         "vllm": set(),
     },
