@@ -115,3 +115,21 @@ def test_descriptors_are_bounded_also_while_nobody_prunes(
     coordinator.prune()
     assert descriptors() - before == 4
     assert latest(coordinator) == 399
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_loss_voids_what_is_not_answered_by_all(
+    coordinator: CheckpointCoordinator, everybody: bool
+) -> None:
+    take(coordinator, 1)
+    coordinator.mark(call(2), BOTH, 2)
+    for rank in BOTH:
+        coordinator.hear(rank, saved(2))
+    coordinator.answered(0, 2)
+
+    coordinator.lose([0, 1] if everybody else [1], everybody=everybody)
+    coordinator.answered(1, 2)
+
+    assert latest(coordinator) == 1
+    assert coordinator.is_unsaved() is not everybody
+    assert coordinator.mark(call(3), BOTH, 2) == BOTH

@@ -298,3 +298,12 @@ def test_a_forked_child_keeps_what_its_parent_gives_back(arena: Arena) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     os.close(told)
     os.close(tell)
+
+
+def test_a_dead_reader_holds_nothing(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = send(arena, filled(1), peer)
+
+    peer.borrower.forget()
+
+    assert send(arena, filled(2)).start == extent.start
