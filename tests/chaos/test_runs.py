@@ -480,7 +480,7 @@ def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
         run_chaos(target, duration=2.0)
 
 
-def test_a_factory_that_returns_nonsense_is_told(tmp_path: Path) -> None:
+def test_a_factory_that_returns_nonsense_is_told() -> None:
     with pytest.raises(SpecError, match="returned a int"):
         run_chaos(targets.returns_nonsense, duration=2.0)
 

@@ -105,6 +105,14 @@ def start_thread(act: Callable[..., object], *args: Any, **options: Any) -> thre
     return thread
 
 
+def run_threads(count: int, act: Callable[[int], object]) -> None:
+    """Run *act* in so many threads at once, each with its number, to their end."""
+    threads = [start_thread(act, number) for number in range(count)]
+    for thread in threads:
+        thread.join(LONG)
+    assert not any(thread.is_alive() for thread in threads)
+
+
 def is_alive(pid: int) -> bool:
     task = procfs.read(pid)
     return task is not None and task.state not in "ZX"

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import start_thread, wait_until
+from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, Limits
@@ -135,11 +135,7 @@ def test_calls_from_many_threads_are_seen_in_one_order_by_all_ranks(
                 args=(f"{thread}.{i}", str(tmp_path)),
             )
 
-    threads = [threading.Thread(target=caller, args=(t,)) for t in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_threads(4, caller)
 
     orders = [
         [line.split()[0] for line in (tmp_path / str(rank)).read_text().splitlines()]

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import LONG, start_thread, wait_until
+from tests.support.processes import LONG, run_threads, start_thread, wait_until
 from tests.support.rank_faults import kill
 from tests.support.workers import Echo, wait_for
 
@@ -99,10 +99,14 @@ def test_processors_are_no_more_than_the_affinity_allows() -> None:
             },
             0.2,
         ),
+        ("0::/box", {"box/cpu.max": "max 100000"}, None),
+        ("0::/box", {}, None),
+        ("0::/../outside", {}, None),
+        ("3:cpu:/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )
-def test_processors_are_no_more_than_any_quota_around_allows(
-    own: str, files: dict[str, str], most: float, tmp_path: Path
+def test_processors_are_no_more_than_any_quota_around_allows_else_the_affinity_counts(
+    own: str, files: dict[str, str], most: float | None, tmp_path: Path
 ) -> None:
     groups = tmp_path / "groups"
     for name, text in files.items():
@@ -110,31 +114,7 @@ def test_processors_are_no_more_than_any_quota_around_allows(
         (groups / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own + "\n")
 
-    assert usable_processors(groups, tmp_path / "own") == most
-
-
-@pytest.mark.parametrize(
-    ("own", "files"),
-    [
-        ("0::/box", {"box/cpu.max": "max 100000"}),
-        ("0::/box", {}),
-        ("0::/../outside", {}),
-        (
-            "3:cpu:/",
-            {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"},
-        ),
-    ],
-)
-def test_without_a_quota_the_affinity_counts(
-    own: str, files: dict[str, str], tmp_path: Path
-) -> None:
-    groups = tmp_path / "groups"
-    for name, text in files.items():
-        (groups / name).parent.mkdir(parents=True, exist_ok=True)
-        (groups / name).write_text(text + "\n")
-    (tmp_path / "own").write_text(own + "\n")
-
-    assert usable_processors(groups, tmp_path / "own") == len(os.sched_getaffinity(0))
+    assert usable_processors(groups, tmp_path / "own") == (most or len(os.sched_getaffinity(0)))
 
 
 # --- that it ends -----------------------------------------------------------------------------
@@ -191,39 +171,25 @@ def test_a_deadline_ends_the_looking(spun: Make, gate: Path) -> None:
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
 
 
-def test_a_death_ends_the_looking(spun: Make, gate: Path) -> None:
+@pytest.mark.parametrize("what", ["death", "close", "ctrl-c"])
+def test_what_ends_a_call_ends_the_looking(spun: Make, gate: Path, what: str) -> None:
     ex = spun(strategy=Strategy.ONE_FOR_ONE)
-    killer = once_begun(gate, lambda: kill(ex, 1))
+    main = threading.main_thread().ident or 0
+    strikes: dict[str, tuple[Callable[[], object], Any]] = {
+        "death": (lambda: kill(ex, 1), WorkerDied),
+        "close": (ex.kill, (ExecutorClosed, WorkerDied)),
+        "ctrl-c": (lambda: signal.pthread_kill(main, signal.SIGINT), KeyboardInterrupt),
+    }
+    strike, error = strikes[what]
+    striker = once_begun(gate, strike)
 
-    with pytest.raises(WorkerDied):
-        ex.collective_rpc("wait_at", WAIT, (str(gate),))
-    killer.join(LONG)
-    gate.touch()
-
-    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
-
-
-def test_closing_from_another_thread_ends_the_looking(spun: Make, gate: Path) -> None:
-    ex = spun()
-    closer = once_begun(gate, ex.kill)
-
-    with pytest.raises((ExecutorClosed, WorkerDied)):
-        ex.collective_rpc("wait_at", WAIT, (str(gate),))
-    closer.join(LONG)
-
-
-def test_ctrl_c_ends_the_looking(spun: Make, gate: Path) -> None:
-    ex = spun()
-    main = threading.main_thread().ident
-    assert main is not None
-    striker = once_begun(gate, lambda: signal.pthread_kill(main, signal.SIGINT))
-
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         ex.collective_rpc("wait_at", WAIT, (str(gate),))
     striker.join(LONG)
     gate.touch()
 
-    assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
+    if what != "close":
+        assert ex.collective_rpc("echo", WAIT, (1,)) == [1, 1]
 
 
 def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, gate: Path) -> None:
@@ -248,16 +214,12 @@ def test_many_callers_are_all_served(spun: Make) -> None:
     def call(number: int) -> None:
         answers.extend(ex.collective_rpc("echo", WAIT, ((number, n),)) for n in range(50))
 
-    callers = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join(WAIT)
+    run_threads(4, call)
 
     assert sorted(answers) == sorted([(m, n), (m, n)] for m in range(4) for n in range(50))
 
 
-def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make, tmp_path: Path) -> None:
+def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make) -> None:
     ex = spun(1)
     ex.collective_rpc("echo", WAIT)
     pid = ex.ranks[0].pid

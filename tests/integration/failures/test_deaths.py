@@ -102,7 +102,7 @@ def test_a_worker_that_closes_its_descriptors_is_a_death(make: Make) -> None:
     assert ex.collective_rpc("rank", LONG) == [0, 1]
 
 
-def test_an_idempotent_method_is_retried_without_being_asked(make: Make, tmp_path: Path) -> None:
+def test_an_idempotent_method_is_retried_without_being_asked(make: Make) -> None:
     ex = make(world_size=2)
     kill(ex, 0)
 

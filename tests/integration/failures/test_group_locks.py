@@ -111,7 +111,7 @@ def test_a_whole_group_that_is_killed_inside_goes_on(make: Make, tmp_path: Path)
     assert ex.collective_rpc("enter", LONG) == [None, None, None]
 
 
-def test_inline_it_is_a_lock_too(make: Make) -> None:
+def test_inline_it_is_a_lock_too() -> None:
     ex = Executor(Locker, 1, launch="inline")
 
     assert ex.call("enter", rank=0) is None

@@ -340,7 +340,7 @@ def test_at_rest_nobody_is_asked_for_a_sign_of_life(make: Make) -> None:
     assert seen[-1]
 
 
-def test_health_tells_the_hung_from_the_busy(make: Make, tmp_path: Path) -> None:
+def test_health_tells_the_hung_from_the_busy(make: Make) -> None:
     ex = make(hang_after=0.3)
     future = ex.collective_rpc("hang", args=("uninterruptible",), non_block=True)
 

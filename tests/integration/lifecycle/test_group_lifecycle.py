@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pykka import ActorRegistry, ThreadingActor
 from tests.support.options import Make
-from tests.support.processes import start_thread, wait_until
+from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.workers import Echo, LateAgain, Reducer, StartFails, Stubborn, Tidy, wait_for
 
 from phalanx.actors import Executor, Launch, Layout, Limits, StopPolicy, WorkerActor
@@ -145,13 +145,8 @@ def test_close_runs_on_stop_and_is_idempotent(make: Make, tmp_path: Path) -> Non
 def test_close_from_two_threads_at_once(make: Make) -> None:
     ex = make(world_size=2)
 
-    threads = [threading.Thread(target=ex.close) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    run_threads(2, lambda _: ex.close())
 
-    assert not any(thread.is_alive() for thread in threads)
     assert all(info.pid is None for info in ex.ranks)
 
 
@@ -597,11 +592,7 @@ def test_two_executors_of_one_name_at_once_leave_one(runtime: Runtime) -> None:
         except (ExecutorClosed, SpecError) as error:
             made.append(error)
 
-    threads = [threading.Thread(target=build) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    run_threads(2, lambda _: build())
 
     built: list[Executor[Any]] = [one for one in made if not isinstance(one, Exception)]
     alive = [one for one in built if one.status().state == "serving"]

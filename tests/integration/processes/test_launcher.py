@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.support.processes import LONG, Starter, is_alive, soon, start_thread, wait_until
+from tests.support.processes import (
+    LONG,
+    Starter,
+    is_alive,
+    run_threads,
+    soon,
+    start_thread,
+    wait_until,
+)
 
 from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process.launch_spec import LaunchSpec
@@ -202,11 +210,7 @@ def test_launches_from_many_threads_at_once_all_succeed(starter: Starter) -> Non
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    run_threads(8, work)
 
     assert failures == []
     assert len(starter.await_exits(32)) == 32

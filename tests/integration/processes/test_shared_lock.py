@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.lock_deaths import WAYS
-from tests.support.processes import start_thread, wait_until
+from tests.support.processes import run_threads, start_thread, wait_until
 from tests.support.programs import run_python
 
 from phalanx.runtime import SharedLock, create_lock_file
@@ -194,14 +194,9 @@ def test_threads_of_one_process_exclude_each_other(file: int) -> None:
                 time.sleep(0)
                 inside -= 1
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONG)
+    run_threads(4, lambda _: work())
 
     assert worst == 1
-    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_thread_that_ends_with_it_is_a_death_too(file: int) -> None:

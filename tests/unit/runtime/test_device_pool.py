@@ -1,12 +1,19 @@
-"""Never more of a device is leased than there is, and what is not well is leased to nobody."""
+"""Never more of a device is leased than there is, shared or whole, and only those that are seen."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.device_pools import release
 
+from phalanx.runtime.devices.gpu import Gpu, visible
+from phalanx.runtime.devices.inventory import ProcInventory, find_gpus
+from phalanx.runtime.devices.lease import Request
+from phalanx.runtime.devices.nvml import NvmlInventory
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 from phalanx.testing import FakeGpus
@@ -130,3 +137,190 @@ def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
     pool.close()
 
     assert gpus.closed == 1
+
+
+def test_ranks_share_a_device_by_fractions() -> None:
+    pool = DevicePool.of("auto", 8, FakeGpus(2), {}, devices_per_rank=0.25)
+
+    leases = [pool.acquire(rank, share=0.25) for rank in range(8)]
+
+    assert [lease.gpu.index for lease in leases if lease.gpu] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [one.leased for one in pool.status()] == [1.0, 1.0]
+    with pytest.raises(NoDevice, match=r"wants 0\.25 of a device"):
+        pool.acquire(8, share=0.25)
+
+
+def test_ten_tenths_are_a_whole() -> None:
+    pool = DevicePool.of("auto", 10, FakeGpus(1), {}, devices_per_rank=0.1)
+
+    leases = [pool.acquire(rank, share=0.1) for rank in range(10)]
+
+    assert len(leases) == 10
+
+
+def test_fractions_that_do_not_fit_are_refused_with_what_would() -> None:
+    with pytest.raises(SpecError, match=r"1 rank\(s\) can have 0\.6 each"):
+        DevicePool.of("auto", 2, FakeGpus(1), {}, devices_per_rank=0.6)
+
+
+@pytest.mark.parametrize("share", [0, -1, 1.5, True, float("nan"), float("inf"), "half"])
+def test_a_share_that_makes_no_sense_is_refused(share: Any) -> None:
+    with pytest.raises(SpecError, match="devices.per_rank="):
+        DevicePool.of("cpu", 1, devices_per_rank=share)
+
+
+def test_a_rank_may_have_several_devices() -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(4), {}, devices_per_rank=2)
+
+    leases = [pool.acquire(rank, share=2) for rank in range(2)]
+
+    assert [lease.devices for lease in leases] == [("cuda:0", "cuda:1")] * 2
+    assert leases[1].environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000002-fake,GPU-00000003-fake"
+    with pytest.raises(SpecError, match=r"2 rank\(s\) can have 2 each"):
+        DevicePool.of(pool, 3, devices_per_rank=2)
+
+
+def test_all_devices_may_be_seen_each_under_one_name() -> None:
+    gpus = FakeGpus(3)
+    pool = DevicePool.of("auto", 3, gpus, {})
+
+    leases = [pool.acquire(rank, visibility="all") for rank in range(3)]
+
+    assert [lease.device for lease in leases] == ["cuda:0", "cuda:1", "cuda:2"]
+    assert {lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases} == {
+        ",".join(gpu.uuid for gpu in gpus.gpus())
+    }
+
+
+def test_a_device_that_is_lost_is_shown_to_nobody() -> None:
+    gpus = FakeGpus(3)
+    gpus.lose(gpus.uuid(0))
+    pool = DevicePool.of("auto", 2, gpus, {})
+
+    lease = pool.acquire(0, visibility="all")
+
+    assert lease.environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-fake,GPU-00000002-fake"
+    assert lease.device == "cuda:0"
+
+
+def test_instances_are_leased_by_their_own_uuid_and_share_the_faults_of_their_gpu() -> None:
+    gpus = FakeGpus(2, instances=2)
+    pool = DevicePool.of("auto", 4, gpus, {})
+    leases = [pool.acquire(rank) for rank in range(2)]
+
+    gpus.lose("MIG-00000000-0-fake")
+
+    assert leases[1].environment == {"CUDA_VISIBLE_DEVICES": "MIG-00000000-1-fake"}
+    assert set(pool.look()) == set(leases)
+    assert str(pool.acquire(2)) == "MIG-00000001-0-fake"
+    with pytest.raises(SpecError, match="one instance"):
+        DevicePool.of("auto", 2, gpus, {}, devices_per_rank=2)
+
+
+def test_two_ranks_that_had_one_device_in_turns_do_not_wait_for_each_other() -> None:
+    gpus = FakeGpus(2)
+    pool = DevicePool.of("auto", 2, gpus, {})
+    had = (gpus.uuid(1),)
+
+    leases = pool.acquire_all([Request(0, "a/0", had), Request(1, "a/1", had)])
+
+    assert [str(lease) for lease in leases] == [gpus.uuid(1), gpus.uuid(0)]
+
+
+def test_ranks_are_leased_devices_together_or_not_at_all() -> None:
+    pool = DevicePool.of("auto", 2, FakeGpus(2), {})
+    pool.acquire(1, holder="other/0")
+
+    with pytest.raises(NoDevice):
+        pool.acquire_all([Request(0), Request(1)])
+
+    assert [one.state for one in pool.status()] == ["free", "leased"]
+    assert pool.status()[1].holders == ("other/0",)
+
+
+INFORMATION = """Model: \t\t NVIDIA H200
+IRQ:   \t\t 58
+GPU UUID: \t GPU-{uuid}
+Video BIOS: \t 96.00
+Bus Location: \t {bus}
+"""
+
+
+def test_the_driver_is_let_go_at_the_end() -> None:
+    gpus = FakeGpus(1)
+
+    DevicePool.of("auto", 1, gpus, {}).close()
+
+    assert gpus.closed == 1
+
+
+@pytest.mark.parametrize(
+    ("mask", "indices"),
+    [
+        (None, [0, 1, 2]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        ("1,9,0", [1]),
+        ("1,1", [1]),
+        ("GPU-00000002", [2]),
+        ("GPU-0000000", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_the_users_mask_counts_as_it_does_for_cuda(mask: str | None, indices: list[int]) -> None:
+    assert [gpu.index for gpu in visible(FakeGpus(3).gpus(), mask)] == indices
+
+
+def test_a_masked_device_is_not_leased() -> None:
+    pool = DevicePool.of("auto", 1, FakeGpus(3), {"CUDA_VISIBLE_DEVICES": "2"})
+
+    assert str(pool.acquire(0)) == "GPU-00000002-fake"
+
+
+def test_the_kernel_module_tells_of_its_devices(tmp_path: Path) -> None:
+    for bus, uuid in (("0000:9b:00.0", "bbbb"), ("0000:1a:00.0", "aaaa")):
+        folder = tmp_path / "gpus" / bus
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(INFORMATION.format(uuid=uuid, bus=bus))
+
+    gpus = ProcInventory(tmp_path).gpus()
+
+    assert gpus == (Gpu("GPU-aaaa", 0, "NVIDIA H200"), Gpu("GPU-bbbb", 1, "NVIDIA H200"))
+
+
+def test_no_kernel_module_means_no_gpu(tmp_path: Path) -> None:
+    assert ProcInventory(tmp_path / "nothing").gpus() == ()
+
+
+def test_nvml_without_a_driver_means_no_gpu() -> None:
+    nvml: Any = pytest.importorskip("pynvml")
+    inventory = NvmlInventory(nvml)
+
+    gpus = inventory.gpus()
+    inventory.close()
+
+    assert gpus == () or all(gpu.uuid.startswith("GPU-") for gpu in gpus)
+
+
+def test_looking_for_devices_loads_no_torch_and_opens_no_cuda() -> None:
+    code = (
+        "import sys; from phalanx.runtime import find_gpus; g = find_gpus(); g.gpus();"
+        "maps = open('/proc/self/maps').read();"
+        "print('torch' in sys.modules, 'libcuda.so' in maps)"
+    )
+
+    seen = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert seen.stdout.split() == ["False", "False"]
+
+
+def test_the_inventory_of_this_machine_can_be_asked() -> None:
+    inventory = find_gpus()
+
+    for gpu in inventory.gpus():
+        used = inventory.used_bytes(gpu.uuid)
+        assert used is None or used >= 0
+    inventory.close()

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 import pytest
-from tests.support.processes import start_thread
+from tests.support.processes import run_threads, start_thread
 from tests.support.supervised_actors import LIMIT, Echo, Notices, Puppet, tree, wait_stop
 
 from phalanx.supervision import (
@@ -196,11 +196,7 @@ def test_asking_from_the_supervisor_itself_raises_instead_of_waiting_for_ever() 
 
 def test_stopping_twice_and_from_two_threads_is_harmless() -> None:
     top = Supervisor(tree(ChildSpec("a", Echo.start)))
-    threads = [threading.Thread(target=top.close) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT)
+    run_threads(4, lambda _: top.close())
 
     top.close()
 
