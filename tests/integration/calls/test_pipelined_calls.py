@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import signal
 import threading
 import time
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
+from tests.support.rank_faults import kill
 from tests.support.workers import Echo, wait_for
 
 from phalanx.supervision import Strategy, WorkerDied
@@ -114,9 +113,7 @@ def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
     futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(50)]
     wait_until(lambda: all(Path(f"{gate}.{rank}").exists() for rank in range(2)))
 
-    pid = ex.ranks[1].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(ex, 1)
     wait_until(lambda: (ex.ranks[1].incarnation, ex.ranks[1].state) == (2, "up"))
     gate.touch()  # only now may rank 0, which lives, begin another
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
@@ -166,9 +164,7 @@ def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
         for number in range(1, 4):
             ex = executor(tree, "counter")
             assert ex.call("add", LONG, rank=0) == number
-            pid = ex.ranks[0].pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            kill(ex, 0)
             assert ex.wait_closed(LONG)
 
         assert executor(tree, "counter").call("state", LONG, rank=0)[:2] == (3, [3])

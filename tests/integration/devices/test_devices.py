@@ -143,7 +143,10 @@ def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
     assert ex.status().devices[1].holders == (f"{ex.name}/0",)
 
 
-def test_a_group_without_a_device_waits_for_one_and_goes_on(make: Make) -> None:
+@pytest.mark.parametrize("why", ["recovered", "user"])
+def test_a_group_without_a_device_waits_for_one_or_the_users_word_and_goes_on(
+    make: Make, why: str
+) -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
     ex = make(devices=Devices(names=pool, timeout=None))
@@ -152,27 +155,15 @@ def test_a_group_without_a_device_waits_for_one_and_goes_on(make: Make) -> None:
     kill(ex)
     waited = heard.wait(DeviceAwaited)
 
-    gpus.use(gpus.uuid(0), 0)
+    if why == "user":
+        pool.restore(0)
+    else:
+        gpus.use(gpus.uuid(0), 0)
 
     assert seen(ex) == gpus.uuid(0)
-    assert heard.wait(DeviceRestored).why == "recovered"
+    assert heard.wait(DeviceRestored).why == why
     assert "not released in time" in waited.reason
     assert waited.timeout is None
-
-
-def test_the_users_word_ends_the_wait_too(make: Make) -> None:
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    ex = make(devices=Devices(names=pool, timeout=None))
-    heard = Heard(ex)
-    gpus.use(gpus.uuid(0), 40 * GIB)
-    kill(ex)
-    heard.wait(DeviceAwaited)
-
-    pool.restore(0)
-
-    assert seen(ex) == gpus.uuid(0)
-    assert heard.wait(DeviceRestored).why == "user"
 
 
 def test_a_group_that_waits_in_vain_ends_and_says_why(make: Make) -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.rank_faults import OFTEN
+from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo
 
 from phalanx.actors import AsyncOutput, Executor, RestartPolicy
@@ -171,9 +169,7 @@ def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
     decider = Decider((Rule(ExitKind.KILLED, Directive.RESTART),))
     ex = make(policy=RestartPolicy(restart=Restart.TEMPORARY, decider=decider))
 
-    pid = ex.ranks[0].pid
-    assert pid is not None
-    os.kill(pid, signal.SIGKILL)
+    kill(ex, 0)
 
     assert incarnation(ex) == 2
 

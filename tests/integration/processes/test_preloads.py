@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,52 +18,51 @@ from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault, SpecError
 
-
-@contextlib.contextmanager
-def preloading(
-    loop: EventLoop, tmp_path: Path, code: str, **more: Any
-) -> Generator[Launcher, None, None]:
-    (tmp_path / "preloaded.py").write_text(code)
-    sys.path.insert(0, str(tmp_path))
-    launcher = Launcher(loop, preload=("preloaded",), **more)
-    try:
-        yield launcher
-    finally:
-        sys.path.remove(str(tmp_path))
-        launcher.close(soon())
+Preload = Callable[..., Starter]
 
 
-def test_what_is_preloaded_is_there_in_the_worker(loop: EventLoop, tmp_path: Path) -> None:
-    with preloading(loop, tmp_path, "import random; random.seed(1)") as launcher:
-        starter = Starter(launcher)
-        starter.start("tell")
-        starter.start("tell")
-        first, second = starter.line.hear(), starter.line.hear()
-        starter.line.close()
+@pytest.fixture
+def preload(loop: EventLoop, tmp_path: Path) -> Iterator[Preload]:
+    """Starts what a zygote forks that has imported a module of that *code*."""
+    with contextlib.ExitStack() as ends:
+
+        def start(code: str, folder: Path = tmp_path, **more: Any) -> Starter:
+            (folder / "preloaded.py").write_text(code)
+            sys.path.insert(0, str(folder))
+            ends.callback(sys.path.remove, str(folder))
+            starter = Starter(Launcher(loop, preload=("preloaded",), **more))
+            ends.callback(starter.line.close)
+            ends.callback(lambda: starter.launcher.close(soon()))
+            return starter
+
+        yield start
+
+
+def test_what_is_preloaded_is_there_in_the_worker(preload: Preload) -> None:
+    starter = preload("import random; random.seed(1)")
+    starter.start("tell")
+    starter.start("tell")
+    first, second = starter.line.hear(), starter.line.hear()
 
     assert "preloaded" in first["modules"]
     assert first["random"] != second["random"]
 
 
-def test_a_preload_is_found_whatever_its_folder_is_called(loop: EventLoop, tmp_path: Path) -> None:
+def test_a_preload_is_found_whatever_its_folder_is_called(preload: Preload, tmp_path: Path) -> None:
     folder = tmp_path / "with:colon"
     folder.mkdir()
 
-    with preloading(loop, folder, "") as launcher:
-        starter = Starter(launcher)
-        starter.start("tell")
-        assert "preloaded" in starter.line.hear()["modules"]
-        starter.line.close()
+    starter = preload("", folder)
+    starter.start("tell")
+    assert "preloaded" in starter.line.hear()["modules"]
 
 
 def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
-    loop: EventLoop, tmp_path: Path
+    preload: Preload,
 ) -> None:
-    with preloading(loop, tmp_path, "def f(): raise KeyError('deep down')\nf()\n") as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(SpecError, match="deep down") as caught:
-            starter.start("stay")
-        starter.line.close()
+    starter = preload("def f(): raise KeyError('deep down')\nf()\n")
+    with pytest.raises(SpecError, match="deep down") as caught:
+        starter.start("stay")
 
     assert caught.value.field == "preload"
     assert "preloaded.py" in "".join(caught.value.__notes__)
@@ -77,35 +76,27 @@ def test_a_preload_that_does_not_import_is_the_callers_error_with_its_traceback(
     ],
 )
 def test_a_preload_that_ends_the_zygote_is_reported(
-    loop: EventLoop, tmp_path: Path, code: str, message: str
+    preload: Preload, code: str, message: str
 ) -> None:
-    with preloading(loop, tmp_path, code) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match=message):
-            starter.start("stay")
-        starter.line.close()
+    starter = preload(code)
+    with pytest.raises(RuntimeFault, match=message):
+        starter.start("stay")
 
 
-def test_a_preload_that_hangs_is_ended_at_the_start_timeout(
-    loop: EventLoop, tmp_path: Path
-) -> None:
+def test_a_preload_that_hangs_is_ended_at_the_start_timeout(preload: Preload) -> None:
     code = "import threading; threading.Event().wait()"
-    with preloading(loop, tmp_path, code, start_timeout=0.5) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
-            starter.start("stay")
-        starter.line.close()
+    starter = preload(code, start_timeout=0.5)
+    with pytest.raises(RuntimeFault, match="start_timeout=0.5 s"):
+        starter.start("stay")
 
 
 def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
-    loop: EventLoop, tmp_path: Path
+    preload: Preload,
 ) -> None:
     code = "import threading; threading.Event().wait()"
-    with preloading(loop, tmp_path, code) as launcher:
-        starter = Starter(launcher)
-        with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
-            starter.start("stay", deadline=time.monotonic() + 0.5)
-        starter.line.close()
+    starter = preload(code)
+    with pytest.raises(RuntimeFault, match=r"had not imported .* raise start_timeout"):
+        starter.start("stay", deadline=time.monotonic() + 0.5)
 
 
 @pytest.mark.parametrize(
@@ -121,62 +112,56 @@ def test_a_launch_that_cannot_wait_for_the_preload_says_what_it_waited_for(
     ids=["thread", "cuda"],
 )
 def test_a_preload_that_makes_forking_unsafe_falls_back_to_new_interpreters(
-    loop: EventLoop, tmp_path: Path, code: str, events: list[Any]
+    preload: Preload, code: str, events: list[Any]
 ) -> None:
-    with preloading(loop, tmp_path, code, emit=events.append) as launcher:
-        starter = Starter(launcher)
-        for _ in range(2):
-            starter.start("tell")
-            assert "preloaded" not in starter.line.hear()["modules"]
-        starter.line.close()
+    starter = preload(code, emit=events.append)
+    for _ in range(2):
+        starter.start("tell")
+        assert "preloaded" not in starter.line.hear()["modules"]
 
     assert [event.event for event in events].count("phalanx.fork_unsafe") == 1
 
 
-def test_closing_during_a_start_ends_the_wait(loop: EventLoop, tmp_path: Path) -> None:
-    with preloading(loop, tmp_path, "import threading; threading.Event().wait()") as launcher:
-        starter = Starter(launcher)
-        errors: list[BaseException] = []
+def test_closing_during_a_start_ends_the_wait(preload: Preload) -> None:
+    starter = preload("import threading; threading.Event().wait()")
+    errors: list[BaseException] = []
 
-        def start() -> None:
-            try:
-                starter.start("stay")
-            except RuntimeFault as error:
-                errors.append(error)
+    def start() -> None:
+        try:
+            starter.start("stay")
+        except RuntimeFault as error:
+            errors.append(error)
 
-        thread = start_thread(start)
-        wait_until(lambda: launcher.zygote()._boot)
-        launcher.close(soon())
-        thread.join(LONG)
-        starter.line.close()
+    thread = start_thread(start)
+    wait_until(lambda: starter.launcher.zygote()._boot)
+    starter.launcher.close(soon())
+    thread.join(LONG)
 
     assert [str(error) for error in errors] == ["the launcher was closed"]
 
 
 @pytest.mark.parametrize("importing", [False, True])
 def test_a_stopped_zygote_is_replaced_once_it_is_needed(
-    loop: EventLoop, tmp_path: Path, events: list[Any], *, importing: bool
+    preload: Preload, tmp_path: Path, events: list[Any], *, importing: bool
 ) -> None:
     gate = tmp_path / "open"
     code = f"import os, time\nwhile not os.path.exists({str(gate)!r}): time.sleep(0.002)"
-    with preloading(loop, tmp_path, code, emit=events.append) as launcher:
-        starter = Starter(launcher)
-        if not importing:
-            gate.touch()
-        launcher.warm()
-        boot = launcher.zygote()._boot
-        assert boot is not None
-        if not importing:
-            wait_until(lambda: boot.is_ready)
-        pid = launcher.zygote()._helper.pid or 0
-        os.kill(pid, signal.SIGSTOP)
+    starter = preload(code, emit=events.append)
+    if not importing:
         gate.touch()
+    starter.launcher.warm()
+    boot = starter.launcher.zygote()._boot
+    assert boot is not None
+    if not importing:
+        wait_until(lambda: boot.is_ready)
+    pid = starter.launcher.zygote()._helper.pid or 0
+    os.kill(pid, signal.SIGSTOP)
+    gate.touch()
 
-        process = starter.start("leave", 4)
+    process = starter.start("leave", 4)
 
-        assert process.wait(soon())
-        assert process.status is not None
-        assert process.status.code == 4
-        wait_until(lambda: [event.replaced for event in events] == [pid])
-        assert "it was stopped" in events[0].reason
-        starter.line.close()
+    assert process.wait(soon())
+    assert process.status is not None
+    assert process.status.code == 4
+    wait_until(lambda: [event.replaced for event in events] == [pid])
+    assert "it was stopped" in events[0].reason
