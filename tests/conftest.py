@@ -178,7 +178,11 @@ def make(
     A module's ``USUAL`` are the options of its executors that its tests do not give.
     """
     made: list[Executor[Any]] = []
-    usual = {"worker": Echo, "world_size": 2, **getattr(request.module, "USUAL", {})}
+    usual: dict[str, Any] = {
+        "worker": Echo,
+        "world_size": 2,
+        **getattr(request.module, "USUAL", {}),
+    }
     own, size = usual.pop("worker"), usual.pop("world_size")
 
     def build(worker: Any = own, world_size: int | None = size, **options: Any) -> Executor[Any]:
