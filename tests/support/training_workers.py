@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.utils.data import DataLoader
 
 from phalanx.actors import WorkerContext
 from phalanx.integrations.torch import (
@@ -70,6 +71,10 @@ class Replicated(Trainer):
         loss = nn.functional.cross_entropy(self.net(x), (x * 7) % SAMPLES)
         torch.autograd.backward(loss)
         self.strike("backward", step)
+        if self.is_due("raising", step):
+            self.mark("raising", step).touch()
+            msg = f"step {step} on rank {self.ctx.rank}"
+            raise ValueError(msg)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         row = torch.tensor([loss.item(), *ids], dtype=torch.float64)
         rows = [torch.empty_like(row) for _ in range(world)]
@@ -131,13 +136,10 @@ class Stepwise(Replicated):
         pass
 
 
-class Refused(Replicated):
-    """What *spoil* does to it makes it inexact."""
-
-    def __init__(self, plan: Plan, spoil: Callable[[Any], None]) -> None:
-        super().__init__(plan)
-        self._spoil = spoil
+class Shuffling(Replicated):
+    """Draws samples from a loader."""
 
     def join(self, ctx: WorkerContext) -> None:
         super().join(ctx)
-        self._spoil(self)
+        data: Any = list(range(SAMPLES))
+        self.loader = DataLoader(data, shuffle=True)

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,12 +21,13 @@ from tests.support.training_workers import (
     Fault,
     Replicated,
     Sharded,
+    Shuffling,
     Stepwise,
 )
 
 from phalanx.actors import Limits, RestartPolicy
-from phalanx.integrations.torch import Trainer, Training
-from phalanx.supervision import Intensity
+from phalanx.integrations.torch import HiddenState, Trainer, Training, WorldSizeChanged
+from phalanx.supervision import Intensity, StartFailed
 
 STEPS = 8
 OFTEN = Intensity(1000, 60.0)
@@ -136,3 +144,75 @@ def test_buffers_every_three_steps_have_at_most_three_done_again(tmp_path: Path)
 
     assert (digest, results) == undisturbed(Replicated, 2)
     assert [each.redone for each in run.resumed] == [3]
+
+
+def test_a_step_that_raises_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
+    faults = [(0, 4, "raising"), (1, 4, "raising")]
+    with Training(Replicated, 2, args=(faults, str(tmp_path)), threads=1) as run:
+        with pytest.raises(ValueError, match="step 4 on rank"):
+            list(run.steps(STEPS))
+        assert run.step == 3
+        assert [step.number for step in run.steps(STEPS)] == [4, 5, 6, 7, 8]
+        assert run.digest() == undisturbed(Replicated, 2)[0]
+
+
+def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
+    with pytest.raises(StartFailed) as caught:
+        Training(Shuffling, 2, threads=1)
+
+    assert isinstance(caught.value.__cause__, HiddenState)
+    assert "loader is a DataLoader, which has state that is not kept" in str(caught.value.__cause__)
+
+
+def test_a_run_goes_on_from_its_folder_after_its_driver_was_killed(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [sys.executable, str(DRIVER), str(folder), str(STEPS)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        assert next(driver.stdout) == "from 0\n"
+        for line in driver.stdout:
+            if line == "step 4\n":
+                driver.kill()
+                break
+    with pytest.raises(WorldSizeChanged):
+        Training(Replicated, 3, folder=folder)
+    with Training(Replicated, 2, folder=folder) as run:
+        assert 4 <= run.step <= STEPS
+        list(run.steps(STEPS))
+        assert run.digest() == undisturbed(Replicated, 2)[0]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("survivors", ["keep", "restart"])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("trainer", [Replicated, Sharded])
+def test_a_hundred_kills_at_random_moments_leave_no_trace(
+    trainer: Any, ranks: int, survivors: Any, seed: int
+) -> None:
+    steps, chance = 12, random.Random(seed)
+    calm, results = undisturbed(trainer, ranks, steps)
+    kills = 0
+    while kills < 100:
+        policy = RestartPolicy(survivors=survivors, intensity=OFTEN, leave_within=2.0)
+        sharded = issubclass(trainer, Sharded)
+        ended = threading.Event()
+
+        def kill(run: Training[Any], ended: threading.Event = ended) -> None:
+            nonlocal kills
+            while not ended.wait(chance.uniform(0.02, 0.6)):
+                count = chance.choice([1, 1, 1, 2, ranks])
+                for rank in chance.sample(range(ranks), count):
+                    pid = run.executor.ranks[rank].pid
+                    if pid is not None:
+                        with suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+                            kills += 1
+
+        with Training(trainer, ranks, policy=policy, sharded=sharded, threads=1) as run:
+            killer = threading.Thread(target=kill, args=(run,))
+            killer.start()
+            got = [step.result for step in run.steps(steps)]
+            ended.set()
+            killer.join()
+            assert (run.digest(), got) == (calm, results), f"seed {seed}, after {kills} kills"
