@@ -85,6 +85,9 @@ class WorkerBuilder:
         self._group = group
         self._spec = group.spec
         self._locks = descriptors.own(create_lock_file())
+        # A copy: a process that is executed has another descriptor 0 at first.
+        inherits = self._spec.launch.stdio == "inherit"
+        self._stdin = {"stdin": descriptors.own(os.dup(0))} if inherits else {}
 
     def labels(self, epoch: EpochSpec, rank: int, incarnation: int, lease: Lease) -> WorkerLabels:
         """Return how a rank that has *lease* is called everywhere."""
@@ -213,11 +216,10 @@ class WorkerBuilder:
     def _launch_in(self, worker: Worker, boot: Boot, env: dict[str, str], title: str) -> LaunchSpec:
         launch = self._spec.launch
         inherits = launch.stdio == "inherit"
-        stdin = {"stdin": 0} if inherits else {}
         return LaunchSpec(
             entry="phalanx.runtime.worker.main:main",
             payload=pickle.dumps(boot),
-            fds={"locks": self._locks, **stdin, **worker.output.child_fds()},
+            fds={"locks": self._locks, **self._stdin, **worker.output.child_fds()},
             label=f"{worker.labels.child}#{worker.labels.incarnation}",
             title=title,
             env=env,
@@ -228,7 +230,8 @@ class WorkerBuilder:
 
     def close(self) -> None:
         """Give back what the ranks shared."""
-        descriptors.close(self._locks)
+        for fd in (self._locks, *self._stdin.values()):
+            descriptors.close(fd)
 
 
 def _cwd() -> str | None:

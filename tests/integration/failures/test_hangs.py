@@ -61,6 +61,19 @@ def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
     assert ex.collective_rpc("rank", LONG) == [0]
 
 
+def _goes_on(worker: WorkerActor) -> str:
+    for _ in range(30):
+        time.sleep(0.1)
+        worker.ctx.report_progress()
+    return "done"
+
+
+def test_a_call_that_reports_progress_may_run_for_longer_than_its_limit(make: Make) -> None:
+    ex = make(hang_after=2.0)
+
+    assert ex.collective_rpc(_goes_on, LONG) == ["done"]
+
+
 @pytest.mark.parametrize(
     ("how", "says"),
     [
