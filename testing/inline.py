@@ -19,7 +19,7 @@ import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import InlineStream
-from phalanx.actors.host.host import Seed, WorkerHost
+from phalanx.actors.host.host import WorkerConfig, WorkerHost
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
 from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, RankInfo, Status
@@ -81,10 +81,10 @@ class InlineGroup:
             child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
         )
         keywords = spec.keywords[0]
-        seed = Seed(factory=spec.factory, keywords=keywords, labels=labels, **place)
+        config = WorkerConfig(factory=spec.factory, keywords=keywords, labels=labels, **place)
         self._layout = spec.layout
         self._turn = threading.RLock()  # a method may call its own executor
-        self._host = WorkerHost(seed, context)
+        self._host = WorkerHost(config, context)
         try:
             self._host.start()
         except BaseException:
@@ -137,10 +137,10 @@ class InlineGroup:
             future.set_result(value)
         return future if non_block else future.result()
 
-    def room(self, wake: Callable[[], None]) -> None:
-        """Return None: a call never waits for a place."""
+    def has_room(self, wake: Callable[[], None] | None = None) -> bool:  # noqa: ARG002  # as above
+        """Return True: a call never waits for a place."""
+        return True
 
-    has_room = True
     is_failed = False
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors.calls.futures import waker
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from phalanx.actors.calls.streams import ReplyStream
     from phalanx.actors.spec.results import Outcome
@@ -35,7 +35,7 @@ async def _room(group: Any) -> None:
     loop = asyncio.get_running_loop()
     while True:
         arrived: asyncio.Future[None] = loop.create_future()
-        if group.room(waker(loop, arrived)) is None:
+        if group.has_room(waker(loop, arrived)):
             return
         await arrived
 
@@ -68,7 +68,7 @@ class AsyncExecutor:
 
     Args:
         executor: The executor.
-        group: Its group, whose `room` returns None if a call can be made without blocking.
+        group: Its group, whose `has_room` tells if a call can be made without blocking.
         calls: The executor's call methods, none of which blocks.
     """
 
@@ -78,6 +78,7 @@ class AsyncExecutor:
         self._calls = calls
 
     collective_rpc = _awaited("collective_rpc")
+    gather: Callable[..., Awaitable[list[Outcome]]] = _awaited("gather")
     scatter = _awaited("scatter")
     call = _awaited("call")
     submit = _awaited("submit")  # the value, not a future
@@ -87,19 +88,6 @@ class AsyncExecutor:
     restart = _in_thread("restart")
     resize = _in_thread("resize")
     close = _in_thread("close")
-
-    async def gather(
-        self,
-        method: str | Callable[..., Any],
-        timeout: float | None = None,  # noqa: ASYNC109  # the call's own deadline
-        args: Sequence[Any] = (),
-        kwargs: Any = None,
-    ) -> list[Outcome]:
-        """See `Executor.gather`."""
-        gather, words = self._calls.gather, (method, timeout, args, kwargs)
-        outcomes: list[Outcome]
-        outcomes = await outcome_of(self._group, lambda: gather(*words, non_block=True))
-        return outcomes
 
     async def tell(self, *args: Any, **options: Any) -> None:
         """See `Executor.tell`."""

@@ -9,7 +9,7 @@ import functools
 import math
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from phalanx.actors.calls.call import Shape
 from phalanx.actors.calls.streams import StreamInbox
@@ -35,12 +35,6 @@ if TYPE_CHECKING:
     from .group import RankGroup
 
 W = TypeVar("W", bound=WorkerActor)
-
-
-class _Former(TypedDict, total=False):
-    """Options under their former names."""
-
-    on_death: Literal["fail", "retry"] | None
 
 
 class CallMethods(Generic[W]):
@@ -82,7 +76,7 @@ class CallMethods(Generic[W]):
         aggregate: Callable[[list[Any], int], Any] | None = None,
         retries: int | None = None,
         on_timeout: Literal["leave", "restart"] = "leave",
-        **former: Unpack[_Former],
+        on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
         """Call *method* on every rank, as a whole.
 
@@ -101,7 +95,7 @@ class CallMethods(Generic[W]):
                 serves again. 0: at most once. None: 1 if the method is declared idempotent
                 (`method`), else 0.
             on_timeout: ``"restart"`` treats ranks that have not answered in time as hung.
-            former: *on_death*, which *retries* replaces.
+            on_death: Deprecated: *retries* replaces it.
 
         Returns:
             The list of all ranks' values; with *unique_reply_rank* that value; with *aggregate*
@@ -113,8 +107,8 @@ class CallMethods(Generic[W]):
             CallTimeout: naming the ranks that had not answered.
             ExecutorClosed: the executor was closed first, or its group had ended already.
         """
-        if former:
-            retries = _retries(retries, former)
+        if on_death is not None:
+            retries = _retries(retries, on_death)
         want, lead = unique_reply_rank, 0
         if unique_reply_rank is not None:
             check_rank("unique_reply_rank", unique_reply_rank, self._layout.world_size)
@@ -182,7 +176,7 @@ class CallMethods(Generic[W]):
         *,
         non_block: bool = False,
         retries: int | None = None,
-        **former: Unpack[_Former],
+        on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
         """Call *method* on every rank as a whole, each with arguments of its own.
 
@@ -193,10 +187,10 @@ class CallMethods(Generic[W]):
             kwargs: One mapping of keyword arguments per rank; None for none.
             non_block: As above.
             retries: As above.
-            former: As above.
+            on_death: As above.
         """
-        if former:
-            retries = _retries(retries, former)
+        if on_death is not None:
+            retries = _retries(retries, on_death)
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("scatter", timeout)
         size = self._layout.world_size
@@ -225,11 +219,11 @@ class CallMethods(Generic[W]):
         non_block: bool = False,
         retries: int | None = None,
         on_timeout: Literal["leave", "restart"] = "leave",
-        **former: Unpack[_Former],
+        on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
         """Call *method* on one rank and return its value; another rank's death does not matter."""
-        if former:
-            retries = _retries(retries, former)
+        if on_death is not None:
+            retries = _retries(retries, on_death)
         check_rank("rank", rank, self._layout.world_size)
         return self._call(
             Shape.SINGLE,
@@ -250,14 +244,14 @@ class CallMethods(Generic[W]):
         kwargs: Mapping[str, Any] | None = None,
         *,
         retries: int | None = None,
-        **former: Unpack[_Former],
+        on_death: Literal["fail", "retry"] | None = None,
     ) -> CallFuture:
         """Call *method* on the first rank that is idle: a work queue over independent replicas.
 
         Returns at once with a future, unless too many calls wait for a rank already.
         """
-        if former:
-            retries = _retries(retries, former)
+        if on_death is not None:
+            retries = _retries(retries, on_death)
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("submit", timeout)
         future: CallFuture = self._call(
@@ -420,17 +414,19 @@ class CallMethods(Generic[W]):
         if timeout is None and step is not None:
             timeout = step.declared.timeout
         layout = self._layout
-        drivers = layout.driver_ranks
+        want, drivers = None, layout.driver_ranks
+        aggregate: Callable[[list[Any], int], Any] | None = None
+        if reply == "output":
+            want = layout.output_rank
+        elif reply == "driver":
+            aggregate = lambda values, _: [values[rank] for rank in drivers]  # noqa: E731
+        elif isinstance(reply, int):
+            want = reply
         return self.collective_rpc(
-            name,
-            timeout,
-            args,
-            kwargs,
+            *(name, timeout, args, kwargs),
             non_block=non_block,
-            unique_reply_rank=layout.output_rank if reply == "output" else _rank_or_none(reply),
-            aggregate=(lambda values, _: [values[rank] for rank in drivers])
-            if reply == "driver"
-            else None,
+            unique_reply_rank=want,
+            aggregate=aggregate,
             retries=retries,
         )
 
@@ -471,10 +467,6 @@ def _arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], Mapping[s
     return tuple(cast("Sequence[Any]", args)), cast("Mapping[str, Any]", kwargs or {})
 
 
-def _rank_or_none(reply: object) -> int | None:
-    return reply if isinstance(reply, int) else None
-
-
 def _moved(name: str, args: Any) -> Any:
     """Return *args*, which the former signature of the method *name* had in second place."""
     text = f"phalanx: {name}(method, args) is deprecated: write {name}(method, args=...)"
@@ -482,20 +474,10 @@ def _moved(name: str, args: Any) -> Any:
     return args
 
 
-def _retries(retries: int | None, former: _Former) -> int | None:
+def _retries(retries: int | None, on_death: object) -> int | None:
     """Return the *retries* that the former option *on_death* asks for."""
-    for name in former:
-        if name != "on_death":
-            msg = f"unexpected keyword argument {name!r}"
-            raise TypeError(msg)
     text = "phalanx: on_death is deprecated: write retries=0 for 'fail', retries=1 for 'retry'"
     warnings.warn(text, DeprecationWarning, stacklevel=3)
-    match cast("object", former.get("on_death")):
-        case "fail":
-            return 0
-        case "retry":
-            return 1 if retries is None else retries
-        case None:
-            return retries
-        case other:
-            raise SpecError("on_death", other, "give retries instead")
+    if on_death not in ("fail", "retry"):
+        raise SpecError("on_death", on_death, "give retries instead")
+    return 0 if on_death == "fail" else 1 if retries is None else retries

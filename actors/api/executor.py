@@ -213,7 +213,7 @@ class Executor(CallMethods[W]):
     @property
     def has_room(self) -> bool:
         """Whether a call with ``non_block=True`` would be accepted without blocking."""
-        return self._group.has_room
+        return self._group.has_room()
 
     @property
     def is_failed(self) -> bool:

@@ -105,8 +105,8 @@ class _LastingGroup:
     def log(self) -> Any:
         return self.executor(None).parts()[0].log
 
-    def room(self, wake: Callable[[], None]) -> object:
-        return self.executor(None).parts()[0].room(wake)
+    def has_room(self, wake: Callable[[], None]) -> bool:
+        return self.executor(None).parts()[0].has_room(wake)
 
     @property
     def view(self) -> Status:

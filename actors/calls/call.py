@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from phalanx.actors.spec.results import Outcome, OutcomeKind
 from phalanx.runtime import Frame, Kind, Payload, RemoteFailure
@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from phalanx.actors.checkpoint.snapshot import Snapshot
-    from phalanx.runtime import CallFate, CrashReport, Timer
+    from phalanx.actors.observe.hooks import CallProbe
+    from phalanx.actors.observe.tracing import CallSpan
+    from phalanx.runtime import Timer
 
+    from .futures import CallFuture
     from .streams import StreamInbox
 
 
@@ -95,82 +98,13 @@ def check_timeout(timeout: Any) -> None:
     raise SpecError("timeout", timeout, remedy)
 
 
-class CallTap(Protocol):
-    """Observer of one call in the driver, for fault injection.
-
-    Its methods are quick and raise nothing; `before_send`, `queued` and `settled` run under the
-    plane's lock.
-    """
-
-    @property
-    def method(self) -> Any:
-        """What travels to the workers in place of the method."""
-        ...
-
-    def issued(self, call: Call) -> None:
-        """The call is about to be accepted."""
-        ...
-
-    def raised(self, error: BaseException) -> None:
-        """The caller gets *error*: the call was not accepted, or is abandoned."""
-        ...
-
-    def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
-        """The call is about to be sent to these (rank, incarnation)."""
-        ...
-
-    def queued(self) -> None:
-        """A rank has the call behind others."""
-        ...
-
-    def settled(self, call: Call) -> None:
-        """The call has its outcome."""
-        ...
-
-    def take(self, rank: int, value: Any) -> Any:
-        """Return the method's value, given what *rank* answered."""
-        ...
-
-
-class CallTrace(Protocol):
-    """The OpenTelemetry span of a call; `died` and `settled` run under the plane's lock."""
-
-    def died(self, report: CrashReport, fate: CallFate | None) -> None:
-        """A death has touched the call."""
-        ...
-
-    def settled(self, call: Call, /) -> None:
-        """The call has its outcome."""
-        ...
-
-    def end(self, call: Call) -> None:
-        """End the span with the outcome of *call*, which is done; once."""
-        ...
-
-    def refused(self, error: BaseException) -> None:
-        """End the span by *error*: the call was not accepted, or is abandoned."""
-        ...
-
-
-class Promise(Protocol):
-    """The future that the caller holds."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it must be notified."""
-        ...
-
-    def finish(self) -> None:
-        """Notify it that the call is done."""
-        ...
-
-
 class Call:
     """One call and its outcome. Guarded by the plane's lock until `done`.
 
     Attributes:
         payloads: One for all ranks, or one for each.
         want: The rank whose value is wanted; None for every rank's.
+        aggregate: Given all values and *lead*, returns the value; None for the list of them.
         rank: The rank a SINGLE call goes to; the rank a POOL call went to.
         retries: How many deaths may still send it again.
         hang_after: Seconds it may run on a rank; None for no limit.
@@ -185,7 +119,7 @@ class Call:
         watchers: Run when it is settled, on the thread that settles it.
         timer: Settles it at its deadline, where no caller waits for it.
         future: The caller's future, if there is one.
-        tap: Observer for fault injection; else None.
+        probe: Observer for fault injection; else None.
         span: Its OpenTelemetry span, if it is traced; else None.
         snapshots: The snapshots that it has begun, if it was made to take one; else None.
         under_hold: Whether it is sent while dispatch is paused.
@@ -193,9 +127,10 @@ class Call:
 
     # Slots, tuples for empty lists, plain assignments: a pipeline makes thousands of these.
     __slots__ = (
-        *("answers", "asked", "done", "error", "failed", "future", "hang_after", "name"),
-        *("options", "payloads", "rank", "reports", "retries", "seq", "shape", "snapshots"),
-        *("span", "stream", "tap", "timer", "under_hold", "waiters", "want", "watchers", "wire"),
+        *("aggregate", "answers", "asked", "done", "error", "failed", "future", "hang_after"),
+        *("lead", "name", "options", "payloads", "probe", "rank", "reports", "retries", "seq"),
+        *("shape", "snapshots", "span", "stream", "timer", "under_hold", "waiters", "want"),
+        *("watchers", "wire"),
     )
 
     def __init__(
@@ -213,6 +148,8 @@ class Call:
         self.options = options
         self.retries = options.retries
         self.want: int | None = None
+        self.aggregate: Callable[[list[Any], int], Any] | None = None
+        self.lead = 0
         self.rank: int | None = None
         self.hang_after: float | None = None
         self.stream: StreamInbox | None = None
@@ -226,9 +163,9 @@ class Call:
         self.waiters: tuple[threading.Lock, ...] = ()
         self.watchers: tuple[Callable[[Call], None], ...] = ()
         self.timer: Timer | None = None
-        self.future: Promise | None = None
-        self.tap: CallTap | None = None
-        self.span: CallTrace | None = None
+        self.future: CallFuture | None = None
+        self.probe: CallProbe | None = None
+        self.span: CallSpan | None = None
         self.snapshots: list[Snapshot] | None = None
         self.under_hold = False
 
@@ -249,14 +186,19 @@ class Call:
             return SpecError("unique_reply_rank", self.want, remedy)
         return SpecError("world_size", size, f"{remedy}: it was made for {len(self.payloads)}")
 
+    def void(self) -> Call:
+        """Return what stands for it, once it is done, on the lists of ranks that still owe it."""
+        void = Call(self.seq, self.name, self.shape, (), self.options)
+        void.hang_after = self.hang_after
+        void.done = True
+        return void
+
     @property
     def missing(self) -> list[int]:
         """The ranks of the latest sending that have not answered."""
         return [rank for rank in self.asked if rank not in self.answers]
 
-    def result(
-        self, aggregate: Callable[[list[Any], int], Any] | None = None, lead: int = 0
-    ) -> Any:
+    def result(self) -> Any:
         """Return the value or raise the error of a call that is `done`.
 
         Decodes the answers: call it once.
@@ -270,18 +212,18 @@ class Call:
                 return [self._outcome(rank) for rank in self.asked]
             assert self.rank is not None
             return self._value(self.rank)
-        if aggregate is None and self.want is not None:
+        if self.want is not None:
             value = self._value(self.want)
             for answer in self.answers.values():
                 if isinstance(answer, Frame):
                     answer.drop()
             return value
-        if self.tap is not None:
+        if self.probe is not None:
             values = [self._value(rank) for rank in self.asked]
         else:
             answers: dict[int, Any] = self.answers
             values = [answers[rank].value() for rank in self.asked]
-        return values if aggregate is None else aggregate(values, lead)
+        return values if self.aggregate is None else self.aggregate(values, self.lead)
 
     def fail(self, frame: Frame, rank: int) -> BaseException:
         """Return the exception that *rank* answered with, with its rank and remote traceback."""
@@ -320,7 +262,7 @@ class Call:
         frame = self.answers[rank]
         assert isinstance(frame, Frame)
         value = frame.value()
-        return value if self.tap is None else self.tap.take(rank, value)
+        return value if self.probe is None else self.probe.take(rank, value)
 
     def _outcome(self, rank: int) -> Outcome:
         answer = self.answers[rank]

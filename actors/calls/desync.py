@@ -142,9 +142,10 @@ class DesyncMonitor:
         name = "an earlier call" if split.call is None else repr(split.call.name)
         if split.broken is not None:
             frame, rank = split.broken
-            why = f"the process group is broken: rank {rank} raised {_headline(frame)} in {name}"
+            error = _raised(frame, headline=True)
+            why = f"the process group is broken: rank {rank} raised {error} in {name}"
             if split.rank != rank:
-                why += f", where rank {split.rank} had raised {_type_name(split.error)}"
+                why += f", where rank {split.rank} had raised {_raised(split.error)}"
             slot = self._table.at(rank)
             stuck = False
         else:
@@ -157,7 +158,7 @@ class DesyncMonitor:
             others = "rank" if len(inside) == 1 else "ranks"
             ranks = ", ".join(str(each.rank) for each in inside)
             why = (
-                f"the ranks are out of step: rank {split.rank} raised {_type_name(split.error)} "
+                f"the ranks are out of step: rank {split.rank} raised {_raised(split.error)} "
                 f"in {name}, {others} {ranks} had not ended it after {_GRACE:g} s"
             )
         if slot is None or slot.ended:
@@ -219,13 +220,12 @@ class DesyncMonitor:
         split.holds = True
         self._plane.holds += 1
         reached = self._sender.withdraw_unbegun()
-        behind: dict[int, Call] = {}
-        for slot in self._table:
-            for number, call in slot.sent.items():
-                if call is None or call.done or number <= reached:
-                    continue
-                if call.shape is Shape.COLLECTIVE:
-                    behind[number] = call
+        behind = {
+            number: call
+            for slot in self._table
+            for number, call in slot.sent.items()
+            if not call.done and number > reached and call.shape is Shape.COLLECTIVE
+        }
         self._plane.retract(behind)
         self._wait(wire)
 
@@ -280,16 +280,9 @@ class DesyncMonitor:
             self._plane.pump()
 
 
-def _type_name(frame: Frame) -> str:
-    """Return the type of the exception in *frame*, as far as it is known without decoding it."""
-    failure = _read(frame)
-    return "an exception" if failure is None else failure.type_name
-
-
-def _headline(frame: Frame) -> str:
-    failure = _read(frame)
-    return "an exception" if failure is None else failure.headline
-
-
-def _read(frame: Frame) -> RemoteFailure | None:
-    return None if isinstance(frame, FarFrame) else RemoteFailure.read(frame)
+def _raised(frame: Frame, *, headline: bool = False) -> str:
+    """Return the exception's type or *headline*, as far as it is known without decoding *frame*."""
+    failure = None if isinstance(frame, FarFrame) else RemoteFailure.read(frame)
+    if failure is None:
+        return "an exception"
+    return failure.headline if headline else failure.type_name

@@ -13,9 +13,9 @@ import os
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
-from phalanx.actors.signals.process_exit import living
+from phalanx.actors.signals.process_exit import open_executors
 from phalanx.runtime import AskableLock, called_from_inside, occupied
-from phalanx.supervision import ExecutorClosed, WorkerDied, WouldDeadlock
+from phalanx.supervision import ExecutorClosed, WorkerDied
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -58,7 +58,11 @@ class _Lazy:
 
 
 class CallFuture(Future[Any]):
-    """The future of one call."""
+    """The future of one call.
+
+    Attributes:
+        is_whole: Whether a thread may wait for it through `concurrent.futures`.
+    """
 
     _condition: Any = _Lazy("_condition")
     _state: Any = _Lazy("_state")
@@ -67,17 +71,14 @@ class CallFuture(Future[Any]):
     _result: Any = _Lazy("_result")
     _exception: Any = _Lazy("_exception")
 
-    def __init__(
-        self, call: Call, plane: CallPlane, callbacks: CallbackThread, decode: Callable[[Call], Any]
-    ) -> None:
+    def __init__(self, call: Call, plane: CallPlane, callbacks: CallbackThread) -> None:
         # The base class is not called: see `_Lazy`.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
-        self._decode = decode
         self._decoding = AskableLock()
         self._decoded = False
-        self._whole = False
+        self.is_whole = False
         self._value: Any = None
         self._error: BaseException | None = None
         if not call.done:
@@ -118,7 +119,7 @@ class CallFuture(Future[Any]):
 
     def cancel(self) -> bool:
         """Withdraw the call if it has not been sent to its ranks; False if it has, or is done."""
-        return self._plane.cancel(self._call) or self.cancelled()
+        return self._plane.abandon(self._call, unsent_only=True) or self.cancelled()
 
     def abandon(self) -> bool:
         """Cancel the call even if it is running; False if it is done.
@@ -177,15 +178,13 @@ class CallFuture(Future[Any]):
             if os.getpid() != plane.pid:  # no thread here would ever read the answer
                 msg = f"{call.name} was called by the parent process, which has the answer"
                 raise ExecutorClosed(msg)
-            if self._callbacks.is_current():
-                msg = f"waiting for {call.name} in a callback: no callback may wait for a call"
-                raise WouldDeadlock(msg)
+            self._callbacks.check_may_wait(f"waiting for {call.name}")
             plane.check_may_enter(f"waiting for {call.name}", waits=True)
             if not plane.wait(call, None if timeout is None else plane.clock() + timeout):
                 msg = f"{call.name} is not done after {timeout:.3g} s; the call goes on"
                 raise TimeoutError(msg)
         if call.error is not None and isinstance(call.error, ExecutorClosed):
-            living.stay_until_the_end()
+            open_executors.stay_until_the_end()
         if call.span is not None:
             call.span.end(call)
         # Not under the future's own condition: the thread that settles calls takes that, and must
@@ -195,7 +194,7 @@ class CallFuture(Future[Any]):
             if self._decoded:
                 return
             try:
-                self._value = self._decode(call)
+                self._value = call.result()
             except BaseException as error:  # noqa: BLE001  # it is the call's outcome
                 self._error = error
             self._decoded = True
@@ -206,11 +205,6 @@ class CallFuture(Future[Any]):
 
     # --- concurrent.futures ---------------------------------------------------------------
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether a thread may wait for it through `concurrent.futures`."""
-        return self._whole
-
     def become_whole(self) -> None:
         """Make the base class's attributes, and have it notified of the outcome.
 
@@ -219,10 +213,10 @@ class CallFuture(Future[Any]):
         """
         self._check_not_decoding()
         with self._decoding:
-            if not self._whole:
+            if not self.is_whole:
                 super().__init__()
                 self.set_running_or_notify_cancel()
-                self._whole = True
+                self.is_whole = True
         # Settling sets *done* and then looks whether the future is whole; here it is the other way
         # round. So one of the two sees the other, or both do, and the second finds it finished.
         if self._call.done:

@@ -8,18 +8,14 @@
 - What a dead rank wrote is read to its end before its calls are judged.
 - The thread that reads runs no code of others: answers are kept as bytes, callbacks run elsewhere.
 
-`recovery` decides what a death costs each call. Two parts keep a state of their own under the same
-lock: `Sender` (numbers, batches) and `DesyncMonitor` (ranks out of step).
+`recovery` decides what a death costs each call. `Sender` (numbers, batches), `Streams`,
+`Pauses` and `DesyncMonitor` (ranks out of step) keep state of their own under the same lock.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import select
-import threading
-import time
-from collections import deque
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,29 +33,27 @@ from phalanx.runtime import (
     called_from_inside,
     occupied,
 )
-from phalanx.supervision import RuntimeFault, StreamNotTaken
+from phalanx.supervision import RuntimeFault
 
 from .call import Shape
 from .desync import DesyncMonitor
+from .pauses import Pauses
 from .queue import CallQueue
 from .rank import Progress, RankSlot, RankTable, Running
-from .reader import Reader, Ticket, spin_time
+from .reader import Reader, spin_time
 from .recovery import assess
 from .sender import Sender
-from .streams import GIVEN_UP
+from .streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from phalanx.runtime import CallFate, Channel, CrashReport, Encoded
+    from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
+    from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call
     from .desync import Desync
-    from .reader import EventLoop, Events, Poller, Timer
-    from .sender import Snapshots
-    from .streams import StreamInbox
-
-_PAUSE = 1.0  # seconds that a timer may be late before it counts as a pause of this process
+    from .reader import Events, Poller, Ticket
 
 
 class CallPlane:
@@ -67,19 +61,18 @@ class CallPlane:
 
     Args:
         loop: Timers, and reads while no caller does.
-        depth: Calls that one rank may have been sent and not answered; also how many calls may
-            be queued before `submit` blocks.
+        depth: Calls that one rank may owe; also calls that may be queued before `submit` blocks.
         snapshots: The checkpoint coordinator; None if ranks store no state.
         spins: Whether callers and ranks may poll for a moment before blocking (`spin_time`).
-        on_end: Called with (rank, incarnation) when a rank's channel ends, if an exception is
-            thrown in meanwhile more than once; under the lock.
-        on_foreign: Called with the rank whose channel brought a packet that is no message, once
-            for each incarnation; under the lock.
-        on_busy: Called when ranks owe answers again, and for each call with a limit, which it gets.
-            Under the lock, on a caller's thread: it must be quick.
+        on_end: Under the lock, called with (rank, incarnation) when a rank's channel ends, once or
+            more.
+        on_foreign: Under the lock, called with the rank whose channel brought a packet that is no
+            message, once for each incarnation.
+        on_busy: Under the lock, called when ranks owe answers again, and for each call with a
+            limit, which it gets.
         on_untaken: Called with each stream that was closed because its items were not taken.
-        on_desync: Called with the number of a sending after which the ranks are out of step, again
-            and again until `out_of_step` is; under the lock.
+        on_desync: Under the lock, called with the number of a sending after which the ranks are out
+            of step, again and again until `out_of_step` is.
         inner: Each returns whether this thread has a lock that is taken under the plane's.
         poller: The readiness of channels; None for epoll(7).
         clock: The clock of *loop* and of deadlines.
@@ -87,7 +80,7 @@ class CallPlane:
     Attributes:
         pid: The driver's; a forked child has another.
         holds: How many reasons there are to send no new call: pauses, and ranks out of step.
-        wait: Returns True once a call or ticket is done, False at a deadline; see `Reader.wait`.
+        wait: `Reader.wait`.
     """
 
     def __init__(
@@ -95,17 +88,17 @@ class CallPlane:
         loop: EventLoop,
         size: int,
         *,
-        depth: int = 64,
-        snapshots: Snapshots | None = None,
-        spins: bool = False,
+        depth: int,
+        snapshots: CheckpointCoordinator | None,
+        spins: bool,
         on_end: Callable[[int, int], None],
-        on_foreign: Callable[[int], None] = lambda _: None,
-        on_busy: Callable[[float | None], None] = lambda _limit: None,
-        on_untaken: Callable[[Call], None] = lambda _: None,
-        on_desync: Callable[[int], None] = lambda _wire: None,
-        inner: tuple[Callable[[], bool], ...] = (),
-        poller: Poller | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        on_foreign: Callable[[int], None],
+        on_busy: Callable[[float | None], None],
+        on_untaken: Callable[[Call], None],
+        on_desync: Callable[[int], None],
+        inner: tuple[Callable[[], bool], ...],
+        poller: Poller | None,
+        clock: Callable[[], float],
     ) -> None:
         self.loop = loop
         self.clock = clock
@@ -117,35 +110,25 @@ class CallPlane:
         self._spins = spins
         self._on_end = on_end
         self._on_foreign = on_foreign
-        self._on_untaken = on_untaken
         self._queue = CallQueue(size, depth)
         self._table = table = RankTable(size)
-        self._reader = Reader(
-            loop,
-            self.lock,
-            table,
-            on_ready=self._on_ready,
-            on_nudge=self._on_nudge,
-            poller=poller,
-            clock=clock,
+        self._reader = reader = Reader(
+            loop, self.lock, table, self._on_ready, poller=poller, clock=clock
         )
-        self.wait = self._reader.wait
-        self._sender = Sender(
-            table, self._reader, snapshots=snapshots, on_refused=self._refused, on_busy=on_busy
-        )
+        self.wait = reader.wait
+        self._sender = Sender(table, reader, snapshots, self._refused, on_busy)
         self._desyncs = DesyncMonitor(self, table, self._sender, on_desync)
+        self.streams = Streams(self, table, self._sender, reader, on_untaken)
+        self.pauses = Pauses(self, table, reader)
         self._trimmer: Timer | None = None
         self._is_open = False  # whether every rank is attached, under one epoch
         self._dropped = 0  # void answers and foreign packets
-        self._abandoned: deque[Call] = deque()  # streams whose consumer was collected
-        self._pauses: dict[int, bool] = {}  # by thread: whether dispatch is held for it
-        self._idle: list[Ticket] = []  # done once no rank owes an answer
         # What an exception that was thrown in has interrupted, until it is done again: an answer,
         # taken off its rank's list, and calls that are being settled, the latest first.
-        self._taking: tuple[RankSlot, Call | None, Frame] | None = None
+        self._taking: tuple[RankSlot, Call, Frame] | None = None
         self._settling: tuple[Call, Any] | None = None
         self.holds = 0
-        _register(self.lock)
+        _locks.append(self.lock.is_mine)
 
     def close(self) -> None:
         """Close the channels and give everything back; after `end`."""
@@ -154,28 +137,24 @@ class CallPlane:
                 slot.channel.close()
             self._table.clear()
             self._table.owed = 0
-            self._notify_idle()
+            self.pauses.notify_idle()
             if self._trimmer is not None:
                 self._trimmer.cancel()
         self.arena.close()
         self._reader.close()
-        _register(self.lock, gone=True)
+        _locks.remove(self.lock.is_mine)
 
     # --- callers: before a call -----------------------------------------------------------
 
     @uninterrupted
     def pack(self, encoded: Encoded) -> Payload:
-        """Return *encoded* as it travels to this group's ranks; large buffers are copied now.
-
-        Raises:
-            MessageTooLarge: there is not enough memory.
-        """
+        """Copy large buffers of *encoded* for this group's ranks, or raise `MessageTooLarge`."""
         return Payload.of(encoded, self.arena)
 
     def check_may_enter(self, what: str, *, waits: bool) -> None:
         """Raise `WouldDeadlock` if *what* interrupts the plane's own code on this thread.
 
-        A call that *waits* may not interrupt what other threads wait for, either.
+        One that *waits* may not interrupt what other threads wait for, either.
         """
         if self.is_inside(waits=waits):
             raise called_from_inside(what)
@@ -184,13 +163,13 @@ class CallPlane:
         """Whether `check_may_enter` would raise."""
         if self.lock.is_inside():
             return True
-        if len(_locks) > 1 and any(is_mine() for is_mine in _locks):
+        if len(_locks) > 1 and any(is_mine() for is_mine in tuple(_locks)):
             return True  # another group's: its lock and this one, taken in both orders
         return waits and (
             self._reader.is_mine()
             or self.arena.is_held()
             or occupied.is_mine()
-            or threading.get_ident() in self._pauses
+            or self.pauses.is_mine()
         )
 
     @uninterrupted
@@ -201,26 +180,21 @@ class CallPlane:
                 raise self._queue.closed()
 
     @uninterrupted
-    def has_room(self) -> bool:
-        """Whether `submit` would accept a call without blocking."""
-        with self.lock.asked():
-            return self._queue.closed is not None or not self._queue.is_full
-
-    @uninterrupted
-    def room(self, wake: Callable[[], None]) -> Ticket | None:
-        """Return None if `submit` would accept a call without blocking; else *wake* is called then.
-
-        It runs on the thread that makes room, under the lock.
-        """
+    def has_room(self, wake: Callable[[], None] | None = None) -> bool:
+        """Whether there is room for a call; else *wake* is called under the lock once there is."""
         with self.lock.asked():
             if self._queue.closed is not None or not self._queue.is_full:
-                return None
-            return self._queue.block(wake)
+                return True
+            if wake is not None:
+                self._queue.block(wake)
+            return False
 
     # --- callers: one call ----------------------------------------------------------------
 
-    def submit(self, call: Call, *, waits: bool, at_once: bool = False) -> None:
-        """Accept *call*: send it, or queue it.
+    def submit(
+        self, call: Call, *, waits: bool, at_once: bool = False, first: bool = False
+    ) -> None:
+        """Accept *call*: send it, or queue it, before the others if it is to be *first*.
 
         If the caller *waits* for the call itself, or with *at_once*, it is queued however many are;
         else this blocks, up to the call's deadline, while the queue is full.
@@ -230,9 +204,9 @@ class CallPlane:
             SpecError: it was made for another size, or for a rank that has been removed.
             CallTimeout: no place became free; nothing was sent.
         """
-        if call.tap is not None:
-            call.tap.issued(call)
-        while (place := self._accept(call, waits or at_once, waits)) is not None:
+        if call.probe is not None:
+            call.probe.issued(call)
+        while (place := self._accept(call, waits or at_once, waits, first)) is not None:
             admitted = False
             try:
                 self.check_may_enter(call.name, waits=True)
@@ -246,7 +220,7 @@ class CallPlane:
                 raise call.timed_out()
 
     @uninterrupted
-    def _accept(self, call: Call, beyond: bool, waits: bool) -> Ticket | None:
+    def _accept(self, call: Call, beyond: bool, waits: bool, first: bool) -> Ticket | None:
         """Send or queue *call* and return None; or return a ticket for a place in the queue."""
         queue = self._queue
         with self.lock.unasked:
@@ -256,8 +230,8 @@ class CallPlane:
                 if not beyond and queue.is_full:
                     return queue.block()
                 if self.arena.is_warm and self._trimmer is None:
-                    self._trim_later(ARENA_IDLE)
-                queue.add(call)
+                    self._trimmer = self.loop.call_at(self.clock() + ARENA_IDLE, self._trim)
+                queue.add(call, first=first)
                 self.pump()
                 if not waits:
                     self._reader.ensure()
@@ -267,53 +241,22 @@ class CallPlane:
             raise closed()
         raise call.misfit(size)
 
-    def _trim_later(self, wait: float) -> None:
-        """Return the arena's idle memory to the system in *wait* seconds."""
-        if self._trimmer is None and self.arena.fd >= 0:
-            self._trimmer = self.loop.call_at(self.clock() + wait, self._trim)
-
     def _trim(self) -> None:
+        """Return the arena's idle memory to the system."""
         # Not under the plane's lock: a thread inside the arena may have to call the plane.
         wait = self.arena.trim_if_idle(self.clock())
         with self.lock.asked():
             self._trimmer = None
-            if wait is not None:
-                self._trim_later(wait)
-
-    @uninterrupted
-    def insert(self, call: Call, *, first: bool = False) -> None:
-        """Accept *call*, however many are queued; before them if it is to be *first*.
-
-        Raises:
-            ExecutorClosed: nothing is accepted any more.
-        """
-        with self.lock.asked():
-            closed = self._queue.closed
-            if closed is None:
-                if first:
-                    self._queue.everyone.appendleft(call)
-                else:
-                    self._queue.add(call)
-                self.pump()
-                self._reader.ensure()
-                return
-        call.drop()
-        raise closed()
+            if wait is not None and self.arena.fd >= 0:
+                self._trimmer = self.loop.call_at(self.clock() + wait, self._trim)
 
     @uninterrupted
     def expire(self, call: Call) -> dict[int, int]:
-        """Settle *call* as timed out unless it is done.
-
-        Returns the ranks that have not answered it (rank: incarnation).
-        """
+        """Settle *call* as timed out unless it is done; return who owes it (rank: incarnation)."""
         with self.lock.asked():
             if call.done:
                 return {}
-            late = {
-                slot.rank: slot.incarnation
-                for slot in self._table
-                if slot.sent.get(call.wire) is call
-            }
+            owing = [slot for slot in self._table if slot.sent.get(call.wire) is call]
             if call.shape is Shape.GATHER and call.wire:
                 for rank in call.missing:
                     error = call.timed_out()
@@ -322,28 +265,21 @@ class CallPlane:
             else:
                 self.withdraw(call, None if call.failed is not None else call.timed_out())
             self.pump()
-            return late
+            return {slot.rank: slot.incarnation for slot in owing}
 
     @uninterrupted
-    def abandon(self, call: Call, cause: BaseException | None = None) -> bool:
+    def abandon(
+        self, call: Call, cause: BaseException | None = None, *, unsent_only: bool = False
+    ) -> bool:
         """Withdraw *call*, or void its answers if it has been sent; False if it is done.
 
-        *cause* is what its caller gets in place of the outcome.
+        *cause* is what its caller gets in place of the outcome. *unsent_only* lets a call that has
+        been sent go on, and returns False.
         """
-        if call.tap is not None and cause is not None:
-            call.tap.raised(cause)
+        if call.probe is not None and cause is not None:
+            call.probe.raised(cause)
         with self.lock.asked():
-            if call.done:
-                return False
-            self.withdraw(call, CancelledError())
-            self.pump()
-            return True
-
-    @uninterrupted
-    def cancel(self, call: Call) -> bool:
-        """Withdraw *call* if it has not been sent; return whether it was."""
-        with self.lock.asked():
-            if call.done or call.wire:
+            if call.done or (unsent_only and call.wire):
                 return False
             self.withdraw(call, CancelledError())
             self.pump()
@@ -354,7 +290,8 @@ class CallPlane:
         """Run ``then(call)`` when *call* is done, on the thread that settles it: be quick."""
         with self.lock.asked():
             if not call.done:
-                self._watch(call, then)
+                self._reader.watched += not call.watchers
+                call.watchers += (then,)
                 self._reader.ensure()
                 return
         then(call)
@@ -363,7 +300,7 @@ class CallPlane:
     def counts(self) -> dict[str, int]:
         """Return how many calls are in flight and queued, and how many answers were void."""
         with self.lock.asked():
-            sent = {id(call) for call in self._unsettled() if call.wire}
+            sent = {id(call) for call in self.unsettled() if call.wire}
             return {
                 "in_flight": len(sent),
                 "waiting": len(self._queue),
@@ -376,221 +313,25 @@ class CallPlane:
         with self.lock.asked():
             return {slot.rank: slot.progress(self.clock()) for slot in self._table}
 
-    # --- callers: streams -----------------------------------------------------------------
-
-    @uninterrupted
-    def take(
-        self, call: Call, wake: Callable[[], None] | None = None
-    ) -> tuple[int, Frame] | Ticket | None:
-        """Return the next item of *call*'s stream and its rank, or None after the last.
-
-        If none is there yet, returns a ticket that is done when there is news; or *wake* is called
-        then, on the thread that reads it.
-        """
-        inbox = call.stream
-        assert inbox is not None
-        with self.lock.asked():
-            if inbox.items:
-                rank, frame = inbox.items.popleft()
-                inbox.since = self.clock()
-                more = inbox.grant(rank)
-                slot = self._table.at(rank)
-                if more is not None and slot is not None and slot.sent.get(call.wire) is call:
-                    self._sender.say(slot, Kind.MORE, call.wire, more)
-                return rank, frame
-            if call.done:
-                return None
-            inbox.ticket = Ticket()
-            self._set_waker(inbox, wake)
-            self._reader.ensure()
-            return inbox.ticket
-
-    @uninterrupted
-    def abandon_stream(self, call: Call) -> None:
-        """End *call*'s stream and drop its items."""
-        self.abandon(call)
-        with self.lock.asked():
-            assert call.stream is not None
-            call.stream.items.clear()
-
-    def abandon_later(self, call: Call) -> None:
-        """End *call*'s stream soon; takes no lock, so a finalizer may call it anywhere."""
-        self._abandoned.append(call)
-        self._reader.nudge()
-
-    @uninterrupted
-    def _on_nudge(self) -> None:
-        if self._abandoned:
-            with self.lock.asked():
-                while self._abandoned:
-                    self.withdraw(self._abandoned.popleft(), CancelledError(GIVEN_UP))
-                self.pump()
-
-    def _keep_item(self, call: Call, rank: int, frame: Frame) -> None:
-        """Keep an item of *call* for its consumer."""
-        inbox = call.stream
-        if inbox is None:
-            frame.drop()  # no worker of ours sends one here
-            return
-        if not inbox.items:
-            inbox.since = self.clock()
-        inbox.items.append((rank, frame))
-        if inbox.timer is None and inbox.ticket is None:
-            self._check_taken_later(call, inbox)
-        self._notify_consumer(inbox)
-
-    def _end_stream(self, call: Call, inbox: StreamInbox) -> None:
-        """Close the generators of *call*, which is settled, and notify its consumer."""
-        begun = inbox.granted if len(call.asked) > 1 else 0
-        for slot in self._table:
-            if not slot.ended and slot.sent.get(call.wire) is call:
-                self._sender.say(slot, Kind.CLOSE, call.wire, begun)
-        if inbox.timer is not None:
-            inbox.timer.cancel()
-        self._notify_consumer(inbox)
-
-    def _notify_consumer(self, inbox: StreamInbox) -> None:
-        ticket, inbox.ticket = inbox.ticket, None
-        wake = inbox.wake
-        self._set_waker(inbox, None)
-        if ticket is not None:
-            ticket.done = True
-            self._reader.notify(ticket)
-        if wake is not None:
-            wake()
-
-    def _set_waker(self, inbox: StreamInbox, wake: Callable[[], None] | None) -> None:
-        self._reader.watched += (wake is not None) - (inbox.wake is not None)
-        inbox.wake = wake
-
-    def _check_taken_later(self, call: Call, inbox: StreamInbox) -> None:
-        if inbox.take_within < math.inf:
-            due = inbox.since + inbox.take_within
-            inbox.timer = self.loop.call_at(due, lambda: self._check_taken(call, inbox))
-
-    def _check_taken(self, call: Call, inbox: StreamInbox) -> None:
-        """Close *call*'s stream if its items have not been taken in time."""
-        with self.lock.asked():
-            if call.done or inbox.timer is None:
-                return
-            now = self.clock()
-            if now - inbox.timer.at > _PAUSE:
-                inbox.since = now  # its consumer was paused like this thread
-            inbox.timer = None
-            if not inbox.items:
-                return
-            if now - inbox.since < inbox.take_within:
-                self._check_taken_later(call, inbox)
-                return
-            msg = (
-                f"no item of the stream of {call.name} was taken for {inbox.take_within:g} s; it "
-                "kept its ranks from serving, and was closed: close streams (`with`), or set "
-                "take_within"
-            )
-            self.withdraw(call, StreamNotTaken(msg))
-            self.pump()
-        self._on_untaken(call)
-
-    # --- callers: pauses ------------------------------------------------------------------
-
-    @property
-    def pauses(self) -> int:
-        """How many threads pause dispatch."""
-        return sum(self._pauses.values())
-
-    def pause(self, deadline: float | None, *, every_call: bool = False) -> bool:
-        """Queue new calls from now on; return True once no call is in flight, False at *deadline*.
-
-        With *every_call* new calls are sent until all that were made before have ended, queued ones
-        included. However it ends, `resume` must follow on the same thread, in a ``finally``; or
-        `stay_paused`, if it was True. Between the two this thread may not wait for a call.
-        """
-        me = threading.get_ident()
-        self._pauses[me] = False
-        if every_call:
-            made: set[Call] = set()
-            ended = Ticket()
-
-            def end(call: Call) -> None:
-                made.discard(call)
-                if not made:
-                    ended.done = True
-                    self._reader.notify(ended)
-
-            try:
-                self._watch_all(made, end)
-                if made and not self._reader.wait(ended, deadline):
-                    return False
-            finally:
-                self._unwatch_all(made, end)
-        return self._reader.wait(self._hold_until_idle(me), deadline)
-
-    @uninterrupted
-    def resume(self) -> None:
-        """Send calls again; does nothing if this thread has not paused dispatch."""
-        if self._pauses.pop(threading.get_ident(), False):
-            with self.lock.asked():
-                self.holds -= 1
-                self.pump()
-                self._reader.ensure()
-
-    def stay_paused(self) -> None:
-        """Send no call again: the group is about to end."""
-        self._pauses.pop(threading.get_ident(), None)
-
-    @uninterrupted
-    def _hold_until_idle(self, me: int) -> Ticket:
-        idle = Ticket()
-        with self.lock.asked():
-            self.holds += 1
-            self._pauses[me] = True
-            self._idle.append(idle)
-            self._notify_idle()
-        return idle
-
-    def _notify_idle(self) -> None:
-        if not self._table.owed:
-            for ticket in self._idle:
-                ticket.done = True
-                self._reader.notify(ticket)
-            self._idle.clear()
-
-    @uninterrupted
-    def _watch_all(self, made: set[Call], end: Callable[[Call], None]) -> None:
-        with self.lock.asked():
-            made.update(self._unsettled())
-            for call in tuple(made):
-                self._watch(call, end)
-
-    @uninterrupted
-    def _unwatch_all(self, made: set[Call], end: Callable[[Call], None]) -> None:
-        if made:
-            with self.lock.asked():
-                for call in tuple(made):
-                    call.watchers = tuple(each for each in call.watchers if each is not end)
-                    if not call.watchers:
-                        self._reader.watched -= 1
-
     # --- the group's actor: membership ----------------------------------------------------
 
     def refuse(self, closed: Callable[[], BaseException]) -> None:
         """Refuse new calls with *closed*; those accepted go on."""
         with self.lock.asked():
             self._queue.closed = closed
-            self._queue.admit(self._reader.notify, everyone=True)
+            self._queue.admit(self._reader.fulfil, everyone=True)
 
     def expect(self, size: int, show: Callable[[], None]) -> None:
-        """Accept only calls that *size* ranks can answer, and fail the queued ones that do not fit.
+        """Accept only calls for *size* ranks, and fail those queued for another; `resize` follows.
 
-        The slots follow in `resize`, once the ranks beyond are gone. *show* publishes the new size,
-        under the lock: before a call fails for it, and not before one can be made for it.
+        *show* publishes the size: before a call fails for it, after the first can be made for it.
         """
         with self.lock.asked():
             misfits = self._queue.expect(size)
             show()
             for call in misfits:
                 self.settle(call, call.misfit(size))
-            self._queue.admit(self._reader.notify)
+            self._queue.admit(self._reader.fulfil)
 
     def resize(self, size: int) -> None:
         """Have *size* slots; those beyond must be detached."""
@@ -640,7 +381,7 @@ class CallPlane:
                 slot.ending = True
 
     def progress(self, rank: int, incarnation: int) -> Progress:
-        """Read what *rank* has written, to the end, and return what it was doing."""
+        """Read all that *rank* has written, and return what it was doing."""
         with self.lock.asked():
             slot = self._table.find(rank, incarnation)
             if slot is None:
@@ -684,16 +425,15 @@ class CallPlane:
     ) -> None:
         """Settle or send again the calls in flight on *ranks* (rank to incarnation).
 
-        The ranks are dead, or are about to be stopped. What they had begun costs an attempt, or
-        ends in *error*. Their channels stay open until `detach`: a rank that is being stopped may
-        still be writing.
+        The ranks are dead, or are about to be stopped: then they may still be writing, and their
+        channels stay open until `detach`.
 
         Args:
             ranks: The ranks that are lost.
             story: Given the fates of the calls, and how many more are queued, returns the report
                 that is kept for each attempt; None for a stop that was asked for. Called under the
                 lock, before any caller gets an outcome.
-            error: Returns what a call ends in, after *story*.
+            error: After *story*, returns what a call ends in that is not sent again.
             ends: Whether the group will not serve again.
         """
         with self.lock.asked():
@@ -735,7 +475,7 @@ class CallPlane:
             self._desyncs.after_death()
             self.pump()
             self._reader.ensure()
-            self._notify_idle()
+            self.pauses.notify_idle()
 
     def detach(self, rank: int, incarnation: int) -> None:
         """Close the channel of an incarnation that is gone, after `lose`."""
@@ -752,20 +492,18 @@ class CallPlane:
         """Settle every call that is left with *error*, and refuse new ones with *closed*."""
         with self.lock.asked():
             self._queue.closed = closed
-            left = {id(call): call for call in self._unsettled()}
-            for call in left.values():
+            for call in list(self.unsettled()):
                 self.settle(call, error(call))
             self._queue.clear()
-            self._queue.admit(self._reader.notify, everyone=True)
-            self._notify_idle()
+            self._queue.admit(self._reader.fulfil, everyone=True)
+            self.pauses.notify_idle()
 
     def post(
         self, rank: int, incarnation: int, packet: bytes, *, leaves_epoch: bool = False
     ) -> None:
-        """Queue *packet* behind the calls that *rank* has been sent.
+        """Send *packet* behind the calls that *rank* has been sent.
 
-        If it asks the rank to leave its process group (*leaves_epoch*), a rank that is held by a
-        desync goes on to it.
+        *leaves_epoch*: it asks the rank to leave its process group; one held by a desync goes on.
         """
         with self.lock.asked():
             slot = self._table.find(rank, incarnation)
@@ -785,7 +523,7 @@ class CallPlane:
                 break
             self._sender.send(*turn)
         if queue.blocked and not self.holds:
-            queue.admit(self._reader.notify)
+            queue.admit(self._reader.fulfil)
 
     def _pump_after_read(self) -> None:
         """Send the calls that waited for answers, some of which have come."""
@@ -801,11 +539,11 @@ class CallPlane:
             return
         call = slot.sent.pop(wire)
         self._table.owed -= 1
-        self._tidy(slot, wire)
-        if call is not None:
+        self.pauses.notify_idle()
+        if self._snapshots is not None:
+            self._snapshots.abandon(wire)
+        if not call.done:
             msg = f"{call.name} could not be sent to rank {slot.rank}: {error}"
-            if self._snapshots is not None:
-                self._snapshots.abandon(wire)
             self.withdraw(call, RuntimeFault(msg))
 
     # --- receiving --------------------------------------------------------------------------
@@ -837,17 +575,18 @@ class CallPlane:
     def _recover_all(self) -> None:
         """Do what an interrupted `_on_ready` has not done; on the event loop's thread."""
         with self.lock.asked():
+            self._recover()
             for slot in self._table:
                 self._drain(slot)
             self._table.owed = sum(len(slot.sent) for slot in self._table)
-            self._notify_idle()
+            self.pauses.notify_idle()
             self._reader.ensure()
 
     def _recover(self) -> None:
         """Do again what was interrupted: each step of it may be done twice."""
         if self._taking is not None:
             slot, call, frame = self._taking
-            if call is None or not call.done:
+            if not call.done or call.wire != frame.call_id:
                 self._take(slot, call, frame)
             self._taking = None
         while self._settling is not None:
@@ -894,8 +633,8 @@ class CallPlane:
     def _arrive(self, slot: RankSlot, frame: Frame) -> None:
         """Match *frame* to the sending it answers.
 
-        Where it is marked as handled, and what follows is noted, no call stands in between: an
-        exception is thrown in before the message has been taken, or after.
+        No call stands between `unhandled = None` and the note of what follows: an exception is
+        thrown in before the message has been taken, or after.
         """
         wire = frame.call_id
         channel = slot.channel
@@ -908,10 +647,10 @@ class CallPlane:
         call = slot.sent[wire]
         if kind == _ITEM:
             channel.unhandled = None
-            if call is None or call.done or call.wire != wire:
+            if call.done or call.wire != wire:
                 self._drop_late(slot, frame)
             else:
-                self._keep_item(call, slot.rank, frame)
+                self.streams.keep(call, slot.rank, frame)
             return
         if self._snapshots is not None:
             if kind in (Kind.SAVED, Kind.NOT_SAVED):
@@ -928,12 +667,12 @@ class CallPlane:
         self._take(slot, call, frame)
         self._taking = None
 
-    def _take(self, slot: RankSlot, call: Call | None, frame: Frame) -> None:
+    def _take(self, slot: RankSlot, call: Call, frame: Frame) -> None:
         """Act on the answer *frame* to *call*, which has been taken off *slot*'s list."""
         wire, kind = frame.call_id, frame.kind
-        if slot.noted or self._idle:
-            self._tidy(slot, wire)
-        if call is None or call.done or call.wire != wire:  # it was settled without this answer
+        if self.pauses.idle:
+            self.pauses.notify_idle()
+        if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:
             # A pipeline may keep thousands of these until they are asked for: they share one.
@@ -955,11 +694,6 @@ class CallPlane:
             self._desyncs.look(frame.call_id)
         frame.drop()
         self._dropped += 1
-
-    def _tidy(self, slot: RankSlot, wire: int) -> None:
-        """Do what follows when *wire* has been taken off *slot*'s list."""
-        slot.noted.pop(wire, None)
-        self._notify_idle()
 
     # --- settling ---------------------------------------------------------------------------
 
@@ -994,8 +728,8 @@ class CallPlane:
 
     def _conclude(self, call: Call) -> None:
         """Do all that follows from the end of *call*, which is the latest of `_settling`."""
-        if call.tap is not None:
-            call.tap.settled(call)
+        if call.probe is not None:
+            call.probe.settled(call)
         if call.span is not None:
             call.span.settled(call)
         call.drop()
@@ -1012,7 +746,7 @@ class CallPlane:
             call.watchers = ()
             self._reader.watched -= 1
         if call.stream is not None:
-            self._end_stream(call, call.stream)
+            self.streams.end(call, call.stream)
         if self._desyncs.splits:
             self._desyncs.look(call.wire)
         assert self._settling is not None
@@ -1043,19 +777,13 @@ class CallPlane:
             return
         for slot in self._table:
             if call.wire in slot.sent:
-                slot.sent[call.wire] = None  # it still owes the answer, which is void
-                slot.noted[call.wire] = (call.name, call.seq, call.hang_after)
+                slot.sent[call.wire] = call.void()  # it still owes the answer
 
-    def _watch(self, call: Call, then: Callable[[Call], None]) -> None:
-        if not call.watchers:
-            self._reader.watched += 1
-        call.watchers += (then,)
-
-    def _unsettled(self) -> Iterator[Call]:
+    def unsettled(self) -> Iterator[Call]:
         """Every call that is not settled; some more than once."""
         for slot in self._table:
             for call in list(slot.sent.values()):
-                if call is not None and not call.done:
+                if not call.done:
                     yield call
         yield from self._desyncs.calls()
         yield from self._queue
@@ -1068,12 +796,4 @@ _FOREIGN: Final = Arrival.FOREIGN
 _WRITABLE: Final = select.EPOLLOUT
 _NO_VALUE = Frame(_REPLY, 0, 0, 0, 0, 0, b"")
 
-_guard = threading.Lock()
-_locks: tuple[Callable[[], bool], ...] = ()  # of each plane: whether this thread has its lock
-
-
-def _register(lock: OwnedLock, *, gone: bool = False) -> None:
-    global _locks  # noqa: PLW0603  # read without a lock
-    with _guard:
-        others = tuple(each for each in _locks if each != lock.is_mine)
-        _locks = others if gone else (*others, lock.is_mine)
+_locks: list[Callable[[], bool]] = []  # of each plane: whether this thread has its lock

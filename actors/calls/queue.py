@@ -65,9 +65,11 @@ class CallQueue:
             return len(self) >= self._depth
         return len(self.everyone) >= self._depth
 
-    def add(self, call: Call) -> None:
-        """Append *call*."""
-        if call.shape is _COLLECTIVE:
+    def add(self, call: Call, *, first: bool) -> None:
+        """Append *call*, or put it *first*."""
+        if first:
+            self._queue(call).appendleft(call)
+        elif call.shape is _COLLECTIVE:
             self.everyone.append(call)
         else:
             self._queue(call).append(call)
@@ -171,8 +173,7 @@ class CallQueue:
 
     def block(self, wake: Callable[[], None] | None = None) -> Ticket:
         """Return a ticket that is done once there are places again; *wake* is called then."""
-        ticket = Ticket()
-        ticket.wake = wake
+        ticket = Ticket(wake)
         self.blocked.append(ticket)
         return ticket
 
@@ -181,22 +182,15 @@ class CallQueue:
         with contextlib.suppress(ValueError):
             self.blocked.remove(ticket)
 
-    def admit(self, wake: Callable[[Ticket], None], *, everyone: bool = False) -> None:
+    def admit(self, fulfil: Callable[[Ticket], None], *, everyone: bool = False) -> None:
         """Admit blocked callers once half of the places are free, or *everyone*.
 
         One at a time would have a caller that makes calls in a row sleep and wake for each.
         """
-        blocked = self.blocked
-        if not (everyone or len(self) <= self._depth // 2):
-            return
-        free = len(blocked) if everyone else self._depth - len(self)
-        while blocked and free > 0:
-            ticket = blocked.popleft()
-            ticket.done = True
-            wake(ticket)
-            if ticket.wake is not None:
-                ticket.wake()
-            free -= 1
+        free = len(self.blocked) if everyone else self._depth - len(self)
+        if everyone or free >= self._depth - self._depth // 2:
+            for _ in range(min(free, len(self.blocked))):
+                fulfil(self.blocked.popleft())
 
 
 _COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call

@@ -1,7 +1,7 @@
 """`RankSlot`: one rank of a group, its incarnation, and the calls it has not answered.
 
 - A sent call stays on its slot's list until the rank has answered it, or is lost.
-- A call that is settled without a rank's answer stays on the list as None: the answer is void.
+- For a call that is settled without a rank's answer a void one stays there (`Call.void`).
 
 Guarded by the plane's lock.
 """
@@ -9,7 +9,7 @@ Guarded by the plane's lock.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from phalanx.runtime import Channel
 
     from .call import Call
-
-
-Noted: TypeAlias = "tuple[str, int, float | None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +75,7 @@ class RankSlot:
     """One incarnation of one rank.
 
     Attributes:
-        sent: The calls it has been sent and has not answered, by wire id; None for a call that has
-            been settled without it.
-        noted: Of those, the calls that have a limit or were settled without it: name, number, and
-            seconds that each may run or None.
+        sent: The calls it has been sent and has not answered, by wire id.
         saving_limit: Seconds it may take to store its state with a call; None for no limit.
         ended: Its channel has ended, or its calls have been lost: it is sent nothing more.
         ending: It has announced its end.
@@ -92,8 +86,7 @@ class RankSlot:
     rank: int
     incarnation: int
     channel: Channel
-    sent: dict[int, Call | None] = field(default_factory=dict[int, "Call | None"])
-    noted: dict[int, Noted] = field(default_factory=dict[int, "Noted"])
+    sent: dict[int, Call] = field(default_factory=dict[int, "Call"])
     saving_limit: float | None = None
     ended: bool = False
     ending: bool = False
@@ -117,15 +110,11 @@ class RankSlot:
         board = self.channel.board
         begun, running = board.begun, board.begun > board.finished
         call = self.sent.get(begun) if running else None
-        name = number = None
-        if call is not None:
-            name, number = call.name, call.seq
-        elif running and begun in self.noted:
-            name, number, _ = self.noted[begun]
+        name = None if call is None else call.name
         return Progress(
             method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
-            call=number,
-            abandoned=name is not None and call is None,
+            call=None if call is None else call.seq,
+            abandoned=call is not None and call.done,
             running=now - board.begun_at if running and board.begun_at else None,
             served=board.served,
             queued=sum(1 for wire in self.sent if wire > begun),
@@ -135,22 +124,18 @@ class RankSlot:
         """Return the call it is in; see `Running.spoke`."""
         board = self.channel.board
         wire, idle = board.begun, board.begun <= board.finished
-        method, _, limit = self.noted.get(wire, ("", 0, None))
         call = self.sent.get(wire)
-        if call is not None:
-            method = call.name
+        method, limit = ("", None) if call is None else (call.name, call.hang_after)
         if board.saving == wire:
             method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
         began = 0.0 if idle else board.begun_at
-        limits = [each for *_, each in self.noted.values() if each is not None]
-        if self.saving_limit is not None:
-            limits.append(self.saving_limit)
+        limits = [self.saving_limit, *[each.hang_after for each in self.sent.values()]]
         return Running(
             self.rank,
             self.incarnation,
             "" if idle else method,
             limit if began else None,  # a stream that waits for its consumer has no limit
-            min(limits, default=None),
+            min((each for each in limits if each is not None), default=None),
             began,
             spoke,
         )
@@ -217,16 +202,11 @@ class RankTable:
         self.owed += len(slots)
         for slot in slots:
             slot.sent[wire] = call
-        if call.hang_after is not None:
-            noted = (call.name, call.seq, call.hang_after)
-            for slot in slots:
-                slot.noted[wire] = noted
 
     def write_off(self, slot: RankSlot) -> None:
         """Take every call off *slot*'s list."""
         self.owed -= len(slot.sent)
         slot.sent.clear()
-        slot.noted.clear()
 
     def _refresh(self) -> None:
         taken = tuple(self)

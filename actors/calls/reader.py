@@ -18,9 +18,8 @@ import functools
 import os
 import select
 import threading
-import time
 from collections import deque
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.actors.signals.interrupts import uninterrupted
 from phalanx.runtime import Spinner, descriptors, usable_processors
@@ -29,9 +28,13 @@ from phalanx.supervision import RuntimeFault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime import OwnedLock
+    from phalanx.runtime import EventLoop, OwnedLock
+
+    from .call import Call
+    from .rank import RankTable
 
 Events = list[tuple[int, int]]
+Waitable: TypeAlias = "Call | Ticket"
 
 _BATCH = 64  # events taken from the kernel at once
 _LONGEST_POLL = 86400.0  # seconds; the kernel counts milliseconds in an int
@@ -39,92 +42,14 @@ _TICK = 0.002  # seconds after which the event loop reads what no caller waits f
 _LAST_READER = 5.0  # seconds for a reader that was woken to stop
 
 
-class Timer(Protocol):
-    """A callback that is due at *at*, on the loop's clock."""
+class Poller:
+    """The readiness of a group's channels, by epoll(7); an eventfd ends its wait.
 
-    @property
-    def at(self) -> float:
-        """When it is due."""
-        ...
-
-    def cancel(self) -> None:
-        """Do not call it."""
-        ...
-
-
-class Watch(Protocol):
-    """A descriptor that the event loop polls for some events; for none while they are 0."""
-
-    def modify(self, events: int) -> None:
-        """Poll for *events* from now on."""
-        ...
-
-    def cancel(self) -> None:
-        """Poll no longer."""
-        ...
-
-
-class EventLoop(Protocol):
-    """The event loop's thread, as the call plane uses it (`phalanx.runtime.EventLoop`)."""
-
-    @property
-    def is_inside(self) -> Callable[[], bool]:
-        """Returns whether this thread is in one of its methods."""
-        ...
-
-    def call_at(self, at: float, callback: Callable[[], None]) -> Timer:
-        """Call *callback* on the loop's thread."""
-        ...
-
-    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> Watch:
-        """Call *callback* with the events of *fd*."""
-        ...
-
-
-class Poller(Protocol):
-    """The descriptors of a group's channels, and the readiness of each."""
-
-    def fileno(self) -> int:
-        """Return a descriptor that is readable while any event is pending."""
-        ...
-
-    def add(self, fd: int) -> None:
-        """Poll *fd* for messages."""
-        ...
-
-    def remove(self, fd: int) -> None:
-        """Do not poll *fd*."""
-        ...
-
-    def want_to_write(self, fd: int, *, on: bool) -> None:
-        """Also poll *fd* for room to write."""
-        ...
-
-    @property
-    def poll(self) -> Callable[[float | None, int], Events]:
-        """Waits so many seconds, None for no limit, and returns at most so many events."""
-        ...
-
-    def wake(self) -> None:
-        """Make `poll` return; takes no lock."""
-        ...
-
-    @property
-    def woken(self) -> tuple[int, int]:
-        """The event that `wake` causes."""
-        ...
-
-    def reset(self) -> None:
-        """End that event."""
-        ...
-
-    def close(self) -> None:
-        """Close the descriptors."""
-        ...
-
-
-class EpollPoller:
-    """A `Poller` with epoll(7) and an eventfd."""
+    Attributes:
+        fileno: Returns a descriptor that is readable while any event is pending.
+        poll: Waits so many seconds, None for no limit, and returns at most so many events.
+        woken: The event that `wake` causes.
+    """
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -136,52 +61,45 @@ class EpollPoller:
         self.fileno = self._epoll.fileno
 
     def add(self, fd: int) -> None:
-        """See `Poller`."""
+        """Poll *fd* for messages."""
         self._epoll.register(fd, select.EPOLLIN)
 
     def remove(self, fd: int) -> None:
-        """See `Poller`."""
+        """Do not poll *fd*."""
         with contextlib.suppress(OSError, ValueError):
             self._epoll.unregister(fd)
 
     def want_to_write(self, fd: int, *, on: bool) -> None:
-        """See `Poller`."""
+        """Also poll *fd* for room to write."""
         self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if on else 0))
 
     def wake(self) -> None:
-        """See `Poller`."""
+        """Make `poll` return; takes no lock."""
         os.eventfd_write(self._kick, 1)
 
     def reset(self) -> None:
-        """See `Poller`."""
+        """End the event of `wake`."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._kick)
 
     def close(self) -> None:
-        """See `Poller`."""
+        """Close the descriptors."""
         descriptors.close(self._epoll)
         descriptors.close(self._kick)
 
 
-class Owing(Protocol):
-    """The answers that have not come; under the plane's lock."""
-
-    owed: int
-
-
-class Waitable(Protocol):
-    """What a caller can wait for: set *done* under the lock, then call `Reader.notify`."""
-
-    done: bool
-    waiters: tuple[threading.Lock, ...]
-
-
 class Ticket:
-    """An event that happens once: a free place in the queue, an idle group, an item."""
+    """An event that happens once: a free place in the queue, an idle group, an item.
+
+    Args:
+        wake: Called when it happens, on the thread that notices: for a task of asyncio.
+    """
 
     done = False
     waiters: tuple[threading.Lock, ...] = ()
-    wake: Callable[[], None] | None = None  # for a task of asyncio
+
+    def __init__(self, wake: Callable[[], None] | None = None) -> None:
+        self.wake = wake
 
 
 SPIN = 50e-6
@@ -203,35 +121,33 @@ class Reader:
 
     Args:
         lock: The plane's.
-        owing: How many answers are owed.
+        table: How many answers are owed.
         on_ready: Called with a list of (descriptor, events), some of which may be unknown;
             without the lock, on the thread that reads.
-        on_nudge: Called after `nudge`, in the same way.
         clock: The clock of *loop* and of deadlines.
 
     Attributes:
         watched: How many callbacks, awaits and streams want answers read at once.
         spin: Seconds for which a caller polls before it blocks.
+        on_nudge: Called after `nudge`, as *on_ready* is.
     """
 
     def __init__(
         self,
         loop: EventLoop,
         lock: OwnedLock,
-        owing: Owing,
-        *,
+        table: RankTable,
         on_ready: Callable[[Events], None],
-        on_nudge: Callable[[], None],
-        poller: Poller | None = None,
-        clock: Callable[[], float] = time.monotonic,
+        *,
+        poller: Poller | None,
+        clock: Callable[[], float],
     ) -> None:
         self._loop = loop
         self._lock = lock
-        self._owing = owing
+        self._table = table
         self._on_ready = on_ready
-        self._on_nudge = on_nudge
         self._clock = clock
-        self._poller = EpollPoller() if poller is None else poller
+        self._poller = Poller() if poller is None else poller
         self._woken = self._poller.woken
         self.add = self._poller.add
         self.remove = self._poller.remove
@@ -245,6 +161,7 @@ class Reader:
         self._reads = 0
         self.watched = 0
         self.spin = 0.0
+        self.on_nudge: Callable[[], None]
         self._spinner = Spinner()
         self._look_once = functools.partial(self._poller.poll, 0, _BATCH)
         self._closing: threading.Event | None = None
@@ -299,6 +216,13 @@ class Reader:
         if self._reads_for is what and self._reader != threading.get_ident():
             self._poller.wake()
 
+    def fulfil(self, ticket: Ticket) -> None:
+        """Note that what *ticket* stands for has happened. Under the lock."""
+        ticket.done = True
+        self.notify(ticket)
+        if ticket.wake is not None:
+            ticket.wake()
+
     def ensure(self) -> None:
         """Have the event loop read if something is unanswered and no thread reads. Under the lock.
 
@@ -306,7 +230,7 @@ class Reader:
         the loop for each answer costs more than the answer, and a caller that has sent calls in a
         row is likely to wait for them.
         """
-        if self._reader or self._armed or not self._owing.owed:
+        if self._reader or self._armed or not self._table.owed:
             return
         if self.watched:
             self._arm()
@@ -358,7 +282,7 @@ class Reader:
             elif self._reader == threading.get_ident():
                 self._reader = 0
                 self._reads_for = None
-                if self._next or self._owing.owed or self._closing is not None:
+                if self._next or self._table.owed or self._closing is not None:
                     self._pass_on()
 
     def _unfollow(self, turn: threading.Lock, what: Waitable, *, leaves: bool) -> None:
@@ -414,7 +338,7 @@ class Reader:
         self._on_ready(events)
         if self._woken in events:
             self._poller.reset()
-            self._on_nudge()
+            self.on_nudge()
 
     # --- the event loop reads -------------------------------------------------------------
 
@@ -428,7 +352,7 @@ class Reader:
             self._read(self._poller.poll(0, _BATCH))
         finally:
             with self._lock.asked():
-                if self._next or not self._owing.owed:
+                if self._next or not self._table.owed:
                     self._disarm()
                 self._reader = 0
                 self._pass_on()
@@ -439,7 +363,7 @@ class Reader:
         def tick() -> None:
             with self._lock.asked():
                 # A thread that reads calls `ensure` when it leaves.
-                is_seen_to = self._armed or self._reader or not self._owing.owed
+                is_seen_to = self._armed or self._reader or not self._table.owed
                 if self._closing is not None or is_seen_to:
                     self._ticking = False
                 elif self._reads != reads:

@@ -77,12 +77,12 @@ def assess(
     touched = {call.wire: call for call in echoes}
     for slot in lost:
         for call in slot.sent.values():
-            if call is not None and not call.done:
+            if not call.done:
                 touched[call.wire] = call
     # Withdrawn from the survivors with the others: what no rank had begun.
     for slot in survivors:
         for wire, call in slot.sent.items():
-            if call is not None and call.shape is Shape.COLLECTIVE and wire > reached:
+            if not call.done and call.shape is Shape.COLLECTIVE and wire > reached:
                 touched[call.wire] = call
     loss = Loss()
     for wire in sorted(touched):

@@ -10,7 +10,7 @@ Guarded by the plane's lock.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from phalanx.runtime import (
     BUNDLE_LIMIT,
@@ -29,7 +29,7 @@ from .call import Shape
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from phalanx.runtime import Frame
+    from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
 
     from .call import Call
     from .rank import RankSlot, RankTable
@@ -38,43 +38,6 @@ if TYPE_CHECKING:
 _NOTHING = Payload.of(None)
 _PLENTY: Final = 16  # calls that a rank has been sent and not answered before more are kept
 _BATCH: Final = 16  # calls that are kept at most
-
-
-class Snapshots(Protocol):
-    """The checkpoint coordinator, as the call plane uses it.
-
-    Attributes:
-        limit: Seconds a rank may take to store its state; None for no limit.
-    """
-
-    @property
-    def limit(self) -> float | None:
-        """See above."""
-        ...
-
-    def is_locked(self) -> bool:
-        """Whether this thread holds its lock, which is taken under the plane's."""
-        ...
-
-    def mark(self, call: Call, ranks: Collection[int], size: int) -> Collection[int]:
-        """Return the ranks that are to store their state with *call*, which is being sent."""
-        ...
-
-    def hear(self, rank: int, frame: Frame) -> None:
-        """Take the state that *rank* has stored, or its error."""
-        ...
-
-    def answered(self, rank: int, wire: int) -> None:
-        """*rank* has answered the sending *wire*."""
-        ...
-
-    def abandon(self, wire: int) -> None:
-        """The sending *wire* is not answered by every rank."""
-        ...
-
-    def lose(self, ranks: Collection[int], *, everybody: bool) -> None:
-        """*ranks* are lost; their answers have been read."""
-        ...
 
 
 class Sender:
@@ -95,8 +58,7 @@ class Sender:
         self,
         table: RankTable,
         reader: Reader,
-        *,
-        snapshots: Snapshots | None,
+        snapshots: CheckpointCoordinator | None,
         on_refused: Callable[[RankSlot, int, OSError], None],
         on_busy: Callable[[float | None], None],
     ) -> None:
@@ -129,8 +91,8 @@ class Sender:
             flags |= Flag.STREAM
         call.asked = table.ranks if slots is table.all else tuple([slot.rank for slot in slots])
         table.owe(slots, wire, call)
-        if call.tap is not None:
-            call.tap.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in slots))
+        if call.probe is not None:
+            call.probe.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in slots))
         payloads = call.payloads
         limit = call.hang_after
         marked: Collection[int] = ()
@@ -151,8 +113,8 @@ class Sender:
         if limit is not None or not self.is_watched:
             self.is_watched = True
             self._on_busy(limit)
-        if call.tap is not None and any(len(slot.sent) > 1 for slot in slots):
-            call.tap.queued()
+        if call.probe is not None and any(len(slot.sent) > 1 for slot in slots):
+            call.probe.queued()
 
     def _send_one(
         self, call: Call, payload: Payload, slots: Sequence[RankSlot], flags: int

@@ -10,11 +10,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections import deque
+from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Self
 
-from phalanx.supervision import WouldDeadlock
+from phalanx.actors.signals.interrupts import uninterrupted
+from phalanx.runtime import Kind
+from phalanx.supervision import StreamNotTaken
 
 from .futures import waker
 from .reader import Ticket
@@ -22,12 +26,18 @@ from .reader import Ticket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from phalanx.runtime import Frame
+    from phalanx.runtime import Frame, Timer
 
     from .call import Call
     from .callbacks import CallbackThread
     from .plane import CallPlane
-    from .reader import Timer
+    from .rank import RankTable
+    from .reader import Reader
+    from .sender import Sender
+
+
+_GIVEN_UP = "the stream was closed: its consumer was cancelled, or has been collected"
+_PAUSE = 1.0  # seconds that a timer may be late before it counts as a pause of this process
 
 
 class StreamInbox:
@@ -43,12 +53,10 @@ class StreamInbox:
         since: When the last was taken, or the oldest of those that wait arrived.
         timer: Looks whether they wait for too long; None while none is known to wait.
         ticket: Done when there is news for the consumer; None if it does not wait.
-        wake: Called then, for a consumer in an asyncio loop.
     """
 
     __slots__ = (
-        *("granted", "items", "since", "take_within", "taken", "ticket", "timer", "wake"),
-        "window",
+        *("granted", "items", "since", "take_within", "taken", "ticket", "timer", "window"),
     )
 
     def __init__(self, window: int, take_within: float) -> None:
@@ -59,7 +67,6 @@ class StreamInbox:
         self.items: deque[tuple[int, Frame]] = deque()
         self.taken: dict[int, int] = {}
         self.ticket: Ticket | None = None
-        self.wake: Callable[[], None] | None = None
 
     def grant(self, rank: int) -> int | None:
         """Count an item of *rank* as taken; return how many may be made in all, if that changes.
@@ -73,7 +80,141 @@ class StreamInbox:
         return taken + self.window
 
 
-GIVEN_UP = "the stream was closed: its consumer was cancelled, or has been collected"
+class Streams:
+    """The open streams of one group. Guarded by the plane's lock, which callers' methods take.
+
+    Args:
+        on_untaken: See `CallPlane`.
+    """
+
+    def __init__(
+        self,
+        plane: CallPlane,
+        table: RankTable,
+        sender: Sender,
+        reader: Reader,
+        on_untaken: Callable[[Call], None],
+    ) -> None:
+        self._plane = plane
+        self._table = table
+        self._sender = sender
+        self._reader = reader
+        self._on_untaken = on_untaken
+        reader.on_nudge = self._end_abandoned
+        self._abandoned: deque[Call] = deque()  # their consumers were cancelled or collected
+
+    # --- consumers ------------------------------------------------------------------------
+
+    @uninterrupted
+    def take(
+        self, call: Call, wake: Callable[[], None] | None = None
+    ) -> tuple[int, Frame] | Ticket | None:
+        """Return the next item of *call*'s stream and its rank, or None after the last.
+
+        If none is there yet, returns a ticket that is done when there is news; or *wake* is called
+        then, on the thread that reads it.
+        """
+        inbox = call.stream
+        assert inbox is not None
+        with self._plane.lock.asked():
+            if inbox.items:
+                rank, frame = inbox.items.popleft()
+                inbox.since = self._plane.clock()
+                more = inbox.grant(rank)
+                slot = self._table.at(rank)
+                if more is not None and slot is not None and slot.sent.get(call.wire) is call:
+                    self._sender.say(slot, Kind.MORE, call.wire, more)
+                return rank, frame
+            if call.done:
+                return None
+            ticket = Ticket(wake)
+            self._expect(inbox, ticket)
+            self._reader.ensure()
+            return ticket
+
+    @uninterrupted
+    def abandon(self, call: Call) -> None:
+        """End *call*'s stream and drop its items."""
+        self._plane.abandon(call)
+        with self._plane.lock.asked():
+            assert call.stream is not None
+            call.stream.items.clear()
+
+    def abandon_later(self, call: Call) -> None:
+        """End *call*'s stream soon; takes no lock, so a finalizer may call it anywhere."""
+        self._abandoned.append(call)
+        self._reader.nudge()
+
+    @uninterrupted
+    def _end_abandoned(self) -> None:
+        """End the streams of `abandon_later`; on the thread that reads, without the lock."""
+        if self._abandoned:
+            with self._plane.lock.asked():
+                while self._abandoned:
+                    self._plane.withdraw(self._abandoned.popleft(), CancelledError(_GIVEN_UP))
+                self._plane.pump()
+
+    # --- the plane --------------------------------------------------------------------------
+
+    def keep(self, call: Call, rank: int, frame: Frame) -> None:
+        """Keep an item of *call* for its consumer."""
+        inbox = call.stream
+        if inbox is None:
+            frame.drop()  # no worker of ours sends one here
+            return
+        if not inbox.items:
+            inbox.since = self._plane.clock()
+        inbox.items.append((rank, frame))
+        if inbox.timer is None and inbox.ticket is None:
+            self._check_later(call, inbox)
+        self._expect(inbox, None)
+
+    def end(self, call: Call, inbox: StreamInbox) -> None:
+        """Close the generators of *call*, which is settled, and notify its consumer."""
+        begun = inbox.granted if len(call.asked) > 1 else 0
+        for slot in self._table:
+            if not slot.ended and slot.sent.get(call.wire) is call:
+                self._sender.say(slot, Kind.CLOSE, call.wire, begun)
+        if inbox.timer is not None:
+            inbox.timer.cancel()
+        self._expect(inbox, None)
+
+    def _expect(self, inbox: StreamInbox, ticket: Ticket | None) -> None:
+        """Have *ticket* fulfilled at the next news, and the former one now."""
+        former, inbox.ticket = inbox.ticket, ticket
+        if ticket is not None and ticket.wake is not None:
+            self._reader.watched += 1
+        if former is not None:
+            self._reader.watched -= former.wake is not None
+            self._reader.fulfil(former)
+
+    def _check_later(self, call: Call, inbox: StreamInbox) -> None:
+        if inbox.take_within < math.inf:
+            due = inbox.since + inbox.take_within
+            inbox.timer = self._plane.loop.call_at(due, lambda: self._check(call, inbox))
+
+    def _check(self, call: Call, inbox: StreamInbox) -> None:
+        """Close *call*'s stream if its items have not been taken in time."""
+        with self._plane.lock.asked():
+            if call.done or inbox.timer is None:
+                return
+            now = self._plane.clock()
+            if now - inbox.timer.at > _PAUSE:
+                inbox.since = now  # its consumer was paused like this thread
+            inbox.timer = None
+            if not inbox.items:
+                return
+            if now - inbox.since < inbox.take_within:
+                self._check_later(call, inbox)
+                return
+            msg = (
+                f"no item of the stream of {call.name} was taken for {inbox.take_within:g} s; it "
+                "kept its ranks from serving, and was closed: close streams (`with`), or set "
+                "take_within"
+            )
+            self._plane.withdraw(call, StreamNotTaken(msg))
+            self._plane.pump()
+        self._on_untaken(call)
 
 
 class ReplyStream:
@@ -100,13 +241,11 @@ class ReplyStream:
             Exception: the error that the stream ended with, once.
         """
         while not self._ended:
-            got = self._plane.take(self._call)
+            got = self._plane.streams.take(self._call)
             if got is None:
                 self._finish()
             elif isinstance(got, Ticket):
-                if self._callbacks.is_current():
-                    msg = f"waiting for {self._call.name} in a callback: no callback may wait"
-                    raise WouldDeadlock(msg)
+                self._callbacks.check_may_wait(f"waiting for {self._call.name}")
                 self._plane.check_may_enter(f"waiting for {self._call.name}", waits=True)
                 self._plane.wait(got, None)  # the call's deadline ends it
             else:
@@ -121,7 +260,7 @@ class ReplyStream:
         loop = asyncio.get_running_loop()
         while not self._ended:
             arrived: asyncio.Future[None] = loop.create_future()
-            got = self._plane.take(self._call, waker(loop, arrived))
+            got = self._plane.streams.take(self._call, waker(loop, arrived))
             if got is None:
                 self._finish()
             elif isinstance(got, Ticket):
@@ -131,7 +270,7 @@ class ReplyStream:
                     # The task was cancelled: a server's, say, whose client has gone. The stream may
                     # be part of a cycle, and its rank would wait for the garbage collector.
                     # Not `abandon`: a coroutine is closed by the collector too, on any thread.
-                    self._plane.abandon_later(self._call)
+                    self._plane.streams.abandon_later(self._call)
                     raise
             else:
                 return self._decoded(*got)
@@ -141,7 +280,7 @@ class ReplyStream:
         """End the stream: its generator is closed in every worker. Idempotent; does not wait."""
         if not self._ended:
             self._ended = True
-            self._plane.abandon_stream(self._call)
+            self._plane.streams.abandon(self._call)
 
     async def aclose(self) -> None:
         """See `close`."""
@@ -162,7 +301,7 @@ class ReplyStream:
     def __del__(self) -> None:
         if not self._ended and self._pid == os.getpid():  # a forked child's copy ends nothing
             # Collected on any thread, perhaps one that holds the plane's lock.
-            self._plane.abandon_later(self._call)
+            self._plane.streams.abandon_later(self._call)
 
     def _finish(self) -> None:
         self._ended = True
@@ -172,8 +311,8 @@ class ReplyStream:
 
     def _decoded(self, rank: int, frame: Frame) -> Any:
         item = frame.value()
-        if self._call.tap is not None:
-            item = self._call.tap.take(rank, item)
+        if self._call.probe is not None:
+            item = self._call.probe.take(rank, item)
         return item if self._call.rank is not None else (rank, item)
 
 

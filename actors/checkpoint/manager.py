@@ -82,7 +82,7 @@ class CheckpointManager:
     def _checkpoint(self) -> None:
         plane = self._group.plane
         with contextlib.suppress(Exception):  # the group is ending, or memory is short
-            plane.insert(checkpoint_call(plane))
+            plane.submit(checkpoint_call(plane), waits=False, at_once=True)
 
     def _publish_failure(self, rank: int, number: int, failure: RemoteFailure) -> None:
         now, error = time.monotonic(), failure.headline

@@ -28,7 +28,7 @@ from phalanx.actors.health.watchdog import Watchdog
 from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
-from phalanx.actors.signals.process_exit import living
+from phalanx.actors.signals.process_exit import open_executors
 from phalanx.actors.spec.results import Status
 from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
@@ -165,13 +165,15 @@ class Group:
         self._pid = os.getpid()
         self._lock = ReentrantLock()  # `request_end` does it once, and may be called within
         try:
-            self._before = None if named is None else living.claim(named, self, replace=replace)
+            self._before = (
+                None if named is None else open_executors.claim(named, self, replace=replace)
+            )
             self._build(runtime, parent, probe)
         except BaseException:
-            living.remove(self)
+            open_executors.remove(self)
             raise
         # Only now: from here on any thread may end it, and there is something to end.
-        living.add(self)
+        open_executors.add(self)
 
     def _build(self, runtime: Runtime | None, parent: Parent | None, probe: Probe | None) -> None:
         spec = self.spec
@@ -247,7 +249,7 @@ class Group:
             self.log.error("phalanx.callback_failed", exc_info=error)
 
     def _ended(self, release: Callable[[], None]) -> None:
-        living.remove(self)
+        open_executors.remove(self)
         self._unshow()
         release()
 
@@ -301,14 +303,9 @@ class Group:
 
     # --- inspection ---------------------------------------------------------------------
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a call would be accepted without blocking."""
-        return self.plane.has_room()
-
-    def room(self, wake: Callable[[], None]) -> object:
-        """See `CallPlane.room`."""
-        return self.plane.room(wake)
+    def has_room(self, wake: Callable[[], None] | None = None) -> bool:
+        """See `CallPlane.has_room`."""
+        return self.plane.has_room(wake)
 
     @property
     def is_failed(self) -> bool:
@@ -397,7 +394,7 @@ class Group:
         # No deadline of its own: each start has one, and so has the stop that follows a failed one.
         self.ready.wait()
         if self.closing:
-            living.stay_until_the_end()
+            open_executors.stay_until_the_end()
         error = self.start_error
         if self.view.phase in (Phase.CLOSING, Phase.ENDED) and error is not None:
             self.gone.wait(_TEARDOWN)
@@ -451,7 +448,7 @@ class Group:
         call = checkpoint_call(self.plane, next(self.numbers), timeout)
         call.under_hold = under_hold  # new calls are paused, and this one is not
         try:
-            self.plane.insert(call, first=under_hold)
+            self.plane.submit(call, waits=True)
             if not self.plane.wait(call, call.options.deadline):
                 self.plane.expire(call)
         except BaseException:
@@ -482,7 +479,7 @@ class Group:
                     raise TimeoutError(msg)
             self.check_open()
             try:
-                if not force and not self.plane.pause(deadline):
+                if not force and not self.plane.pauses.begin(deadline):
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
                 if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
@@ -496,7 +493,7 @@ class Group:
                         msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                         raise TimeoutError(msg)
             finally:
-                self.plane.resume()
+                self.plane.pauses.end()
             if plan.accepted:
                 return
             self.check_open()
@@ -510,11 +507,11 @@ class Group:
         self._check_may_wait("drain")
         self.check_open()
         try:
-            if not self.plane.pause(self._deadline(timeout), every_call=True):
+            if not self.plane.pauses.begin(self._deadline(timeout), every_call=True):
                 msg = f"calls are still without an outcome after {timeout:g} s"
                 raise TimeoutError(msg)
         finally:
-            self.plane.resume()
+            self.plane.pauses.end()
 
     # --- ending -------------------------------------------------------------------------
 
@@ -541,10 +538,10 @@ class Group:
             self._refuse()
             limit = self.clock() + self.spec.limits.stop.drain
             try:
-                if self.plane.pause(limit, every_call=True):
-                    self.plane.stay_paused()
+                if self.plane.pauses.begin(limit, every_call=True):
+                    self.plane.pauses.keep()
             finally:
-                self.plane.resume()
+                self.plane.pauses.end()
         self.request_close()
         if mine:
             return
@@ -555,7 +552,7 @@ class Group:
             self._await_end()
             raise
         finally:
-            living.release_signals()
+            open_executors.release_signals()
 
     def _await_end(self) -> None:
         """Wait until everything has been given back, and log what that waits for."""

@@ -1,4 +1,4 @@
-"""`WorkerBuilder`: what a worker is started with: sockets, output, seed, environment, title.
+"""`WorkerBuilder`: what a worker is started with: sockets, output, config, environment, title.
 
 Environment, working directory and variables are those of the moment of the start; what was opened
 for a worker that could not be equipped is closed.
@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from phalanx.actors.host.host import Reform, Restoring, Saving, Seed, host_spare, host_worker
+from phalanx.actors.host.host import (
+    Reform,
+    Restoring,
+    Saving,
+    WorkerConfig,
+    host_spare,
+    host_worker,
+)
 from phalanx.runtime import (
     Assignment,
     Boot,
@@ -132,8 +139,8 @@ class WorkerBuilder:
 
     def launch(self, worker: Worker, epoch: EpochSpec) -> LaunchSpec:
         """Return what the process of *worker* is started with, beside the way to it."""
-        seed = self._seed(worker, epoch, self._spec.factory)
-        boot = Boot(worker.rank, worker.incarnation, worker.epoch, host_worker, pickle.dumps(seed))
+        config = pickle.dumps(self._config(worker, epoch, self._spec.factory))
+        boot = Boot(worker.rank, worker.incarnation, worker.epoch, host_worker, config)
         env = self._environment(worker, epoch)
         return self._launch_in(worker, boot, env, self._title(worker, epoch))
 
@@ -150,7 +157,7 @@ class WorkerBuilder:
             rank=spare.rank,
             incarnation=spare.incarnation,
             epoch=spare.epoch,
-            blob=pickle.dumps(self._seed(spare, epoch, b"")),
+            blob=pickle.dumps(self._config(spare, epoch, b"")),
             env=self._environment(spare, epoch),
             cwd=_cwd(),
             title=self._title(spare, epoch),
@@ -167,7 +174,7 @@ class WorkerBuilder:
         payload = Payload.of(encode(order, "the order"))
         return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)
 
-    def _seed(self, worker: Worker, epoch: EpochSpec, factory: bytes) -> Seed:
+    def _config(self, worker: Worker, epoch: EpochSpec, factory: bytes) -> WorkerConfig:
         spec, layout, rank = self._spec, epoch.layout, worker.rank
         probe, checkpoints = self._group.probe, self._group.checkpoints
         saving = None
@@ -178,7 +185,7 @@ class WorkerBuilder:
         if restore_point is not None:
             restoring = Restoring(restore_point.spans, spread=restore_point.is_spread)
         assert worker.lease is not None
-        return Seed(
+        return WorkerConfig(
             factory=factory,
             keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
             labels=worker.labels,
@@ -191,7 +198,7 @@ class WorkerBuilder:
             decider=spec.pickled_decider,
             rendezvous=epoch.rendezvous,
             trace=epoch.trace,
-            witness=b"" if probe is None else probe.witness(rank, worker.incarnation),
+            probe=b"" if probe is None else probe.worker_probe(rank, worker.incarnation),
             saving=saving,
             restoring=restoring,
         )

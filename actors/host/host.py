@@ -1,7 +1,6 @@
 """The worker side: builds the user's object, runs its hooks and calls, stores and restores state.
 
-- The object is built and started once per incarnation.
-- The process group that it has joined is left when it stops.
+- The object is built and started once per incarnation, and leaves its process group at the stop.
 - Exceptions of hooks are logged; they do not hide the reason of the stop.
 """
 
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from phalanx.actors.observe.hooks import Witness
+    from phalanx.actors.observe.hooks import WorkerProbe
     from phalanx.actors.spec.layout import Layout
     from phalanx.runtime import Link, Payload, Rendezvous
     from phalanx.supervision import Decider, ExitReason
@@ -52,14 +51,14 @@ _MANY_MODULES = 100  # imported in a start: some tenths of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seed:
+class WorkerConfig:
     """The parameters of one incarnation; pickled by name.
 
     Attributes:
         factory: The pickled (class, args, kwargs), by value if they have no importable name;
             empty for a spare, which has it already.
         keywords: The pickled keyword arguments of this rank alone.
-        witness: The pickled `Witness`; empty for none.
+        probe: The pickled `WorkerProbe`; empty for none.
         decider: The user's pickled decider; empty for the default.
         trace: The context of the span of this start; empty for none.
     """
@@ -74,7 +73,7 @@ class Seed:
     coordinates: Mapping[str, int]
     devices: tuple[str, ...]
     rendezvous: Rendezvous | None
-    witness: bytes = b""
+    probe: bytes = b""
     decider: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
     saving: Saving | None = None
@@ -99,8 +98,7 @@ class Restoring:
     """Where a state lies in the file that follows on the control socket; pickled by name.
 
     Attributes:
-        spans: The (start, size) of the rank's own state, or those of all ranks there were.
-        spread: Whether they are those of all ranks, for `reshard`.
+        spans: The (start, size) of the rank's own state, or of all ranks' for `reshard` (*spread*).
     """
 
     spans: tuple[tuple[int, int], ...]
@@ -120,7 +118,7 @@ class Reform:
     env: Mapping[str, str]
 
 
-class Recipe:
+class WorkerFactory:
     """The user's class and arguments: unpickled once, which imports their modules."""
 
     def __init__(self, factory: bytes) -> None:
@@ -130,17 +128,14 @@ class Recipe:
     def prepare(self) -> None:
         """Build the object now and run `on_standby`, if its class has that hook."""
         if self._cls.on_standby is not WorkerActor.on_standby:
-            made: WorkerActor = self._cls(*self._args, **self._kwargs)
-            made.on_standby()
-            self._made = made
+            self._made = self._cls(*self._args, **self._kwargs)
+            self._made.on_standby()
 
     def build(self, keywords: bytes) -> WorkerActor:
         """Return the object."""
-        if self._made is not None:
-            return self._made
-        own = pickle.loads(keywords)
-        made: WorkerActor = self._cls(*self._args, **{**self._kwargs, **own})
-        return made
+        if self._made is None:
+            self._made = self._cls(*self._args, **{**self._kwargs, **pickle.loads(keywords)})
+        return self._made
 
 
 class WorkerHost:
@@ -148,31 +143,31 @@ class WorkerHost:
 
     def __init__(
         self,
-        seed: Seed,
+        config: WorkerConfig,
         context: WorkerContext,
-        recipe: Recipe | None = None,
+        factory: WorkerFactory | None = None,
         link: Link | None = None,
     ) -> None:
-        self._seed = seed
+        self._config = config
         self._link = link
         self._context = context
-        self._recipe = recipe
+        self._factory = factory
         self._actor: WorkerActor | None = None
         self._decider: Decider | None = None
-        self._witness: Witness | None = None
+        self._probe: WorkerProbe | None = None
         self._telemetry = Telemetry()
-        if seed.witness and link is not None:
-            self._witness = pickle.loads(seed.witness)
+        if config.probe and link is not None:
+            self._probe = pickle.loads(config.probe)
             self._board = Board(link.fds["board"])
 
     @property
     def after_reply(self) -> Callable[[], None] | None:
-        """Called when a call has been answered; None without a witness."""
-        return None if self._witness is None else self._witness.after_reply
+        """Called when a call has been answered; None without a probe."""
+        return None if self._probe is None else self._probe.after_reply
 
     def start(self) -> None:
         """Build the user's object and run `on_start`."""
-        token = within(self._seed.trace)
+        token = within(self._config.trace)
         try:
             self._start()
         finally:
@@ -181,17 +176,17 @@ class WorkerHost:
 
     def _start(self) -> None:
         known = set(sys.modules)
-        recipe = Recipe(self._seed.factory) if self._recipe is None else self._recipe
-        actor = recipe.build(self._seed.keywords)
+        factory = WorkerFactory(self._config.factory) if self._factory is None else self._factory
+        actor = factory.build(self._config.keywords)
         actor.ctx = self._context
         self._actor = actor
         try:
-            if self._witness is not None:
-                self._witness.woke(self._context, kept=False)
+            if self._probe is not None:
+                self._probe.woke(self._context, kept=False)
             actor.on_start(self._context)
             self._report_imports(set(sys.modules) - known)
-            if self._seed.restoring is not None:
-                self._restore(actor, self._seed.restoring)
+            if self._config.restoring is not None:
+                self._restore(actor, self._config.restoring)
         except Exception as error:
             self.end_copy()
             self.fail(error)
@@ -227,27 +222,27 @@ class WorkerHost:
 
     def save(self, call_id: int) -> Payload:
         """Store what `checkpoint` returns; return the message for the driver."""
-        seed = self._seed
-        assert seed.saving is not None
+        config = self._config
+        assert config.saving is not None
         assert self._actor is not None
         try:
             state = encode(self._actor.checkpoint(), "what checkpoint() returned")
         finally:
             self.end_copy()
         stamp = Stamp(
-            number=seed.saving.base + call_id,
-            rank=seed.rank,
-            world_size=seed.world_size,
+            number=config.saving.base + call_id,
+            rank=config.rank,
+            world_size=config.world_size,
             incarnation=self._context.incarnation,
             at=time.time(),
         )
-        return store_snapshot(state, stamp, seed.saving.folder)
+        return store_snapshot(state, stamp, config.saving.folder)
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""
         try:
-            if self._witness is not None:
-                return self._witness.invoke(self._run, method, args, kwargs, self._board.begun)
+            if self._probe is not None:
+                return self._probe.invoke(self._run, method, args, kwargs, self._board.begun)
             return self._run(method, args, kwargs)
         finally:
             self.end_copy()
@@ -316,8 +311,8 @@ class WorkerHost:
         assert self._actor is not None
         if self._link is not None:
             self._link.tell(Kind.LEFT)
-        if self._witness is not None:
-            self._witness.woke(context, kept=True)
+        if self._probe is not None:
+            self._probe.woke(context, kept=True)
         try:
             self._actor.on_reform(context)
         finally:
@@ -336,13 +331,13 @@ class WorkerHost:
     def judge(self, error: BaseException) -> Directive:
         """Return the decider's directive for an error of a method; *resume* if it has none."""
         if self._decider is None:
-            own = self._seed.decider
+            own = self._config.decider
             self._decider = cast("Decider", pickle.loads(own)) if own else RESUME_UNLESS_BROKEN
 
         def failed(raised: BaseException) -> None:
             self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=raised)
 
-        directive = self._decider.directive(error, str(self._seed.rank), failed=failed)
+        directive = self._decider.directive(error, str(self._config.rank), failed=failed)
         return Directive.RESUME if directive is None else directive
 
     def note_foreign(self) -> None:
@@ -368,37 +363,37 @@ def _root(name: str, new: set[str]) -> str:
 
 def host_spare(factory: bytes, link: Link) -> WorkerHost:
     """Prepare the object of *factory*, wait for the assignment of a rank; return its host."""
-    recipe = Recipe(factory)
+    made = WorkerFactory(factory)
     try:
-        recipe.prepare()
+        made.prepare()
     finally:
         if os.getpid() != link.pid:
             os._exit(1)  # a copy that `on_standby` has forked
-    return host_worker(await_assignment(link).blob, link, recipe)
+    return host_worker(await_assignment(link).blob, link, made)
 
 
-def host_worker(blob: bytes, link: Link, recipe: Recipe | None = None) -> WorkerHost:
-    """Return the host for the `Seed` in *blob*."""
-    seed: Seed = pickle.loads(blob)
-    if recipe is not None:
-        _check_unstarted(seed.devices)
-    land_on(seed.devices[0])
+def host_worker(blob: bytes, link: Link, factory: WorkerFactory | None = None) -> WorkerHost:
+    """Return the host for the `WorkerConfig` in *blob*."""
+    config: WorkerConfig = pickle.loads(blob)
+    if factory is not None:
+        _check_unstarted(config.devices)
+    land_on(config.devices[0])
     context = WorkerContext(
-        group=seed.labels.group,
-        rank=seed.rank,
-        local_rank=seed.local_rank,
-        world_size=seed.world_size,
-        layout=seed.layout,
-        coordinates=seed.coordinates,
-        devices=seed.devices,
+        group=config.labels.group,
+        rank=config.rank,
+        local_rank=config.local_rank,
+        world_size=config.world_size,
+        layout=config.layout,
+        coordinates=config.coordinates,
+        devices=config.devices,
         epoch=link.epoch,
         incarnation=link.incarnation,
-        rendezvous=seed.rendezvous,
-        log=worker_logger(link.fds["log"], seed.labels),
+        rendezvous=config.rendezvous,
+        log=worker_logger(link.fds["log"], config.labels),
         _lock_file=link.fds["locks"],
         _link=link,
     )
-    return WorkerHost(seed, context, recipe, link)
+    return WorkerHost(config, context, factory, link)
 
 
 def _check_unstarted(devices: tuple[str, ...]) -> None:

@@ -17,7 +17,7 @@ from phalanx.supervision import SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from phalanx.actors.calls.call import CallTap
+    from phalanx.actors.calls.call import Call
     from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.context import WorkerContext
     from phalanx.actors.spec.options import ExecutorSpec
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")
 """The points at which faults can be injected.
 
-*running* and *after_reply* are passed in the worker (`Witness`), *before_send* and *queued* by a
-call (`CallTap`), *restarting* and *closing* by its group (`GroupProbe`).
+*running* and *after_reply* are passed in the worker (`WorkerProbe`), *before_send* and *queued* by
+a call (`CallProbe`), *restarting* and *closing* by its group (`GroupProbe`).
 """
 
 
@@ -43,14 +43,51 @@ class GroupProbe(Protocol):
         """
         ...
 
-    def tap(
+    def call_probe(
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
-    ) -> CallTap:
+    ) -> CallProbe:
         """Return the observer of a call that is being made."""
         ...
 
-    def witness(self, rank: int, incarnation: int) -> bytes:
-        """Return the pickled `Witness` for a worker that is being started."""
+    def worker_probe(self, rank: int, incarnation: int) -> bytes:
+        """Return the pickled `WorkerProbe` for a worker that is being started."""
+        ...
+
+
+class CallProbe(Protocol):
+    """Observes one call, in the driver.
+
+    Its methods are quick and raise nothing; `before_send`, `queued` and `settled` run under the
+    plane's lock.
+    """
+
+    @property
+    def method(self) -> Any:
+        """What travels to the workers in place of the method."""
+        ...
+
+    def issued(self, call: Call) -> None:
+        """The call is about to be accepted."""
+        ...
+
+    def raised(self, error: BaseException) -> None:
+        """The caller gets *error*: the call was not accepted, or is abandoned."""
+        ...
+
+    def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
+        """The call is about to be sent to these (rank, incarnation)."""
+        ...
+
+    def queued(self) -> None:
+        """A rank has the call behind others."""
+        ...
+
+    def settled(self, call: Call) -> None:
+        """The call has its outcome."""
+        ...
+
+    def take(self, rank: int, value: Any) -> Any:
+        """Return the method's value, given what *rank* answered."""
         ...
 
 
@@ -66,7 +103,7 @@ class Probe(Protocol):
         ...
 
 
-class Witness(Protocol):
+class WorkerProbe(Protocol):
     """Observes one worker, from within; pickled in the driver, by name or by value."""
 
     after_reply: Callable[[], None] | None
@@ -84,7 +121,7 @@ class Witness(Protocol):
         kwargs: Mapping[str, Any],
         wire: int,
     ) -> Any:
-        """Run one call, of number *wire*, with what `CallTap.method` put in place of its method."""
+        """Run one call, of number *wire*; `CallProbe.method` stands in place of its method."""
         ...
 
 

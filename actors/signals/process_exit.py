@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from phalanx.actors.group.handle import Group
 
 
-class _Living:
+class _OpenExecutors:
     """The executors of this process that are not closed.
 
     Attributes:
@@ -41,7 +41,6 @@ class _Living:
         self._pid = os.getpid()
         self._all: dict[int, Group] = {}
         self._named: dict[str, Group] = {}
-        self._handling = False
         self._forking = threading.local()
         self.terminates = False
 
@@ -76,7 +75,9 @@ class _Living:
         """Note that *one* lives."""
         with self._lock.asked():
             self._all[id(one)] = one
-            self._take_signal()
+            is_main = threading.current_thread() is threading.main_thread()
+            if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                signal.signal(signal.SIGTERM, _on_sigterm)
 
     def remove(self, one: Group) -> None:
         """Note that *one* has ended, or could not be built."""
@@ -93,8 +94,7 @@ class _Living:
             return
         with self._lock.asked():
             if not self._all:
-                self._give_signal_back()
-                interrupts.uninstall()
+                _release_signals()
 
     def end_all(self, *, drains: bool) -> None:
         """End every one, all at the same time. Ctrl-C meanwhile kills them."""
@@ -121,10 +121,10 @@ class _Living:
             raise
 
     def before_fork(self) -> None:
-        """Hold SIGTERM back while the user forks.
+        """Block SIGTERM while the user forks.
 
-        A child drops what its parent's handler was told of before it runs: `multiprocessing`, which
-        ends children by SIGTERM, would wait for ever for one that it ends so early.
+        The interpreter drops signals in a child that its parent's handler was to be called for.
+        `multiprocessing`, which ends children by SIGTERM, would wait for ever for such a child.
         """
         self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 
@@ -138,61 +138,43 @@ class _Living:
         self._pid = os.getpid()
         self._all = {}
         self._named = {}
-        self._give_signal_back()
-        interrupts.uninstall()
+        _release_signals()
         self.after_fork()
 
-    def _take_signal(self) -> None:
-        if self._handling or threading.current_thread() is not threading.main_thread():
-            return
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-            signal.signal(signal.SIGTERM, _on_sigterm)
-            self._handling = True
 
-    def _give_signal_back(self) -> None:
-        if not self._handling:
-            return
-        if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._handling = False
+def _release_signals() -> None:
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    interrupts.uninstall()
 
 
-living = _Living()
+open_executors = _OpenExecutors()
 os.register_at_fork(
-    before=living.before_fork,
-    after_in_parent=living.after_fork,
-    after_in_child=living.begin_anew,
+    before=open_executors.before_fork,
+    after_in_parent=open_executors.after_fork,
+    after_in_child=open_executors.begin_anew,
 )
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # one is enough
-    living.terminates = True
+    open_executors.terminates = True
     threading.Thread(target=_terminate, name="phalanx-sigterm", daemon=True).start()
 
 
 def _terminate() -> None:
     try:
-        living.end_all(drains=True)
+        open_executors.end_all(drains=True)
     finally:
-        _end_by_sigterm()
+        import ctypes  # noqa: PLC0415  # only on the way out
 
-
-def _end_by_sigterm() -> None:
-    # Only the main thread may set a handler, and it may be busy for long. The default action is
-    # what `os.kill` would bring about; the exit status is the same.
-    _default_action(signal.SIGTERM)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(1)
-    os._exit(128 + signal.SIGTERM)  # PID 1 of a container: the kernel spares it
-
-
-def _default_action(number: int) -> None:
-    import ctypes  # noqa: PLC0415  # only on the way out
-
-    ctypes.CDLL(None).signal(int(number), None)  # SIG_DFL; from any thread
+        # Only the main thread may set a handler by `signal.signal`, and it may be busy for long.
+        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1)
+        os._exit(128 + signal.SIGTERM)  # PID 1 of a container: the kernel spares it
 
 
 @atexit.register
 def _at_exit() -> None:
-    living.end_all(drains=False)
+    open_executors.end_all(drains=False)

@@ -120,7 +120,7 @@ class ObservedGroup:
         self.shared = shared
         self._write = probe.journal.write
 
-    def tap(
+    def call_probe(
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
     ) -> ObservedCall:
         """Observe a call that is being made."""
@@ -128,7 +128,7 @@ class ObservedGroup:
         call = InstrumentedCall(self.probe.next_call(), method, is_stream, commands)
         return ObservedCall(self, name, call)
 
-    def witness(self, rank: int, incarnation: int) -> bytes:
+    def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the probe of a worker, pickled."""
         start = self.probe.nemesis.start_commands(self, rank) if incarnation > 1 else ()
         folder = str(self.probe.folder)
@@ -182,7 +182,7 @@ class ObservedGroup:
 
 
 class ObservedCall:
-    """One call. A `CallTap`."""
+    """One call. A `CallProbe`."""
 
     def __init__(self, group: ObservedGroup, name: str, method: InstrumentedCall) -> None:
         self.method = method

@@ -84,7 +84,7 @@ class ProbedWorker:
 
 
 class WorkerProbe:
-    """Observes one incarnation of one rank, from within. A `Witness`."""
+    """Observes one incarnation of one rank, from within. A `WorkerProbe`."""
 
     def __init__(self, *worker: Any) -> None:
         self._worker = ProbedWorker(*worker)

@@ -402,7 +402,7 @@ def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
     held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
     thread = start_thread(ex.resize, 3)
     scattered: Any = None
-    while scattered is None or not ex._group.plane.pauses:
+    while scattered is None or not ex._group.plane.holds:
         scattered = scattered or ex.scatter("echo", args=[("a",), ("b",)], non_block=True)
         time.sleep(0.001)
     gate.touch()

@@ -264,7 +264,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     outcome = handle(acts[what])
 
     def strike() -> None:
-        wait_until(lambda: executor._group.plane._pauses)
+        wait_until(lambda: executor._group.plane.pauses._threads)
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: outcome)
         gate.touch()
@@ -604,13 +604,13 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
 SIGTERM = """
 import os, signal, time
 from phalanx import Executor, WorkerActor
-from phalanx.actors.signals.process_exit import living
+from phalanx.actors.signals.process_exit import open_executors
 
 class Raises:
     def end(self, *, drains):
         raise OSError("no thread")
 
-living.add(Raises())
+open_executors.add(Raises())
 os.kill(os.getpid(), signal.SIGTERM)
 time.sleep(50)
 """

@@ -450,7 +450,7 @@ def test_calls_to_a_rank_that_a_resize_takes_away_end(make: Make, tmp_path: Path
     ex = make(LateAgain, 3, args=(str(again),))
     held = ex.call("gated", args=(str(gate),), non_block=True, rank=0)
     resizing = start_thread(ex.resize, 1)
-    wait_until(lambda: ex._group.plane.pauses)
+    wait_until(lambda: ex._group.plane.holds)
     queued = [
         ex.call("rank", non_block=True, rank=2),
         ex.scatter("echo", args=[(0,), (1,), (2,)], non_block=True),
@@ -547,7 +547,7 @@ def test_drain_waits_for_calls_that_wait_for_a_restart(make: Make, gate: Path) -
 def test_drain_waits_for_what_waits_for_a_planned_restart(make: Make, gate: Path) -> None:
     ex = make(LateAgain, 1, args=(str(gate),), limits=Limits(stopped=None))
     restarting = start_thread(ex.restart)
-    wait_until(lambda: ex._group.plane.pauses)
+    wait_until(lambda: ex._group.plane.holds)
     last = ex.collective_rpc("rank", non_block=True)
 
     assert_drained_with(ex, last, gate)
@@ -613,7 +613,7 @@ def test_of_two_drains_at_once_one_may_give_up(make: Make, gate: Path) -> None:
     with pytest.raises(TimeoutError):
         ex.drain(0.05)
 
-    assert ex._group.plane.pauses == 0
+    assert ex._group.plane.holds == 0
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]
@@ -624,12 +624,12 @@ def test_of_two_that_keep_calls_back_the_last_lets_them_go(make: Make, gate: Pat
     ex = make(world_size=1)
     busy = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
     first = start_thread(ex.restart)
-    wait_until(lambda: ex._group.plane.pauses)
+    wait_until(lambda: ex._group.plane.holds)
 
     with pytest.raises(TimeoutError, match="nothing was changed"):
         ex.restart(timeout=0.05)
 
-    assert ex._group.plane.pauses == 1
+    assert ex._group.plane.holds == 1
     gate.touch()
     first.join(30)
     assert busy.result(30) == [None]
