@@ -122,7 +122,7 @@ class Call:
         probe: Observer for fault injection; else None.
         span: Its OpenTelemetry span, if it is traced; else None.
         snapshots: The snapshots that it has begun, if it was made to take one; else None.
-        under_hold: Whether it is sent while dispatch is paused.
+        under_hold: Whether it is sent while dispatch is paused, before the calls that wait.
     """
 
     # Slots, tuples for empty lists, plain assignments: a pipeline makes thousands of these.

@@ -191,10 +191,8 @@ class CallPlane:
 
     # --- callers: one call ----------------------------------------------------------------
 
-    def submit(
-        self, call: Call, *, waits: bool, at_once: bool = False, first: bool = False
-    ) -> None:
-        """Accept *call*: send it, or queue it, before the others if it is to be *first*.
+    def submit(self, call: Call, *, waits: bool, at_once: bool = False) -> None:
+        """Accept *call*: send it, or queue it.
 
         If the caller *waits* for the call itself, or with *at_once*, it is queued however many are;
         else this blocks, up to the call's deadline, while the queue is full.
@@ -206,7 +204,7 @@ class CallPlane:
         """
         if call.probe is not None:
             call.probe.issued(call)
-        while (place := self._accept(call, waits or at_once, waits, first)) is not None:
+        while (place := self._accept(call, waits or at_once, waits)) is not None:
             admitted = False
             try:
                 self.check_may_enter(call.name, waits=True)
@@ -220,7 +218,7 @@ class CallPlane:
                 raise call.timed_out()
 
     @uninterrupted
-    def _accept(self, call: Call, beyond: bool, waits: bool, first: bool) -> Ticket | None:
+    def _accept(self, call: Call, beyond: bool, waits: bool) -> Ticket | None:
         """Send or queue *call* and return None; or return a ticket for a place in the queue."""
         queue = self._queue
         with self.lock.unasked:
@@ -231,7 +229,7 @@ class CallPlane:
                     return queue.block()
                 if self.arena.is_warm and self._trimmer is None:
                     self._trimmer = self.loop.call_at(self.clock() + ARENA_IDLE, self._trim)
-                queue.add(call, first=first)
+                queue.add(call)
                 self.pump()
                 if not waits:
                     self._reader.ensure()

@@ -65,9 +65,9 @@ class CallQueue:
             return len(self) >= self._depth
         return len(self.everyone) >= self._depth
 
-    def add(self, call: Call, *, first: bool) -> None:
-        """Append *call*, or put it *first*."""
-        if first:
+    def add(self, call: Call) -> None:
+        """Append *call*; put one that is sent in a pause first."""
+        if call.under_hold:
             self._queue(call).appendleft(call)
         elif call.shape is _COLLECTIVE:
             self.everyone.append(call)
