@@ -39,7 +39,7 @@ from .call import Shape
 from .desync import DesyncMonitor
 from .pauses import Pauses
 from .queue import CallQueue
-from .rank import Progress, RankSlot, RankTable, Running
+from .rank import Progress, RankSlot, RankTable
 from .reader import Reader, spin_time
 from .recovery import assess
 from .sender import Sender
@@ -383,7 +383,7 @@ class CallPlane:
         with self.lock.asked():
             slot = self._table.find(rank, incarnation)
             if slot is None:
-                return Progress()
+                return Progress(rank, incarnation)
             self._is_open = False  # before its answers make room for further calls
             self._drain(slot)
             return slot.progress(self.clock())
@@ -398,18 +398,18 @@ class CallPlane:
                 self._drain(slot)
             return self._desyncs.diagnose(wire)
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[Progress]:
         """Read what the ranks have written; return those that owe answers.
 
         If there are none, *on_busy* is called when there are again.
         """
         with self.lock.asked():
-            found: list[Running] = []
+            found: list[Progress] = []
             for slot in self._table:
                 owed = len(slot.sent)
                 if owed:
                     self._drain(slot)
-                    found.append(slot.running(spoke=len(slot.sent) != owed))
+                    found.append(slot.progress(self.clock(), spoke=len(slot.sent) != owed))
             self._sender.is_watched = bool(found)
             return found
 

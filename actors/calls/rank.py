@@ -20,16 +20,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
-    """A rank that owes answers, and the call it is in.
+class Progress:
+    """What a rank is doing, or was doing when it died.
 
     Attributes:
-        method: What it runs; empty for nothing.
-        limit: For how many seconds it may; None for no limit.
+        method: The call it has begun and not ended; empty for none.
+        limit: For how many seconds it may run that; None for no limit.
         shortest: The least limit of any call it has been sent; None for none.
         began: When it began that, in seconds on the monotonic clock; 0.0 for nothing, and for a
             stream that waits for its consumer.
         spoke: Whether unread messages of it were there, so that it has just become free.
+        running: For how many seconds it has run that; None if *began* is 0.0.
+        call: That call's number; None for none.
+        served: Calls this incarnation has ended.
+        queued: Calls sent to it and not begun.
+        abandoned: Whether that call has been settled without it.
     """
 
     rank: int
@@ -39,24 +44,8 @@ class Running:
     shortest: float | None = None
     began: float = 0.0
     spoke: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """What a rank is doing, or was doing when it died.
-
-    Attributes:
-        method: The call it had begun and not ended, or None.
-        call: That call's number.
-        running: For how long, in seconds.
-        served: Calls this incarnation has ended.
-        queued: Calls sent to it and not begun.
-        abandoned: Whether that call has been settled without it.
-    """
-
-    method: str | None = None
-    call: int | None = None
     running: float | None = None
+    call: int | None = None
     served: int = 0
     queued: int = 0
     abandoned: bool = False
@@ -64,10 +53,8 @@ class Progress:
     @property
     def doing(self) -> str:
         """That as a text; empty for no call."""
-        if self.method is None:
-            return ""
         what = f"an abandoned call, {self.method}," if self.abandoned else self.method
-        return what if self.running is None else f"{what} for {self.running:.1f} s"
+        return what if self.running is None or not what else f"{what} for {self.running:.1f} s"
 
 
 @dataclass(slots=True)
@@ -105,39 +92,29 @@ class RankSlot:
         """Whether it has left the method of the call *wire*; its answer may be under way."""
         return wire not in self.sent or wire <= self.channel.board.finished
 
-    def progress(self, now: float) -> Progress:
-        """Return what it is doing *now*, or was doing when it died."""
+    def progress(self, now: float, *, spoke: bool = False) -> Progress:
+        """Return what it is doing *now*, or was doing when it died; see `Progress.spoke`."""
         board = self.channel.board
-        begun, running = board.begun, board.begun > board.finished
-        call = self.sent.get(begun) if running else None
-        name = None if call is None else call.name
-        return Progress(
-            method=name if name is None or board.saving != begun else f"checkpoint behind {name}",
-            call=None if call is None else call.seq,
-            abandoned=call is not None and call.done,
-            running=now - board.begun_at if running and board.begun_at else None,
-            served=board.served,
-            queued=sum(1 for wire in self.sent if wire > begun),
-        )
-
-    def running(self, *, spoke: bool) -> Running:
-        """Return the call it is in; see `Running.spoke`."""
-        board = self.channel.board
-        wire, idle = board.begun, board.begun <= board.finished
-        call = self.sent.get(wire)
+        begun, runs = board.begun, board.begun > board.finished
+        began = board.begun_at if runs else 0.0
+        call = self.sent.get(begun) if runs else None
         method, limit = ("", None) if call is None else (call.name, call.hang_after)
-        if board.saving == wire:
+        if runs and board.saving == begun:
             method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
-        began = 0.0 if idle else board.begun_at
         limits = [self.saving_limit, *[each.hang_after for each in self.sent.values()]]
-        return Running(
+        return Progress(
             self.rank,
             self.incarnation,
-            "" if idle else method,
+            method,
             limit if began else None,  # a stream that waits for its consumer has no limit
             min((each for each in limits if each is not None), default=None),
             began,
             spoke,
+            running=now - began if began else None,
+            call=None if call is None else call.seq,
+            served=board.served,
+            queued=sum(1 for wire in self.sent if wire > begun),
+            abandoned=call is not None and call.done,
         )
 
 

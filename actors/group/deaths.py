@@ -170,7 +170,7 @@ def report_on(
     status = worker.process.status
     last = worker.last_lines()
     call = None
-    if progress.method is not None and progress.call is not None:
+    if progress.call is not None:
         call = CallInProgress(
             method=progress.method,
             call_id=progress.call,
@@ -333,7 +333,13 @@ class Deaths:
     def report_spare(self, spare: Worker) -> CrashReport:
         """Return the report on *spare*, whose end is no failure of the group; `file` it."""
         decided = Decided("replace the spare", "its death is no failure of the group")
-        return report_on(spare, reason_of(spare), Progress(), decided, self._group.clock())
+        return report_on(
+            spare,
+            reason_of(spare),
+            Progress(spare.rank, spare.incarnation),
+            decided,
+            self._group.clock(),
+        )
 
     def file(self, report: CrashReport) -> None:
         """Tell of a death, and keep its report where there is a folder for that."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from concurrent.futures import Future
 
-    from phalanx.actors.calls.rank import Running
+    from phalanx.actors.calls.rank import Progress
     from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.results import RankInfo
 
@@ -99,7 +99,7 @@ def _ping(_worker: object) -> None:
 
 def _diagnose(
     info: RankInfo | None,
-    running: Running | None,
+    running: Progress | None,
     before: Vitals,
     pulse: Pulse | None,
     now: float,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.actors.calls.rank import Running
+from phalanx.actors.calls.rank import Progress
 from phalanx.runtime import Pulse, Vitals
 from phalanx.supervision import Phase, RankState
 
@@ -48,7 +48,7 @@ class Suspect:
 
 def find_hung(
     suspects: Sequence[Suspect],
-    others: Sequence[Running],
+    others: Sequence[Progress],
     replies: Mapping[int, Pulse | None],
 ) -> dict[int, str]:
     """Return the ranks to end, each with why.
@@ -100,7 +100,7 @@ class HealthMonitor:
         self._shutdown = shutdown
         self._state = state
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[HeartbeatRequest, list[Suspect], list[Running]]] = {}
+        self._open: dict[int, tuple[HeartbeatRequest, list[Suspect], list[Progress]]] = {}
 
     # --- limits of starts, ends and re-forms --------------------------------------------
 
@@ -174,14 +174,14 @@ class HealthMonitor:
     def check_limits(self, due: float) -> None:
         """Suspect the ranks that are past their limits; the check was *due* then."""
 
-        def is_stopped(running: Running) -> bool:
+        def is_stopped(running: Progress) -> bool:
             return _is_stopped(self._membership.find(running.rank, running.incarnation))
 
         running = self._plane.running()
         current = {each.rank: each for each in self._membership.current()}
         arriving = {rank: each for rank, each in current.items() if self._arrives(each)}
         watched = [each for each in running if each.rank not in arriving]
-        watched += [Running(each.rank, each.incarnation) for each in arriving.values()]
+        watched += [Progress(each.rank, each.incarnation) for each in arriving.values()]
         suspects: list[Suspect] = []
         now = self._group.clock()
         for rank, why in self._watchdog.judge(due, watched, is_stopped, now):
@@ -230,7 +230,7 @@ class HealthMonitor:
             return False
         return not worker.ready or self._is_reforming(worker.rank)
 
-    def _runs_on(self, worker: Worker, rank: Running) -> bool:
+    def _runs_on(self, worker: Worker, rank: Progress) -> bool:
         """Whether *worker* is still in the same call, and subject to its limit."""
         if worker.asked or self._is_reforming(rank.rank):
             return False
@@ -240,7 +240,7 @@ class HealthMonitor:
 
     # --- examination --------------------------------------------------------------------
 
-    def _examine(self, suspects: Sequence[Suspect], running: Sequence[Running] = ()) -> None:
+    def _examine(self, suspects: Sequence[Suspect], running: Sequence[Progress] = ()) -> None:
         """Request heartbeats of *suspects* and of the others *running*; `_conclude` follows."""
         known = [each.worker for _, suspected, _ in self._open.values() for each in suspected]
         new = [each for each in suspects if each.worker not in known]
@@ -266,7 +266,7 @@ class HealthMonitor:
         request.close()
         there = [each for each in suspects if not each.worker.released and each.worker.process]
         workers = {each.worker.rank: each.worker for each in there}
-        here: list[Running] = []
+        here: list[Progress] = []
         for each in others:
             worker = self._membership.find(each.rank, each.incarnation)
             if worker is not None and worker.process is not None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from phalanx.actors.calls.rank import Running
+    from phalanx.actors.calls.rank import Progress
     from phalanx.runtime import EventLoop, Timer
 
 
@@ -51,10 +51,10 @@ class Watchdog:
     def judge(
         self,
         due: float,
-        running: Iterable[Running],
-        is_stopped: Callable[[Running], bool],
+        running: Iterable[Progress],
+        is_stopped: Callable[[Progress], bool],
         now: float,
-    ) -> list[tuple[Running, str]]:
+    ) -> list[tuple[Progress, str]]:
         """Return the ranks past their limits, each with why; schedule the next check.
 
         *due* is when this one was to be.
@@ -62,7 +62,7 @@ class Watchdog:
         if now - due > _PAUSE:
             self._resumed = now
             self._stopped.clear()
-        hung: list[tuple[Running, str]] = []
+        hung: list[tuple[Progress, str]] = []
         stopped: dict[tuple[int, int], float] = {}
         checks: list[float] = []
         for rank in running:

@@ -67,12 +67,11 @@ def _rank(info: RankInfo, progress: Progress | None) -> RankStatus:
     )
     if progress is None:
         return known
-    method = progress.method or ""
     return replace(
         known,
         served=progress.served,
         owed=progress.queued + (progress.running is not None),
-        method=f"{method} (abandoned)" if progress.abandoned else method,
+        method=f"{progress.method} (abandoned)" if progress.abandoned else progress.method,
         running_for=progress.running or 0.0,
     )
 

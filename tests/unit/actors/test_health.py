@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from phalanx.actors.calls.rank import Running
+from phalanx.actors.calls.rank import Progress
 from phalanx.actors.health.monitor import Suspect, find_hung
 from phalanx.actors.health.watchdog import Watchdog
 from phalanx.runtime import Pulse
@@ -40,7 +40,7 @@ def watchdog(timers: Timers) -> Watchdog:
 def judge(
     watchdog: Watchdog,
     now: float,
-    running: Running,
+    running: Progress,
     *,
     due: float | None = None,
     stopped: bool = False,
@@ -49,8 +49,8 @@ def judge(
     return [how for _, how in watchdog.judge(due, [running], lambda _: stopped, now)]
 
 
-def in_call(began: float, limit: float | None = 5.0, **rest: Any) -> Running:
-    return Running(0, 1, "forward", limit, limit, began, **rest)
+def in_call(began: float, limit: float | None = 5.0, **rest: Any) -> Progress:
+    return Progress(0, 1, "forward", limit, limit, began, **rest)
 
 
 def test_a_call_is_over_its_limit_when_that_has_passed_since_it_began(watchdog: Watchdog) -> None:
@@ -117,18 +117,18 @@ def suspect(rank: int, *, in_call: bool = True) -> Suspect:
         ([0, 1], [], {0: WAITS, 1: SILENT}, {1: "too long"}),
         ([0, 1], [], {0: WAITS}, {1: "too long"}),
         # another rank, whose own limit passes later, holds up the suspect
-        ([0], [Running(1, 1, "forward", 5.0, 5.0, 1.0)], {0: WAITS, 1: COMPUTES}, {}),
+        ([0], [Progress(1, 1, "forward", 5.0, 5.0, 1.0)], {0: WAITS, 1: COMPUTES}, {}),
         # another has not begun the call, and does not reply
-        ([0], [Running(1, 1)], {0: WAITS, 1: SILENT}, {1: NEVER_BEGAN}),
-        ([0], [Running(1, 1)], {0: WAITS}, {1: NEVER_BEGAN}),
-        ([0], [Running(1, 1)], {0: WAITS, 1: COMPUTES}, {0: "too long"}),
+        ([0], [Progress(1, 1)], {0: WAITS, 1: SILENT}, {1: NEVER_BEGAN}),
+        ([0], [Progress(1, 1)], {0: WAITS}, {1: NEVER_BEGAN}),
+        ([0], [Progress(1, 1)], {0: WAITS, 1: COMPUTES}, {0: "too long"}),
         # the suspect holds up the others
-        ([0], [Running(1, 1, "forward", 5.0, 5.0, 1.0)], {0: COMPUTES}, {0: "too long"}),
+        ([0], [Progress(1, 1, "forward", 5.0, 5.0, 1.0)], {0: COMPUTES}, {0: "too long"}),
     ],
 )
 def test_ranks_that_wait_for_a_hung_one_are_not_ended(
     suspects: list[int],
-    others: list[Running],
+    others: list[Progress],
     replies: dict[int, Pulse | None],
     hung: dict[int, str],
 ) -> None:
