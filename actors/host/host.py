@@ -128,14 +128,16 @@ class WorkerFactory:
     def prepare(self) -> None:
         """Build the object now and run `on_standby`, if its class has that hook."""
         if self._cls.on_standby is not WorkerActor.on_standby:
-            self._made = self._cls(*self._args, **self._kwargs)
-            self._made.on_standby()
+            made: WorkerActor = self._cls(*self._args, **self._kwargs)
+            made.on_standby()
+            self._made = made
 
     def build(self, keywords: bytes) -> WorkerActor:
         """Return the object."""
-        if self._made is None:
-            self._made = self._cls(*self._args, **{**self._kwargs, **pickle.loads(keywords)})
-        return self._made
+        if self._made is not None:
+            return self._made
+        made: WorkerActor = self._cls(*self._args, **{**self._kwargs, **pickle.loads(keywords)})
+        return made
 
 
 class WorkerHost:

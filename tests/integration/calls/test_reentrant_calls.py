@@ -344,7 +344,7 @@ def test_a_call_may_be_settled_while_its_future_is_being_made() -> None:
 
     nothing: Any = None
 
-    future = CallFuture(Settled(), nothing, nothing, nothing)  # type: ignore[arg-type]  # a call as far as is asked
+    future = CallFuture(Settled(), nothing, nothing)  # type: ignore[arg-type]  # a call as far as is asked
 
     assert not future.is_whole
 
