@@ -120,6 +120,7 @@ class CallPlane:
         self._desyncs = DesyncMonitor(self, table, self._sender, on_desync)
         self.streams = Streams(self, table, self._sender, reader, on_untaken)
         self.pauses = Pauses(self, table, reader)
+        self._idle = self.pauses.idle  # looked at for every answer
         self._trimmer: Timer | None = None
         self._is_open = False  # whether every rank is attached, under one epoch
         self._dropped = 0  # void answers and foreign packets
@@ -668,7 +669,7 @@ class CallPlane:
     def _take(self, slot: RankSlot, call: Call, frame: Frame) -> None:
         """Act on the answer *frame* to *call*, which has been taken off *slot*'s list."""
         wire, kind = frame.call_id, frame.kind
-        if self.pauses.idle:
+        if self._idle:
             self.pauses.notify_idle()
         if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
