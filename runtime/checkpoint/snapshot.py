@@ -75,16 +75,8 @@ class Stamp:
 
     def pack(self, size: int) -> bytes:
         """Return it as bytes, for a state of *size* bytes."""
-        return _STAMP.pack(
-            MAGIC,
-            VERSION,
-            self.rank,
-            self.world_size,
-            self.incarnation,
-            self.number,
-            int(self.at * 1e9),
-            size,
-        )
+        who = self.rank, self.world_size, self.incarnation
+        return _STAMP.pack(MAGIC, VERSION, *who, self.number, int(self.at * 1e9), size)
 
     @classmethod
     def unpack(cls, head: bytes) -> Stamp:
@@ -94,12 +86,10 @@ class Stamp:
             ValueError: *head* is not the beginning of a snapshot.
         """
         if len(head) < HEAD or not head.startswith(MAGIC):
-            msg = "it is no snapshot"
-            raise ValueError(msg)
+            raise ValueError("it is no snapshot")
         _, version, rank, world_size, incarnation, number, at, size = _STAMP.unpack_from(head)
         if version != VERSION:
-            msg = f"it has format {version}, and this phalanx reads format {VERSION}"
-            raise ValueError(msg)
+            raise ValueError(f"it has format {version}, and this phalanx reads format {VERSION}")
         return cls(number, rank, world_size, incarnation, at / 1e9, size)
 
 
@@ -176,12 +166,11 @@ def verify(file: int) -> Stamp:
     """
     import hashlib  # noqa: PLC0415  # as above
 
-    stamp = Stamp.unpack(os.pread(file, HEAD, 0))
+    head = os.pread(file, HEAD, 0)
+    stamp = Stamp.unpack(head)
     there = os.fstat(file).st_size
     if there != HEAD + stamp.size:
-        msg = f"it is torn: {there} bytes of {HEAD + stamp.size}"
-        raise ValueError(msg)
-    head = os.pread(file, HEAD, 0)
+        raise ValueError(f"it is torn: {there} bytes of {HEAD + stamp.size}")
     digest = hashlib.sha256(head[: _STAMP.size])
     buffer = memoryview(bytearray(min(_CHUNK, stamp.size)))
     at = HEAD
@@ -194,8 +183,7 @@ def verify(file: int) -> Stamp:
 
 def _compare(digest: bytes, head: bytes) -> None:
     if head[_STAMP.size :] != digest.ljust(HEAD - _STAMP.size, b"\0"):
-        msg = "it is torn or was altered: its checksum is wrong"
-        raise ValueError(msg)
+        raise ValueError("it is torn or was altered: its checksum is wrong")
 
 
 def load_snapshot(file: int, start: int, size: int) -> Any:
@@ -217,8 +205,7 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
             done += got
     head = bytes(whole[:HEAD])
     if Stamp.unpack(head).size + HEAD != size:
-        msg = f"it is torn: {size} bytes, which is not what it says"
-        raise ValueError(msg)
+        raise ValueError(f"it is torn: {size} bytes, which is not what it says")
     if not sealed:
         import hashlib  # noqa: PLC0415  # as above
 

@@ -48,16 +48,13 @@ def check_folder(field: str, value: object) -> Path:
     if not stat.S_ISDIR(seen.st_mode):
         raise SpecError(field, given, "is no folder")
     if seen.st_uid != os.geteuid():
-        raise SpecError(
-            field, given, f"belongs to user {seen.st_uid}; what is in it would be run as code"
-        )
+        why = f"belongs to user {seen.st_uid}; what is in it would be run as code"
+        raise SpecError(field, given, why)
     if seen.st_mode & 0o077:
-        mode = stat.S_IMODE(seen.st_mode)
-        raise SpecError(
-            field,
-            given,
-            f"others may enter it (mode {mode:o}), and what is in it is run as code; chmod 700 it",
+        why = (
+            f"others may enter it (mode {stat.S_IMODE(seen.st_mode):o}), and what is in it is run "
         )
+        raise SpecError(field, given, f"{why}as code; chmod 700 it")
     try:
         with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(b"x")
@@ -80,11 +77,8 @@ class SnapshotFolder:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._fd)
-            raise SpecError(
-                "checkpoint.where",
-                str(folder),
-                "another executor keeps its snapshots there; give each a folder of its own",
-            ) from None
+            why = "another executor keeps its snapshots there; give each a folder of its own"
+            raise SpecError("checkpoint.where", str(folder), why) from None
         descriptors.own(self._fd)
 
     def names(self) -> list[SnapshotName]:
@@ -159,13 +153,10 @@ class SnapshotFolder:
 def _check_file(fd: int, name: SnapshotName) -> None:
     seen = os.fstat(fd)
     if not stat.S_ISREG(seen.st_mode):
-        msg = "it is no plain file"
-        raise ValueError(msg)
+        raise ValueError("it is no plain file")
     if seen.st_uid != os.geteuid() or seen.st_mode & 0o022:
-        msg = "others may have written it"
-        raise ValueError(msg)
+        raise ValueError("others may have written it")
     stamp: Stamp = verify(fd)
     found = SnapshotName(stamp.number, stamp.rank, stamp.world_size)
     if found != name:
-        msg = f"it is another: {found}"
-        raise ValueError(msg)
+        raise ValueError(f"it is another: {found}")

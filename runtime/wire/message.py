@@ -84,10 +84,7 @@ def lay_out(encoded: Encoded) -> tuple[list[memoryview], list[int], int]:
 
 
 def write_file(
-    parts: Sequence[memoryview],
-    offsets: Sequence[int],
-    size: int,
-    name: str = "phalanx-message",
+    parts: Sequence[memoryview], offsets: Sequence[int], size: int, name: str = "phalanx-message"
 ) -> int:
     """Return a sealed memory file called *name* with the body in it.
 

@@ -95,11 +95,7 @@ def _set_attributes(tensor: Any, attributes: dict[str, Any]) -> None:
 
 
 def _tensor_from(
-    data: Any,
-    kind: str,
-    shape: tuple[int, ...],
-    requires_grad: bool,
-    order: tuple[int, ...] | None,
+    data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool, order: tuple[int, ...] | None
 ) -> Any:
     known = _kinds.get(kind)
     if known is None:
@@ -122,11 +118,7 @@ def _tensor_from(
 
 
 def _landed(
-    data: Any,
-    kind: str,
-    shape: tuple[int, ...],
-    requires_grad: bool,
-    order: tuple[int, ...] | None,
+    data: Any, kind: str, shape: tuple[int, ...], requires_grad: bool, order: tuple[int, ...] | None
 ) -> Any:
     tensor = _tensor_from(data, kind, shape, False, order)
     if _landing:

@@ -195,12 +195,7 @@ class ReplyQueue:
         self._fatal_exit.end_if_fatal(failed)
 
     def _send(
-        self,
-        call: Frame,
-        kind: int,
-        encoded: Any,
-        flags: int = Flag.NONE,
-        extra: int = EVERY_RANK,
+        self, call: Frame, kind: int, encoded: Any, flags: int = Flag.NONE, extra: int = EVERY_RANK
     ) -> None:
         payload = Payload.of(encoded, self._exchange.arena)
         try:

@@ -54,11 +54,7 @@ class ServerSpan:
     """The span of one call in a worker; it is current until the method has returned."""
 
     def __init__(
-        self,
-        telemetry: Telemetry,
-        name: str,
-        about: Mapping[str, Any],
-        carrier: Mapping[str, str],
+        self, telemetry: Telemetry, name: str, about: Mapping[str, Any], carrier: Mapping[str, str]
     ) -> None:
         """Begin it, as a child of the span in *carrier*."""
         self._api: Any = import_module("opentelemetry.trace")
