@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -67,16 +68,38 @@ def told() -> list[Any]:
 
 @pytest.fixture
 def coordinator(told: list[Any]) -> Iterator[CheckpointCoordinator]:
-    yield from opened(CheckpointPolicy(every_calls=1), told)
+    with opened(CheckpointPolicy(every_calls=1), told) as coordinator:
+        yield coordinator
 
 
+@contextlib.contextmanager
 def opened(
-    policy: CheckpointPolicy, told: list[Any], *, together: bool = True
+    policy: CheckpointPolicy, told: list[Any], loop: object = None
 ) -> Iterator[CheckpointCoordinator]:
-    coordinator = CheckpointCoordinator(policy, None, together=together)
-    coordinator.open(cast("Any", None), cast("Any", Noted(told)), can_reshard=False, size=2)
-    yield coordinator
-    coordinator.close(forget=True)
+    coordinator = CheckpointCoordinator(policy, None, together=True)
+    coordinator.open(cast("Any", loop), cast("Any", Noted(told)), can_reshard=False, size=2)
+    try:
+        yield coordinator
+    finally:
+        coordinator.close(forget=True)
+
+
+class Clock:
+    """The clock and the timers of an event loop."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, at: float, act: Callable[[], None]) -> Clock:
+        self.timers.append((at, act))
+        return self
+
+    def cancel(self) -> None:
+        pass
 
 
 def take(coordinator: CheckpointCoordinator, wire: int) -> None:
@@ -133,3 +156,22 @@ def test_a_loss_voids_what_is_not_answered_by_all(
     assert latest(coordinator) == 1
     assert coordinator.is_unsaved() is not everybody
     assert coordinator.mark(call(3), BOTH, 2) == BOTH
+
+
+def test_the_time_counts_from_the_first_call_that_is_in_no_snapshot(told: list[Any]) -> None:
+    clock = Clock()
+    with opened(CheckpointPolicy(every_seconds=5.0), told, clock) as coordinator:
+        coordinator.mark(call(1), BOTH, 2)
+        clock.now = 103.0
+        coordinator.mark(call(2), BOTH, 2)
+        ((at, due),) = clock.timers
+        due()
+        assert (at, told) == (105.0, ["due"])
+
+        taken = call(3)
+        taken.snapshots = []
+        coordinator.mark(taken, BOTH, 2)
+        clock.now = 110.0
+        assert len(clock.timers) == 1  # nothing happens while nothing is called
+        coordinator.mark(call(4), BOTH, 2)
+        assert clock.timers[1][0] == 115.0
