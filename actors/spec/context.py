@@ -74,10 +74,19 @@ class WorkerContext:
 
     def report_progress(self) -> None:
         """Have the limit of the call that runs (`hang_after`) begin anew; from any thread."""
-        if self._link is not None:
-            if self._board is None:
-                self._board = Board(self._link.fds["board"])
-            self._board.go_on()
+        if (board := self._progress_page()) is not None:
+            board.go_on()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether this worker begins no further call, since it, or the group it is in, is ended."""
+        board = self._progress_page()
+        return board is not None and board.is_shut
+
+    def _progress_page(self) -> Board | None:
+        if self._board is None and self._link is not None:
+            self._board = Board(self._link.fds["board"])
+        return self._board
 
     def lock(self, name: str, timeout: float | None = None) -> SharedLock:
         """Return the lock *name*, which the workers of this group share.

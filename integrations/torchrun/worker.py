@@ -59,8 +59,10 @@ class ScriptWorker(WorkerActor):
         arguments = program.args_of(rank)
         if program.kind == "command":
             run_command(program.target, arguments)
-            return
-        run_python(program, arguments, lambda error: record(error, error_file))
+        else:
+            run_python(program, arguments, lambda error: record(error, error_file))
+        if self.ctx.is_stopping:
+            os._exit(0)  # its handler of SIGTERM has ended it, and the next round waits for that
         if "torch.distributed" in sys.modules:
             end_gloo_connections()  # the end of the process would do that to ranks that go on
 

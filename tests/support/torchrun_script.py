@@ -118,6 +118,25 @@ def waits(folder: str) -> None:
         signal.pause()
 
 
+def saves(folder: str) -> None:
+    """Fail on rank 1 in the first round; handle the SIGTERM that follows on the other."""
+
+    def heard(_number: int, _frame: object) -> None:
+        note(folder, "saved")
+        sys.exit(0)
+
+    signal.signal(signal.SIGTERM, heard)
+    if ROUND:
+        return
+    if RANK == 0:
+        note(folder, "waits")
+        while True:
+            signal.pause()
+    while not [*Path(folder).glob("0.0.*")]:
+        time.sleep(0.01)
+    sys.exit(1)
+
+
 def hangs() -> None:
     """Hang on rank 1 in the first round; work on the other for as long."""
     if ROUND == 0 and RANK == 1:

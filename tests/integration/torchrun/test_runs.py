@@ -17,12 +17,10 @@ from typing import Any
 
 import pytest
 
-from phalanx.cli.top_model import Sketch
-from phalanx.runtime import Observer, find_drivers
-
 SCRIPT = Path(__file__).parents[2] / "support" / "torchrun_script.py"
 LONG = 150.0
 PHALANX = (sys.executable, "-m", "phalanx", "torchrun")
+TOP = (sys.executable, "-m", "phalanx", "top")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 pytestmark = [pytest.mark.timeout(400), pytest.mark.usefixtures("phalanx_leak_check")]
 
@@ -260,18 +258,25 @@ def test_a_rank_that_does_nothing_is_ended_and_all_run_again() -> None:
     assert "in hangs" in done.stderr
 
 
-def test_a_run_is_shown_to_observers(tmp_path: Path) -> None:
+def test_a_rank_that_handles_sigterm_ends_in_its_time_and_holds_up_no_restart(
+    tmp_path: Path,
+) -> None:
+    words = ("--nproc-per-node", 2, "--max-restarts", 1, "--shutdown-timeout", 1000)
+
+    done = run(*words, SCRIPT, "saves", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert list(notes(tmp_path).values()) == [["waits", "saved"]]
+
+
+def test_a_run_is_shown_by_phalanx_top(tmp_path: Path) -> None:
     with running("--nproc-per-node", 2, SCRIPT, "waits", tmp_path) as launcher:
         wait_for(launcher, "waits", 2)
-        (driver,) = (each for each in find_drivers() if each.pid == launcher.pid)
-        sketch, picture = Sketch(), None
-        with Observer(driver, watch=True) as observer:
-            while picture is None:
-                record = observer.next(time.monotonic() + LONG)
-                assert record is not None
-                picture = sketch.take(record)
+        shown = run("--json", launcher.pid, command=TOP)
         launcher.terminate()
         launcher.communicate(timeout=LONG)
 
-    assert driver.name == "torchrun_script"
-    assert [group["group"] for group in picture.groups] == ["torchrun_script"]
+    assert shown.returncode == 0, shown.stderr
+    (group,) = json.loads(shown.stdout)["groups"]
+    assert group["group"] == "torchrun_script"
+    assert [rank["rank"] for rank in group["ranks"]] == [0, 1]
