@@ -21,6 +21,10 @@ _COMMANDS = {
     "rpc": ("rpc.command", "how long a call takes, beside what a user could use instead"),
     "recovery": ("recovery", "how long a group is gone when a rank is killed"),
     "kill": ("kill.scenarios", "what becomes of calls and machines when something is killed"),
+    "training": (
+        "training.command",
+        "what training through kills costs, and whether it stays exact",
+    ),
     "startup": ("startup", "how long ranks take to start, beside multiprocessing"),
     "supervision": ("supervision", "what supervision costs by the number of children"),
     "peers": ("harness.peers", "where peers are installed, and install them"),

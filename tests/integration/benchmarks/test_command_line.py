@@ -88,6 +88,18 @@ def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
     assert all(seconds > 0 for row in found["times"] for seconds in row["seconds"])
 
 
+@pytest.mark.soak
+def test_training_through_kills_is_exact_and_gives_its_figures(tmp_path: Path) -> None:
+    small = ("--seconds", "3", "--cadence", "1", "--rounds", "2", "--width", "32", "--layers", "1")
+    done = bench("training", "--ranks", "2", *small, "--json", "-", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    for found in json.loads(done.stdout)["runs"]:
+        assert (found["equal"], found["lost"], found["doubled"]) == (True, 0, 0)
+        assert found["steps"] > 0
+        assert len(found["overhead"]) == 2
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
