@@ -319,6 +319,8 @@ class Deaths:
             epoch: The group's when it ended.
             at: When the end was heard of.
         """
+        # One that stayed when others were restarted, under REST_FOR_ONE, has that of its start.
+        worker.epoch, worker.labels = epoch, replace(worker.labels, epoch=epoch)
         ran_for = at - worker.started_at
         self._group.publish(WorkerExited(**worker.who(), reason=reason, ran_for=ran_for, at=at))
         decided = next((each for each in actions if isinstance(each, Decided)), None)

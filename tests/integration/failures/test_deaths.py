@@ -179,6 +179,19 @@ def test_under_rest_for_one_the_ranks_before_stay(make: Make) -> None:
     assert [w["incarnation"] for w in ex.collective_rpc("who", LONG)] == [1, 2, 2]
 
 
+def test_the_report_on_a_rank_that_outlived_a_restart_has_the_epoch_of_the_group(
+    make: Make,
+) -> None:
+    ex = make(world_size=2, strategy=Strategy.REST_FOR_ONE)
+    kill(ex, 1)
+    wait_healed(ex, 1)
+
+    kill(ex, 0)
+    wait_healed(ex, 2)
+
+    assert [(r.rank, r.epoch) for r in ex.status().reports] == [(1, 1), (0, 2)]
+
+
 def test_a_work_queue_fails_over_to_another_replica(make: Make) -> None:
     ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
     futures = [ex.submit("again", args=(i,), retries=5) for i in range(60)]
