@@ -3,7 +3,7 @@
 One script runs under torchrun and under ``phalanx torchrun`` in the same run; ranks of the two are
 killed in turn. A gap lasts from SIGKILL of a rank until every rank has ended a step of the next
 round. The script puts a prefix of its own before the keys of each round, without which ranks under
-torchrun do not join again with gloo.
+torchrun may fail to join again with gloo.
 """
 
 from __future__ import annotations

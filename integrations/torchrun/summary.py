@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,21 +122,26 @@ def pass_on(first: Failure, error_file: str) -> None:
 
 def _read(error_file: str) -> dict[str, Any] | None:
     try:
-        record = json.loads(Path(error_file).read_text())
+        return _table(json.loads(Path(error_file).read_text()))
     except (OSError, ValueError):
         return None
-    return record if isinstance(record, dict) else None
+
+
+def _table(value: object) -> dict[str, Any] | None:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
 
 
 def _message_of(record: dict[str, Any], at: float) -> tuple[str, float]:
     """Return the text of what ``@record`` has written, and when it was."""
-    message = record.get("message", "")
-    if not isinstance(message, dict):
-        return str(message), float(record.get("timestamp", at))
-    extra = message.get("extraInfo", {})
-    text = extra.get("py_callstack", message.get("message", _NONE))
+    message = _table(record.get("message"))
+    if message is None:
+        text, stamp = record.get("message", ""), record.get("timestamp", at)
+    else:
+        extra = _table(message.get("extraInfo")) or {}
+        text = extra.get("py_callstack", message.get("message", _NONE))
+        stamp = extra.get("timestamp", at)
     with suppress(TypeError, ValueError):
-        at = float(extra["timestamp"]) if "timestamp" in extra else at
+        at = float(stamp)
     return str(text), at
 
 
