@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -75,7 +75,7 @@ def coordinator(told: list[Any]) -> Iterator[CheckpointCoordinator]:
 @contextlib.contextmanager
 def opened(
     policy: CheckpointPolicy, told: list[Any], loop: object = None
-) -> Iterator[CheckpointCoordinator]:
+) -> Generator[CheckpointCoordinator]:
     coordinator = CheckpointCoordinator(policy, None, together=True)
     coordinator.open(cast("Any", loop), cast("Any", Noted(told)), can_reshard=False, size=2)
     try:
