@@ -16,6 +16,12 @@ RANK = int(os.environ["RANK"])
 ROUND = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 
+def say(text: str) -> None:
+    """Print a line at once and whole: all ranks write to one pipe."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def note(folder: str, text: str) -> None:
     """Leave *text* in a file of this rank, round and process."""
     with Path(folder, f"{RANK}.{ROUND}.{os.getpid()}").open("a") as file:
@@ -57,7 +63,7 @@ def everything(folder: str) -> None:
     note(folder, json.dumps(found))
     atexit.register(note, folder, "atexit")
     threading.Timer(0.2, note, (folder, "thread")).start()
-    print(f"rank {RANK} ends")
+    say(f"rank {RANK} ends")
 
 
 def killed(number: str) -> None:
@@ -66,7 +72,7 @@ def killed(number: str) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    print(f"rank {RANK} round {ROUND} port {os.environ['MASTER_PORT']}", flush=True)
+    say(f"rank {RANK} round {ROUND} port {os.environ['MASTER_PORT']}")
     if RANK == 1 and ROUND == 0:
         os.kill(os.getpid(), int(number))
     dist.all_reduce(torch.ones(1))
@@ -113,7 +119,7 @@ def waits(folder: str) -> None:
         sys.exit(0)
 
     signal.signal(signal.SIGTERM, heard)
-    print("waits", flush=True)
+    say("waits")
     while True:
         signal.pause()
 
@@ -143,7 +149,7 @@ def hangs() -> None:
         threading.Event().wait()
     while ROUND == 0:
         sum(range(1000))
-    print(f"rank {RANK} ends", flush=True)
+    say(f"rank {RANK} ends")
 
 
 if __name__ == "__main__":
