@@ -367,7 +367,11 @@ class Group:
     def check_open(self) -> None:
         """Raise `ExecutorClosed` if it takes no calls, or not from this process."""
         self.check_process()
-        self.plane.check_open()
+        try:
+            self.plane.check_open()
+        except ExecutorClosed:
+            open_executors.stay_until_the_end()
+            raise
 
     def _check_may_wait(self, what: str) -> None:
         self.plane.check_may_enter(what, waits=True)

@@ -12,6 +12,7 @@ import pickle
 import sys
 import time
 from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -129,7 +130,7 @@ class WorkerFactory:
         """Build the object now and run `on_standby`, if its class has that hook."""
         if self._cls.on_standby is not WorkerActor.on_standby:
             made: WorkerActor = self._cls(*self._args, **self._kwargs)
-            made.on_standby()
+            _run_hook("on_standby", made.on_standby)
             self._made = made
 
     def build(self, keywords: bytes) -> WorkerActor:
@@ -185,7 +186,7 @@ class WorkerHost:
         try:
             if self._probe is not None:
                 self._probe.woke(self._context, kept=False)
-            actor.on_start(self._context)
+            _run_hook("on_start", actor.on_start, self._context)
             self._report_imports(set(sys.modules) - known)
             if self._config.restoring is not None:
                 self._restore(actor, self._config.restoring)
@@ -218,9 +219,9 @@ class WorkerHost:
         finally:
             frame.drop()
         if restoring.spread:
-            actor.reshard(states)
+            _run_hook("reshard", actor.reshard, states)
         else:
-            actor.restore(states.pop())
+            _run_hook("restore", actor.restore, states.pop())
 
     def save(self, call_id: int) -> Payload:
         """Store what `checkpoint` returns; return the message for the driver."""
@@ -228,7 +229,8 @@ class WorkerHost:
         assert config.saving is not None
         assert self._actor is not None
         try:
-            state = encode(self._actor.checkpoint(), "what checkpoint() returned")
+            made = _run_hook("checkpoint", self._actor.checkpoint)
+            state = encode(made, "what checkpoint() returned")
         finally:
             self.end_copy()
         stamp = Stamp(
@@ -316,7 +318,7 @@ class WorkerHost:
         if self._probe is not None:
             self._probe.woke(context, kept=True)
         try:
-            self._actor.on_reform(context)
+            _run_hook("on_reform", self._actor.on_reform, context)
         finally:
             self.end_copy()
 
@@ -324,7 +326,7 @@ class WorkerHost:
         """Run `on_stop`, then leave the process group."""
         try:
             if self._actor is not None:
-                self._actor.on_stop(reason)
+                _run_hook("on_stop", self._actor.on_stop, reason)
         except BaseException:  # SystemExit too: logged; the worker stops anyway
             self._context.log.exception("phalanx.on_stop_failed")
         self.end_copy()
@@ -350,10 +352,21 @@ class WorkerHost:
         """Run `on_failure`."""
         try:
             if self._actor is not None:
-                self._actor.on_failure(error)
+                _run_hook("on_failure", self._actor.on_failure, error)
         except BaseException:  # SystemExit too: logged; *error* is what counts
             self._context.log.exception("phalanx.on_failure_failed")
         self.end_copy()
+
+
+def _run_hook(name: str, hook: Callable[..., object], *args: object) -> object:
+    """Run *hook*; raise TypeError if that has only made something to be awaited or iterated."""
+    made = hook(*args)
+    if isinstance(made, Awaitable | Generator | AsyncGenerator):
+        if isinstance(made, Coroutine | Generator):
+            made.close()
+        msg = f"{name} returned a {type(made).__name__}; a worker's hooks are plain methods"
+        raise TypeError(msg)
+    return made
 
 
 def _root(name: str, new: set[str]) -> str:

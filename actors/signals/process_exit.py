@@ -12,8 +12,10 @@ The signal handler only starts a thread: it interrupts the main thread anywhere,
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import signal
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -138,6 +140,7 @@ class _OpenExecutors:
         self._pid = os.getpid()
         self._all = {}
         self._named = {}
+        self.terminates = False
         _release_signals()
         self.after_fork()
 
@@ -166,15 +169,26 @@ def _terminate() -> None:
     try:
         open_executors.end_all(drains=True)
     finally:
-        import ctypes  # noqa: PLC0415  # only on the way out
+        _end_by_sigterm()
 
-        # Only the main thread may set a handler by `signal.signal`, and it may be busy for long.
-        ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(1)
-        os._exit(128 + signal.SIGTERM)  # PID 1 of a container: the kernel spares it
+
+def _end_by_sigterm() -> None:
+    import ctypes  # noqa: PLC0415  # only on the way out
+
+    # Only the main thread may set a handler by `signal.signal`, and it may be busy for long.
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)  # SIG_DFL
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(1)
+    os._exit(128 + signal.SIGTERM)  # PID 1 of a container: the kernel spares it
 
 
 @atexit.register
 def _at_exit() -> None:
-    open_executors.end_all(drains=False)
+    try:
+        open_executors.end_all(drains=False)
+    finally:
+        if open_executors.terminates:  # the program has ended before the grace period was over
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(AttributeError, OSError, ValueError):
+                    stream.flush()
+            _end_by_sigterm()

@@ -18,6 +18,10 @@ from phalanx.supervision import BadArguments, NotPicklable, SpecError
 
 from .worker import HOOKS, WorkerActor
 
+_NOT_PLAIN = (
+    *(inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction),
+)
+
 
 def check_worker(worker: object) -> type[WorkerActor]:
     """Return *worker* if it is a worker class."""
@@ -27,8 +31,8 @@ def check_worker(worker: object) -> type[WorkerActor]:
     if worker is WorkerActor or inspect.isabstract(worker):
         raise SpecError("worker", worker, "give a concrete class with methods of its own")
     for hook in sorted(HOOKS):
-        if inspect.iscoroutinefunction(getattr(worker, hook)):
-            text = f"{worker.__qualname__}.{hook} is async; a worker's hooks are plain methods"
+        if any(is_other(getattr(worker, hook)) for is_other in _NOT_PLAIN):
+            text = f"{worker.__qualname__}.{hook} is async or yields; hooks are plain methods"
             raise SpecError("worker", worker, text)
     if inspect.getattr_static(worker, "ctx") is not inspect.getattr_static(WorkerActor, "ctx"):
         text = f"rename {worker.__qualname__}.ctx: phalanx sets that attribute"

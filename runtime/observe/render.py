@@ -18,7 +18,9 @@ from .events import WorkerLabels
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CONTROL: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\ud800-\udfff]")
+_CONTROL: Final = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _NEEDS_CARE: Final = re.compile(b"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _DRIVER: Final = "[driver]"
 _LINES: Final = ("stdout", "stderr")
@@ -100,7 +102,7 @@ def _value(value: Any) -> str:
 
 
 def safe_text(text: str) -> str:
-    """Return *text* as one line, with control characters except tab, and surrogates, escaped."""
+    """Return *text* as one line; control characters but tab, and direction marks, are escaped."""
     return text if text.isprintable() else _CONTROL.sub(_escaped, text)
 
 

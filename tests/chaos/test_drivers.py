@@ -123,11 +123,29 @@ def test_sigterm_lets_calls_have_their_turn_that_wait_for_it(drive: Any, gate: P
     assert driver.wait() == -signal.SIGTERM
 
 
-def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(drive: Any) -> None:
-    driver = drive("dying_driver", "loops")
+@pytest.mark.parametrize("mode", ["loops", "loops_with_restarts"])
+def test_sigterm_ends_a_program_that_calls_for_ever_without_a_traceback(
+    drive: Any, mode: str
+) -> None:
+    driver = drive("dying_driver", mode)
     driver.expect("calling")
 
     driver.send(signal.SIGTERM)
+
+    assert driver.wait() == -signal.SIGTERM
+    assert "Traceback" not in driver.stderr
+
+
+def test_a_program_that_has_ended_within_its_grace_ends_by_sigterm_all_the_same(
+    drive: Any, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    driver = drive("dying_driver", "ends_before_its_call", str(gate))
+    driver.expect("calling")
+
+    driver.send(signal.SIGTERM)
+    time.sleep(0.2)
+    gate.touch()
 
     assert driver.wait() == -signal.SIGTERM
     assert "Traceback" not in driver.stderr

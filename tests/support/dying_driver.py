@@ -333,6 +333,25 @@ def loops() -> None:
             ex.collective_rpc("rank")
 
 
+def loops_with_restarts() -> None:
+    """Call, and restart a rank now and then, for as long as the program lives."""
+    with build() as ex:
+        say(calling=True)
+        while True:
+            for _ in range(5):
+                ex.collective_rpc("rank")
+            ex.restart(0)
+
+
+def ends_before_its_call(gate: str) -> None:
+    """End at *gate*, with a call that goes on."""
+    ex = build()
+    ex.collective_rpc("hold", args=("/nonexistent",), non_block=True)
+    say(calling=True)
+    while not Path(gate).exists():
+        time.sleep(0.01)
+
+
 def bare(result: str) -> None:
     """Work without standard descriptors, as a daemon does."""
     os.closerange(0, 3)

@@ -18,7 +18,7 @@ from tests.support.processes import start_thread
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
-from phalanx.actors import Executor, Launch, Layout, WorkerActor
+from phalanx.actors import Executor, Launch, Layout, WorkerActor, WorkerContext
 from phalanx.supervision import (
     BadArguments,
     Intensity,
@@ -144,6 +144,20 @@ class AsyncHook(WorkerActor):
         return 1
 
 
+class YieldingHook(WorkerActor):
+    def on_start(self, ctx: WorkerContext) -> Any:
+        yield ctx
+
+
+async def prepare() -> None:
+    pass
+
+
+class LateAsyncHook(WorkerActor):
+    def on_start(self, ctx: WorkerContext) -> Any:
+        return prepare()
+
+
 class HasContext(WorkerActor):
     ctx: Any = None
 
@@ -180,6 +194,7 @@ class Eager(WorkerActor):
         (Echo, {"intensity": (3,)}, "policy.intensity"),
         (Echo, {"intensity": 3}, "policy.intensity"),
         (AsyncHook, {}, "worker"),
+        (YieldingHook, {}, "worker"),
         (HasContext, {}, "worker"),
         (Echo, {"launch": {"preload": "torch"}}, "launch.preload"),
         (Echo, {"name": ""}, "name"),
@@ -250,6 +265,13 @@ def test_the_context_is_missed_in_the_constructor_by_name(make: Make) -> None:
         make(Eager, 1)
 
     assert isinstance(caught.value.__cause__, AttributeError)
+
+
+def test_a_hook_that_only_makes_a_coroutine_is_named(make: Make) -> None:
+    with pytest.raises(StartFailed, match="on_start returned a coroutine") as caught:
+        make(LateAsyncHook, 1)
+
+    assert isinstance(caught.value.__cause__, TypeError)
 
 
 def test_a_class_or_argument_that_cannot_be_pickled_is_named(make: Make) -> None:

@@ -89,7 +89,7 @@ def test_a_record_is_one_line_and_its_traceback_lines_below() -> None:
     )
 
 
-EVIL = "a\x1b]0;t\x07\x9b2J\x7f\u0085b"
+EVIL = "a\x1b]0;t\x07\x9b2J\x7f\u0085\u2028\u202eb"
 
 
 @given(
