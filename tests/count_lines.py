@@ -16,7 +16,7 @@ MOST = {
     "chaos": 4_000,
     "cli": 1_300,
     "testing": 900,
-    "integrations": 1_900,
+    "integrations/vllm": 1_900,
     "tests": 27_000,
 }
 
@@ -34,8 +34,8 @@ def main() -> None:
     """Print the table."""
     for name, most in MOST.items():
         rooms = count(ROOT / name)
-        print(f"{name:14}{rooms.total():8,} of {most:,}")
-        if name in ("supervision", "runtime", "actors", "integrations"):
+        print(f"{name:17}{rooms.total():8,} of {most:,}")
+        if name in ("supervision", "runtime", "actors", "integrations/vllm"):
             print(
                 "  " + "  ".join(f"{room or '.'} {size:,}" for room, size in sorted(rooms.items()))
             )
