@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests.support.drivers import Driver
 from tests.support.options import Make
-from tests.support.processes import wait_until
+from tests.support.processes import soon
 from tests.support.rank_faults import OFTEN, wait_healed
 from tests.support.relayed_links import (
     NEVER,
@@ -248,8 +248,14 @@ def test_under_kills_of_every_kind_of_process_each_call_has_one_outcome(
     assert (status.in_flight, status.waiting) == (0, 0)
 
 
-def gateways(driver: Driver) -> list[int]:
-    return [pid for pid in driver.left() if "gateway" in procfs.command(pid)]
+def gateway_of(driver: Driver) -> int:
+    """Return its gateway; one look may come upon a process that cannot be read just then."""
+    deadline = soon()
+    while time.monotonic() < deadline:
+        for pid in driver.left():
+            if "gateway" in procfs.command(pid):
+                return pid
+    raise AssertionError("no gateway was seen")
 
 
 def test_a_killed_driver_leaves_no_process_and_no_socket(
@@ -259,9 +265,7 @@ def test_a_killed_driver_leaves_no_process_and_no_socket(
     driver = Driver("dying_driver", "calls", NEVER)
     try:
         driver.expect("calling")
-        found: list[int] = []  # one look may come upon a process that cannot be read just then
-        wait_until(lambda: found or found.extend(gateways(driver)), "a gateway")
-        (gateway,) = found
+        gateway = gateway_of(driver)
         name = f"@phalanx-link-{gateway}-"
         assert name in Path("/proc/net/unix").read_text()
 
