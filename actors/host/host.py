@@ -361,10 +361,11 @@ class WorkerHost:
 def _run_hook(name: str, hook: Callable[..., object], *args: object) -> object:
     """Run *hook*; raise TypeError if that has only made something to be awaited or iterated."""
     made = hook(*args)
+    kind = type(made).__name__
     if isinstance(made, Awaitable | Generator | AsyncGenerator):
         if isinstance(made, Coroutine | Generator):
             made.close()
-        msg = f"{name} returned a {type(made).__name__}; a worker's hooks are plain methods"
+        msg = f"{name} returned a {kind}; a worker's hooks are plain methods"
         raise TypeError(msg)
     return made
 
