@@ -54,7 +54,7 @@ class Shutdown:
     def ask(self, worker: Worker, *, hurry: bool) -> None:
         """Begin to stop *worker*, which has been asked to end unless there is a *hurry*.
 
-        One that still waits for its process is not launched any more, or killed by `kill_unwanted`.
+        One that still waits for its process is not launched, or is killed by `kill_unwanted`.
         """
         if worker.asked:
             return
@@ -79,7 +79,7 @@ class Shutdown:
         self.after(worker, patience, self.kill, worker)
 
     def kill(self, worker: Worker) -> None:
-        """Kill *worker* now; its exit is told like any other."""
+        """Kill *worker* now; its exit is handled like any other."""
         if worker.process is not None and worker.process.send_signal(signal.SIGKILL):
             if not worker.killed_at:
                 worker.killed_at = self._group.clock()

@@ -19,7 +19,9 @@ from phalanx.supervision import BadArguments, NotPicklable, SpecError
 from .worker import HOOKS, WorkerActor
 
 _NOT_PLAIN = (
-    *(inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction),
+    inspect.iscoroutinefunction,
+    inspect.isgeneratorfunction,
+    inspect.isasyncgenfunction,
 )
 
 

@@ -105,7 +105,7 @@ class Plan:
     """What is killed, and how often.
 
     Attributes:
-        patience: Seconds after which nobody waits for an answer or a recovery any more.
+        patience: Seconds that an answer or a recovery is waited for.
     """
 
     ranks: int = 4

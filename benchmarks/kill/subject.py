@@ -72,7 +72,7 @@ class Victim:
         python: The interpreter that has it.
         folder: A folder of this run.
         ranks: How many.
-        patience: Seconds after which nobody waits for an answer or a recovery any more.
+        patience: Seconds that an answer or a recovery is waited for.
     """
 
     def __init__(

@@ -69,7 +69,7 @@ def run_python(
     if code or os.getpid() != pid:
         os._exit(code)
     for number in _FORWARDED[:2]:
-        signal.signal(number, signal.SIG_DFL)  # a handler of the program's is not to run any more
+        signal.signal(number, signal.SIG_DFL)  # no handler of the program runs from here on
 
 
 def run_command(file: str, argv: Sequence[str]) -> None:

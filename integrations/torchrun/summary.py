@@ -1,4 +1,4 @@
-"""The failures of the last round, and how they are told: as torchrun tells them."""
+"""The failures of the last round, in torchrun's words."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reading side of the arena: a message body is mapped copy-on-write, or copied.
 
 Guarantees: a body can be read for as long as anything refers to its view, and its place is returned
-when nothing does. Writing to a view in place changes nobody else's data: the pages written become
-this process's own and end with the view. However many views a process keeps, they take a bounded
+when nothing does. A write to a view in place changes no other process's data: the pages written
+become this process's own and end with the view. However many views a process keeps, they take a bounded
 number of descriptors (the mmap module keeps one for each) and mappings: the rest are copied. A fork
 by Python code first makes the views of reusable memory private, so that the child's copies stay.
 

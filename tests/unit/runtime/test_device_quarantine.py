@@ -301,7 +301,7 @@ def test_on_a_shared_device_the_rest_is_found_when_the_last_one_leaves() -> None
     first, second = (pool.acquire(rank, share=0.5) for rank in range(2))
     gpus.use(gpus.uuid(0), 30 * GIB)
 
-    assert release(pool, first)  # whose those 30 GiB are nobody can tell
+    assert release(pool, first)  # nothing shows whose those 30 GiB are
     assert not release(pool, second)
 
     assert quarantined(pool)

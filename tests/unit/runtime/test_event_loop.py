@@ -131,7 +131,7 @@ def test_a_cancelled_timer_is_not_called_and_leaves_no_memory(loop: EventLoop) -
     timers: list[Timer] = []
 
     def set_and_cancel() -> None:
-        """On the loop's thread, which calls nobody meanwhile."""
+        """On the loop's thread, which runs no other callback meanwhile."""
         now = time.monotonic()
         timers.extend(loop.call_at(now, lambda: called.append(1)) for _ in range(1000))
         for timer in timers:
