@@ -2,9 +2,10 @@
 
 Guarantees: a body can be read for as long as anything refers to its view, and its place is returned
 when nothing does. A write to a view in place changes no other process's data: the pages written
-become this process's own and end with the view. However many views a process keeps, they take a bounded
-number of descriptors (the mmap module keeps one for each) and mappings: the rest are copied. A fork
-by Python code first makes the views of reusable memory private, so that the child's copies stay.
+become this process's own and end with the view. However many views a process keeps, they take a
+bounded number of descriptors (the mmap module keeps one for each) and mappings: the rest are
+copied. A fork by Python code first makes the views of reusable memory private, so that the child's
+copies stay.
 
 The views are counted per process, because a table of descriptors is.
 """
