@@ -18,7 +18,6 @@ import socket
 from collections import deque
 from enum import Enum, auto
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime.linux import descriptors
@@ -108,7 +107,7 @@ class SocketChannel:
     __slots__ = (
         "_decoding",
         "_exchange",
-        "_packets",
+        "_packet",
         "_received",
         "_send",
         "_sock",
@@ -125,7 +124,7 @@ class SocketChannel:
         self.board = board
         self.backed_up = False
         self.unhandled: Frame | None = None
-        self._packets: list[tuple[bytes, list[tuple[int, int, bytes]], int, object]] = []
+        self._packet: tuple[bytes, list[tuple[int, int, bytes]], int, object] | None = None
         self._decoding = False
         self._sock = sock
         self._send = sock.send
@@ -223,23 +222,26 @@ class SocketChannel:
         """See `Channel.peek`.
 
         The interpreter throws exceptions in after calls, at the begin of functions and of rounds of
-        a loop. Between two of those the packet goes from its list to `unhandled`; and it comes into
-        that list in one call, of nothing but C.
+        a loop. Between two of those the packet goes from `_packet` to `unhandled`. It comes there
+        from an iterator in C, without a call that the interpreter would see.
         """
         if self.unhandled is not None:
             return self.unhandled
-        packets = self._packets
         while True:
-            if not packets:
+            if self._packet is None:
                 try:
-                    packets += islice(self._received, 1)
+                    for received in self._received:
+                        self._packet = received
+                        break
                 except BlockingIOError:
                     return _NOTHING
                 except ConnectionResetError:
                     continue  # it died with unread input; its last packets follow
                 except OSError:
                     return Arrival.END
-            packet, extra, cut, _ = packets[0]
+            if self._packet is None:
+                continue
+            packet, extra, cut, _ = self._packet
             reader = self._exchange.reader
             interrupted, self._decoding = self._decoding, True
             if interrupted:  # what came along has been given back
@@ -251,7 +253,7 @@ class SocketChannel:
             else:
                 frame = packet
             self._decoding = False
-            del packets[0]
+            self._packet = None
             if isinstance(frame, Frame):
                 self.unhandled = frame
                 return frame
