@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from enum import Enum
-from typing import Any, ClassVar, Protocol, cast, dataclass_transform, runtime_checkable
+from typing import Any, ClassVar, Protocol, cast, dataclass_transform
 
 from phalanx.supervision import ExitReason
 
@@ -43,19 +43,6 @@ class LoggedEvent(Protocol):
     event: ClassVar[str]
 
 
-@runtime_checkable
-class Briefable(Protocol):
-    """A value that knows its own form in a log: a `CrashReport`."""
-
-    def brief(self) -> Briefable:
-        """Return it cut down to what a log has room for."""
-        ...
-
-    def to_json(self) -> str:
-        """Return it as one JSON object."""
-        ...
-
-
 def unheard(event: LoggedEvent) -> None:
     """Do nothing with *event*: for parts that are used without a stream."""
 
@@ -81,8 +68,8 @@ def _plain(value: object) -> Any:
             return {str(key): _plain(item) for key, item in items}
         case list() | tuple() | set() | frozenset():
             return [_plain(item) for item in cast("list[object]", value)]
-        case Briefable():
-            return json.loads(value.brief().to_json())
+        case _ if hasattr(value, "brief"):  # a `CrashReport`
+            return json.loads(cast("Any", value).brief().to_json())
         case _ if dataclasses.is_dataclass(value):
             names = (field.name for field in dataclasses.fields(value))
             return {name: _plain(getattr(value, name)) for name in names}

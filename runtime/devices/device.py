@@ -1,4 +1,4 @@
-"""State of one device of a pool: leases, release of a dead worker's memory, quarantine.
+"""State of one device of a pool: leases, release of a dead worker's memory, quarantine; events.
 
 Guarantees: no more of a device is leased than there is; the part of a dead worker counts as leased
 until its memory is seen to be released.
@@ -14,14 +14,69 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+from phalanx.runtime.event import Event
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .events import Cause
+    from .allocation import Lease
     from .gpu import Fault, Gpu, GpuInventory
-    from .lease import Lease
 
 _EPSILON = 1e-6  # ten tenths are a whole
+
+Cause = Literal["memory", "fault", "user"]
+
+
+class DeviceQuarantined(Event, event="device_quarantined", level="error"):
+    """A device is in quarantine: it is not leased until `DeviceRestored`.
+
+    Attributes:
+        device: Its UUID.
+        cause: ``memory`` (a dead worker's is not released), ``fault`` (the device has one) or
+            ``user`` (`DevicePool.quarantine`).
+        reason: The same in words.
+        fatal: Whether the processes that use it cannot go on.
+        holders: The holders of present leases.
+    """
+
+    device: str
+    name: str
+    cause: Cause
+    reason: str
+    fatal: bool
+    holders: tuple[str, ...]
+
+
+class DeviceRestored(Event, event="device_restored"):
+    """A device is out of quarantine.
+
+    Attributes:
+        cause: Why it was in quarantine.
+        why: ``recovered`` (the cause is over) or ``user`` (`DevicePool.restore`).
+        after: Seconds in quarantine.
+    """
+
+    device: str
+    name: str
+    cause: Cause
+    why: Literal["recovered", "user"]
+    after: float
+
+
+class DeviceAwaited(Event, event="device_awaited", level="warning"):
+    """A restart waits for a device: each is in quarantine or leased.
+
+    Attributes:
+        timeout: Seconds until the group gives up; None for never.
+    """
+
+    group: str
+    ranks: tuple[int, ...]
+    reason: str
+    timeout: float | None
+
+
+DeviceEvent = DeviceQuarantined | DeviceRestored
 
 
 @dataclass(frozen=True, slots=True)

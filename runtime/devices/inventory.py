@@ -1,24 +1,306 @@
 """Inventory of this machine's GPUs: NVML, else the driver's files in /proc; never CUDA.
 
-A CUDA context in the driver would make every later fork unsafe. A machine without NVIDIA's driver
-has no GPUs.
+Guarantees: no CUDA context is created in the driver, which would make every later fork unsafe.
+NVML's errors become answers ("cannot be measured", a fault), not exceptions; an NVML that hangs, as
+it does on some dying devices, costs the caller a few seconds at most. Xid errors are collected from
+the first question about faults on. A machine without NVIDIA's driver has no GPUs.
+
+Source: NVIDIA's NVML reference, and its catalogue of Xid errors. Which Xids are the application's
+own doing is taken from the Kubernetes device plugin.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from concurrent.futures import Future, wait
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .gpu import Fault, Gpu
-from .nvml import NvmlInventory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from .gpu import GpuInventory
 
 _PROC = Path("/proc/driver/nvidia")
+_PATIENCE = 5.0  # seconds for one question; a healthy driver answers within milliseconds
+_Answer = TypeVar("_Answer")
+
+# After these the device is as good as before; the program that caused them is not.
+_APPLICATION_XIDS = frozenset((8, 11, 13, 31, 43, 45, 68, 109))
+# After these nothing on the device goes on.
+_FATAL_XIDS = frozenset((62, 79, 95, 119, 120, 140, 143))
+_XID_NAMES = {
+    48: "double-bit ECC error",
+    62: "internal micro-controller halt",
+    63: "row remapping recorded",
+    64: "row remapping failed",
+    74: "NVLink error",
+    79: "the GPU has fallen off the bus",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "the GPU's system processor timed out",
+    120: "error of the GPU's system processor",
+    140: "ECC error that was not recovered",
+    143: "the GPU could not be initialised",
+}
+# What `nvmlDeviceGetFieldValues` may ask for; the numbers are NVML's.
+_RECOVERY_ACTIONS = {
+    1: "a reset",
+    2: "a reboot of the machine",
+    3: "peer-to-peer traffic to be drained",
+    4: "to be drained and reset",
+    5: "a recovery of its IMEX domain",
+    6: "a reset of its bus",
+    7: "a reboot of the system",
+}
+_MILD_ACTIONS = frozenset((3, 5))
+_RECOVERY_ACTION_FIELD = 230
+
+
+class Unanswered(Exception):
+    """The call did not return in time."""
+
+
+class BoundedCaller:
+    """Makes calls that may never return, one after the other, with a timeout. Thread-safe.
+
+    Each runs on a daemon thread, which does not keep a program alive (`concurrent.futures` joins
+    its threads at exit).
+
+    Args:
+        name: Of the threads.
+        limit: Seconds that `call` may take.
+    """
+
+    def __init__(self, name: str, limit: float) -> None:
+        self._name = name
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._last: Future[Any] | None = None
+
+    def call(self, function: Callable[[], _Answer]) -> _Answer:
+        """Return what *function* returns, or raise what it raises.
+
+        Raises:
+            Unanswered: it, or others before it, took longer than the limit. While an earlier call
+                has not returned, each one is refused at once.
+        """
+        until = time.monotonic() + self._limit
+        if not self._lock.acquire(timeout=self._limit):
+            raise Unanswered(f"other calls took {self._limit:g} s")
+        result: Future[_Answer] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(function())
+            except BaseException as error:  # noqa: BLE001  # raised in the caller's thread
+                result.set_exception(error)
+
+        try:
+            if self._last is not None and not self._last.done():
+                raise Unanswered("the call before is still without an answer")
+            threading.Thread(target=run, name=self._name, daemon=True).start()
+            self._last = result
+            wait([result], max(0.0, until - time.monotonic()))
+        finally:
+            self._lock.release()
+        if not result.done():
+            raise Unanswered(f"no answer within {self._limit:g} s")
+        return result.result()
+
+
+class NvmlInventory:
+    """The inventory of NVML; *nvml* is the module ``pynvml`` or a double of it."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self._caller = BoundedCaller("phalanx-nvml", _PATIENCE)
+        self._open = False
+        self._events: Any = None
+        self._listening: set[str] = set()
+        self._parents: dict[str, str] = {}
+        self._xids: dict[str, dict[int, int]] = {}
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """Return every device; none if NVML finds no driver."""
+        return self._ask(lambda: tuple(self._list()), ())
+
+    def used_bytes(self, uuid: str) -> int | None:
+        """Return the bytes in use on the device *uuid*; None if unknown."""
+        nvml = self._nvml
+        return self._ask(lambda: int(nvml.nvmlDeviceGetMemoryInfo(self._handle(uuid)).used), None)
+
+    def processes(self, uuid: str) -> Mapping[int, int | None] | None:
+        """Return the bytes in use by pid on the device *uuid*; None if unknown."""
+
+        def question() -> Mapping[int, int | None]:
+            running = self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle(uuid))
+            return {
+                int(one.pid): None if one.usedGpuMemory is None else int(one.usedGpuMemory)
+                for one in running
+            }
+
+        return self._ask(question, None)
+
+    def faults(self, uuid: str) -> tuple[Fault, ...]:
+        """Return the faults of the device *uuid*, or of its GPU if it is an instance."""
+        nvml = self._nvml
+        try:
+            return self._asked(lambda: tuple(self._faults(uuid)))
+        except (nvml.NVMLError_GpuIsLost, nvml.NVMLError_NotFound) as error:
+            return (Fault("lost", f"NVML has lost it: {error}", fatal=True),)
+        except nvml.NVMLError as error:
+            if getattr(error, "value", None) == nvml.NVML_ERROR_RESET_REQUIRED:
+                return (Fault("recovery", "it wants a reset", fatal=True),)
+            return (Fault("unknown", f"NVML: {error}"),)
+        except Unanswered as error:
+            return (Fault("unknown", f"NVML gives {error}"),)
+        except Exception as error:  # noqa: BLE001  # the binding has errors of its own
+            return (Fault("unknown", f"NVML's binding: {type(error).__name__}: {error}"),)
+
+    def close(self) -> None:
+        """Shut NVML down."""
+        if self._open:
+            with contextlib.suppress(self._nvml.NVMLError, Unanswered):
+                self._caller.call(self._shut)
+            self._open = False
+
+    # --- on the thread of the call ------------------------------------------------------------
+
+    def _list(self) -> Iterator[Gpu]:
+        nvml = self._nvml
+        index = 0
+        for number in range(nvml.nvmlDeviceGetCount()):
+            handle = nvml.nvmlDeviceGetHandleByIndex(number)
+            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            instances = list(self._instances(handle))
+            for instance in instances:
+                name, own = nvml.nvmlDeviceGetName(instance), nvml.nvmlDeviceGetUUID(instance)
+                self._parents[_text(own)] = uuid
+                yield Gpu(_text(own), index, _text(name), uuid)
+                index += 1
+            if not instances:
+                yield Gpu(uuid, index, _text(nvml.nvmlDeviceGetName(handle)))
+                index += 1
+
+    def _instances(self, handle: Any) -> Iterator[Any]:
+        """Yield the instances of a partitioned GPU (MIG)."""
+        nvml = self._nvml
+        try:
+            if not nvml.nvmlDeviceGetMigMode(handle)[0]:
+                return
+            count = nvml.nvmlDeviceGetMaxMigDeviceCount(handle)
+        except nvml.NVMLError:
+            return
+        for number in range(count):
+            with contextlib.suppress(nvml.NVMLError):  # the count is an upper limit
+                yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+    def _faults(self, uuid: str) -> Iterator[Fault]:
+        nvml = self._nvml
+        uuid = self._parents.get(uuid, uuid)
+        handle = self._handle(uuid)
+        # Raises for a lost device; one that shares the machine's memory does not support it.
+        self._try(lambda: nvml.nvmlDeviceGetMemoryInfo(handle), None)
+        self._listen(uuid, handle)
+        self._hear()
+        for number, count in self._xids.get(uuid, {}).items():
+            name = _XID_NAMES.get(number, "see NVIDIA's catalogue of Xid errors")
+            times = f", {count} times" if count > 1 else ""
+            text = f"Xid {number}: {name}{times}"
+            yield Fault("xid", text, number in _FATAL_XIDS, count)
+        action = self._try(lambda: self._recovery_action(handle), 0)
+        if action:
+            wants = _RECOVERY_ACTIONS.get(action, f"recovery action {action}")
+            yield Fault("recovery", f"it wants {wants}", action not in _MILD_ACTIONS)
+        uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+        errors = self._try(lambda: int(nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected)), 0)
+        if errors:
+            text = f"{errors} uncorrected ECC error(s) since its driver was loaded"
+            yield Fault("ecc", text, count=errors)
+        if self._try(lambda: nvml.nvmlDeviceGetRemappedRows(handle)[3], 0):
+            yield Fault("remap", "its memory has no spare rows left")
+
+    def _recovery_action(self, handle: Any) -> int:
+        value = self._nvml.nvmlDeviceGetFieldValues(handle, [_RECOVERY_ACTION_FIELD])[0]
+        # A driver that does not know the field says so in the value.
+        return int(value.value.uiVal) if value.nvmlReturn == 0 else 0
+
+    def _listen(self, uuid: str, handle: Any) -> None:
+        """Have NVML collect the Xid errors of a device from now on."""
+        if uuid in self._listening:
+            return
+        nvml = self._nvml
+        self._listening.add(uuid)
+        with contextlib.suppress(nvml.NVMLError):  # some devices do not report any
+            if self._events is None:
+                self._events = nvml.nvmlEventSetCreate()
+            nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, self._events)
+
+    def _hear(self) -> None:
+        """Read the Xid errors that NVML has collected."""
+        nvml = self._nvml
+        while self._events is not None:
+            try:
+                event = nvml.nvmlEventSetWait_v2(self._events, 0)
+                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+            except nvml.NVMLError:  # a timeout: no more
+                return
+            number = int(event.eventData)
+            if number not in _APPLICATION_XIDS:
+                seen = self._xids.setdefault(uuid, {})
+                seen[number] = seen.get(number, 0) + 1
+
+    def _handle(self, uuid: str) -> Any:
+        return self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def _try(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+        """Return the answer, or *otherwise* if this device does not support the question."""
+        nvml = self._nvml
+        try:
+            return question()
+        except (
+            nvml.NVMLError_NotSupported,
+            nvml.NVMLError_FunctionNotFound,
+            nvml.NVMLError_NoPermission,
+        ):
+            return otherwise
+
+    def _shut(self) -> None:
+        nvml = self._nvml
+        events, self._events = self._events, None
+        self._listening.clear()
+        if events is not None:
+            with contextlib.suppress(nvml.NVMLError):
+                nvml.nvmlEventSetFree(events)
+        nvml.nvmlShutdown()
+
+    # --- asking ---------------------------------------------------------------------------
+
+    def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+        try:
+            return self._asked(question)
+        except Exception:  # noqa: BLE001  # the binding has errors of its own
+            return otherwise
+
+    def _asked(self, question: Callable[[], _Answer]) -> _Answer:
+        def opened() -> _Answer:
+            if not self._open:
+                self._nvml.nvmlInit()
+                self._open = True
+            return question()
+
+        return self._caller.call(opened)
+
+
+def _text(value: str | bytes) -> str:
+    # nvidia-ml-py before 11.5 returned bytes.
+    return value.decode() if isinstance(value, bytes) else value
 
 
 class ProcInventory:

@@ -16,23 +16,30 @@ import contextlib
 import os
 import threading
 import time
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from phalanx.supervision import SpecError, check_number, check_seconds
 
-from .allocation import check_room, lease_of, names_of, place
-from .device import Device, Leaving, Quarantine, Reading
-from .events import DeviceEvent, DeviceQuarantined, DeviceRestored
+from .allocation import Lease, Request, check_room, check_share, lease_of, names_of, place
+from .device import (
+    Device,
+    DeviceEvent,
+    DeviceQuarantined,
+    DeviceRestored,
+    Leaving,
+    Quarantine,
+    Reading,
+)
 from .gpu import named_gpus, select_gpu, visible
 from .inventory import find_gpus
-from .lease import Lease, Request, check_share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 
+    from .allocation import Visibility
     from .device import DeviceStatus
     from .gpu import Fault, Gpu, GpuInventory
-    from .lease import Visibility
 
     Listener = Callable[[DeviceEvent], None]
 
@@ -72,8 +79,7 @@ class DevicePool:
         self._slack = slack_bytes
         self._tolerate = tolerate
         self._news: list[DeviceEvent] = []
-        self._listeners: dict[object, Listener] = {}
-        self._logs: dict[object, Listener] = {}
+        self._subscriptions: dict[object, tuple[Listener, ...]] = {}
         self._lock = threading.RLock()
         self._users = 1
         self._order: list[Device] = []
@@ -119,7 +125,8 @@ class DevicePool:
         check_share(devices_per_rank)
         if isinstance(devices, DevicePool):
             devices._check(world_size, devices_per_rank)  # noqa: SLF001  # of this class
-            devices._join()  # noqa: SLF001  # the same
+            with devices._lock:  # noqa: SLF001  # the same
+                devices._users += 1  # noqa: SLF001  # the same
             return devices
         if devices == "cpu":
             return cls(None, **options)
@@ -277,26 +284,19 @@ class DevicePool:
             if found.quarantine is not None:
                 self._put_back(found, found.quarantine, "user")
 
-    def subscribe(self, listener: Listener, log: Listener | None = None) -> Callable[[], None]:
-        """Call *listener* with every `DeviceQuarantined` and `DeviceRestored`.
+    def subscribe(self, *listeners: Listener) -> Callable[[], None]:
+        """Call *listeners* with every `DeviceQuarantined` and `DeviceRestored`.
 
-        Args:
-            listener: Called on the thread that looked; must not block.
-            log: Called as well, once for each event if several subscribers name the same.
-
-        Returns:
-            What ends the subscription.
+        They are called on the thread that looked, and must not block. One that several
+        subscriptions name is called once for each event. Returns what ends the subscription.
         """
         key = object()
         with self._lock:
-            self._listeners[key] = listener
-            if log is not None:
-                self._logs[key] = log
+            self._subscriptions[key] = listeners
 
         def cancel() -> None:
             with self._lock:
-                self._listeners.pop(key, None)
-                self._logs.pop(key, None)
+                self._subscriptions.pop(key, None)
 
         return cancel
 
@@ -316,10 +316,6 @@ class DevicePool:
 
     # --- inside ---------------------------------------------------------------------------
 
-    def _join(self) -> None:
-        with self._lock:
-            self._users += 1
-
     def _check(self, world_size: int, share: float) -> None:
         if not self._is_cpu:
             check_room(self._order, world_size, share)
@@ -336,7 +332,7 @@ class DevicePool:
     def _changing(self) -> Generator[None]:
         """Hold the lock; publish the status and the events afterwards, outside of it."""
         news: list[DeviceEvent] = []
-        listeners: list[Listener] = []
+        listeners: dict[Listener, None] = {}
         try:
             with self._lock:
                 try:
@@ -344,8 +340,7 @@ class DevicePool:
                 finally:
                     self._show()
                     news, self._news = self._news, []
-                    # A log that several subscribers share gets each event once.
-                    listeners = [*self._listeners.values(), *dict.fromkeys(self._logs.values())]
+                    listeners = dict.fromkeys(chain(*self._subscriptions.values()))
         finally:
             # Also after an error: an event may be the reason for it.
             for event in news:
@@ -356,11 +351,8 @@ class DevicePool:
         self._shown = tuple(device.status() for device in self._devices)
 
     def _look(self) -> None:
-        self._watch_releases()
-        self._examine()
-
-    def _examine(self) -> None:
         """Put faulty devices into quarantine, and take out those that are well again."""
+        self._watch_releases()
         if self._inventory is None:
             return
         for device in self._devices:

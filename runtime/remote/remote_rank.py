@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.memory.exchange import WorkerExchange
+from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.progress_page import Board

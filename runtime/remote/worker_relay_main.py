@@ -22,7 +22,7 @@ import zmq
 from zmq.utils import z85
 
 from phalanx.runtime.memory.arena import Arena
-from phalanx.runtime.memory.exchange import DriverExchange
+from phalanx.runtime.memory.mapping import DriverExchange
 from phalanx.runtime.wire.progress_page import Board, withdraw_behind
 from phalanx.runtime.wire.protocol import Flag, Kind
 

@@ -1,1 +1,1 @@
-"""What waits: the event loop, the lock that detects re-entry, a blocking call with a timeout."""
+"""What waits: the event loop and the lock that detects re-entry."""

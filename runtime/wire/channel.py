@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.memory.exchange import DriverExchange
+from phalanx.runtime.memory.mapping import DriverExchange
 
 from .frame import Frame, send, unpack, unpack_extra
 from .message import Payload

@@ -25,7 +25,7 @@ from .termination import Failed, Terminated, ignore_signals
 if TYPE_CHECKING:
     import socket
 
-    from phalanx.runtime.memory.exchange import WorkerExchange
+    from phalanx.runtime.memory.mapping import WorkerExchange
     from phalanx.runtime.wire.frame import Frame
     from phalanx.runtime.wire.progress_page import Board
 

@@ -1,4 +1,4 @@
-"""Control socket of a worker: messages to the driver beside replies, and liveness probes.
+"""Control socket of a worker: messages beside replies, liveness probes, a standby's assignment.
 
 One thread reads the socket and answers probes, whatever the main thread does: an interpreter that
 can run at all answers within its switch interval and says where the main thread is. At rest it
@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from phalanx.runtime.distributed.gloo import end_gloo_connections
+from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, receive, send
@@ -170,3 +171,42 @@ class Link:
         with self._entering:
             if self.epoch < epoch:
                 end_gloo_connections()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The rank that a spare takes.
+
+    Attributes:
+        blob: What the layer above sends to itself.
+        env: The complete environment, but for the tag of the tree.
+        cwd: None leaves it where it is.
+    """
+
+    rank: int
+    incarnation: int
+    epoch: int
+    blob: bytes
+    env: Mapping[str, str]
+    cwd: str | None
+    title: str
+
+
+def await_assignment(link: Link) -> Assignment:
+    """Report that this standby is warm, wait for its assignment, adopt it and return it.
+
+    Environment, working directory and title are those of a process started for that rank now.
+    """
+    link.tell(Kind.STANDBY)
+    while True:
+        frame = receive(link.control)
+        if isinstance(frame, bytes):
+            sys.exit(0)  # the driver has gone, or does not need this process
+        if isinstance(frame, Frame) and frame.kind == Kind.ASSIGN:
+            break
+    assignment: Assignment = frame.value()
+    link.rank = assignment.rank
+    link.incarnation = assignment.incarnation
+    link.epoch = assignment.epoch
+    process_title.adopt(assignment.env, assignment.cwd, assignment.title)
+    return assignment

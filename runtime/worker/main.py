@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.memory.exchange import WorkerExchange
+from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.observe.diagnostics import install_crash_output
 from phalanx.runtime.wire.frame import Frame, receive, send
 from phalanx.runtime.wire.message import Payload

@@ -25,7 +25,7 @@ from .termination import Failed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.memory.exchange import WorkerExchange
+    from phalanx.runtime.memory.mapping import WorkerExchange
 
     from .termination import FatalExit
 
@@ -55,7 +55,7 @@ class ReplyQueue:
         self._exchange = exchange
         self._rank = rank
         self._incarnation = incarnation
-        self._waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None] | None = None
+        self._waiting: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
         self._unsent = 0
 
@@ -64,23 +64,23 @@ class ReplyQueue:
         if result is None and not self._unsent:
             self._acknowledge(call)
         elif isinstance(result, AsyncOutput):
-            self._later(call, result.get_output)
+            self._later(lambda: self._resolve(call, result))
         elif self._unsent:
-            self._later(call, lambda: result)
+            self._later(lambda: self._send_result(call, result))
         else:
             self._send_result(call, result)
 
     def refuse(self, call: Frame, failed: Failed) -> None:
         """Answer *call* with the error of its method."""
         if self._unsent:
-            self._later(call, lambda: failed)
+            self._later(lambda: self._send_failed(call, failed))
         else:
             self._send_failed(call, failed)
 
     def skip(self, call: Frame) -> None:
         """Report that *call* was cancelled before it began."""
         if self._unsent:
-            self._later(call, lambda: _CANCELLED)
+            self._later(lambda: self._send(call, Kind.SKIPPED, None))
         else:
             self._send(call, Kind.SKIPPED, None)
 
@@ -107,17 +107,7 @@ class ReplyQueue:
 
     def note(self, call: Frame, kind: int, payload: Payload, flags: int = Flag.NONE) -> None:
         """Send *payload*, which is closed then, ahead of the answer to *call*."""
-        try:
-            packet = payload.packet(
-                kind,
-                epoch=call.epoch,
-                call_id=call.call_id,
-                incarnation=self._incarnation,
-                flags=flags,
-            )
-            send(self._sock, packet, payload.file)
-        finally:
-            payload.close()
+        self._send(call, kind, payload, flags)
 
     def close(self) -> None:
         """Send what is still being computed, then end the output thread."""
@@ -127,7 +117,8 @@ class ReplyQueue:
             waiting.put(None)
             self._thread.join()
 
-    def _later(self, call: Frame, get: Callable[[], Any]) -> None:
+    def _later(self, send: Callable[[], None]) -> None:
+        """Have *send* called on the output thread, after what was put off before it."""
         with self._lock:
             self._unsent += 1
             if self._waiting is None:
@@ -136,27 +127,24 @@ class ReplyQueue:
                     target=self._run, args=(self._waiting,), name="phalanx-output", daemon=True
                 )
                 self._thread.start()
-        self._waiting.put((call, get))
+        self._waiting.put(send)
 
-    def _run(self, waiting: queue.SimpleQueue[tuple[Frame, Callable[[], Any]] | None]) -> None:
-        while (item := waiting.get()) is not None:
-            call, get = item
-            try:
-                try:
-                    result = get()
-                finally:
-                    self._fatal_exit.end_copy()
-            except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
-                self._send_error(call, error)
-            else:
-                if result is _CANCELLED:
-                    self._send(call, Kind.SKIPPED, None)
-                elif isinstance(result, Failed):
-                    self._send_failed(call, result)
-                else:
-                    self._send_result(call, result)
+    def _run(self, waiting: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (send := waiting.get()) is not None:
+            send()
             with self._lock:
                 self._unsent -= 1
+
+    def _resolve(self, call: Frame, output: AsyncOutput) -> None:
+        try:
+            try:
+                result = output.get_output()
+            finally:
+                self._fatal_exit.end_copy()
+        except BaseException as error:  # noqa: BLE001  # it is that call's error, no more
+            self._send_error(call, error)
+        else:
+            self._send_result(call, result)
 
     def _send_result(self, call: Frame, result: Any) -> None:
         wanted = call.extra in (EVERY_RANK, self._rank) and not call.flags & Flag.TELL
@@ -197,7 +185,9 @@ class ReplyQueue:
     def _send(
         self, call: Frame, kind: int, encoded: Any, flags: int = Flag.NONE, extra: int = EVERY_RANK
     ) -> None:
-        payload = Payload.of(encoded, self._exchange.arena)
+        payload: Payload = encoded
+        if not isinstance(encoded, Payload):
+            payload = Payload.of(encoded, self._exchange.arena)
         try:
             packet = payload.packet(
                 kind,
@@ -217,5 +207,4 @@ class ReplyQueue:
             payload.close()
 
 
-_CANCELLED: Final[Any] = object()
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from phalanx.runtime.devices.lease import Lease
+from phalanx.runtime.devices.allocation import Lease
 from phalanx.runtime.devices.pool import DevicePool
 
 GIB = 1 << 30

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.runtime.threads.bounded_call import BoundedCaller, Unanswered
+from phalanx.runtime.devices.inventory import BoundedCaller, Unanswered
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from tests.support.device_pools import release
 
+from phalanx.runtime.devices.allocation import Request
 from phalanx.runtime.devices.gpu import Gpu, visible
-from phalanx.runtime.devices.inventory import ProcInventory, find_gpus
-from phalanx.runtime.devices.lease import Request
-from phalanx.runtime.devices.nvml import NvmlInventory
+from phalanx.runtime.devices.inventory import NvmlInventory, ProcInventory, find_gpus
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
 from phalanx.testing import FakeGpus

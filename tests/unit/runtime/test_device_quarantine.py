@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 from tests.support.device_pools import GIB, quarantined, release
 from tests.support.processes import soon
 
-from phalanx.runtime.devices.events import DeviceQuarantined, DeviceRestored
+from phalanx.runtime.devices.device import DeviceQuarantined, DeviceRestored
 from phalanx.runtime.devices.gpu import Fault
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.supervision import NoDevice, SpecError
@@ -125,7 +126,10 @@ def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
     heard: list[Any] = []
     logged: list[Any] = []
-    forget = [pool.subscribe(heard.append, logged.append) for _ in range(2)]
+    forget = [
+        pool.subscribe(partial(heard.append), logged.append)  # one of its own each
+        for _ in range(2)
+    ]
 
     pool.quarantine(0, "test")
     forget[0]()
