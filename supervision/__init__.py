@@ -17,7 +17,6 @@ from .core.notices import ChildExited as ChildExited
 from .core.notices import ChildLost as ChildLost
 from .core.notices import ChildStarted as ChildStarted
 from .core.notices import ChildStartFailed as ChildStartFailed
-from .core.notices import HandleFailed as HandleFailed
 from .core.notices import Notice as Notice
 from .core.notices import SupervisorBegan as SupervisorBegan
 from .core.notices import SupervisorExited as SupervisorExited

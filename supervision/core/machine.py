@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, Any, TypeAlias, assert_never, cast
@@ -30,7 +30,7 @@ from phalanx.supervision.errors import (
 from . import messages as msg
 from . import notices
 from .decider import Directive
-from .policy import SHUTDOWN, AutoShutdown, ExitKind, ExitReason, Restart, Strategy
+from .policy import AutoShutdown, ExitKind, ExitReason, Restart, Strategy
 from .spec import BRUTAL_KILL
 
 if TYPE_CHECKING:
@@ -39,10 +39,6 @@ if TYPE_CHECKING:
 
 SIGTERM = 15  # its number everywhere; importing `signal` is for code with effects
 ROUNDING = 1e-6  # seconds; sums of times are not exact
-
-
-class StartTookTooLong(TimeoutError):
-    """The start function did not return within ``start_within``."""
 
 
 class Status(StrEnum):
@@ -92,7 +88,6 @@ class Child:
         since: When it was last started, asked to end or killed, in seconds of `handle`'s clock.
         attempt: Restarts in a row without a healthy time, for the back-off.
         ticket: The retry that is due next; 0 for one without delay.
-        has_progressed: This incarnation has been of use.
         fruitless: Restarts in a row that were of no use.
         last_exit: None if it has never ended.
     """
@@ -106,7 +101,6 @@ class Child:
     since: float = 0.0
     attempt: int = 0
     ticket: int = 0
-    has_progressed: bool = False
     fruitless: int = 0
     last_exit: ExitReason | None = None
 
@@ -185,8 +179,6 @@ class SupervisorMachine:
         self._now, self._actions = now, []
         if self.ended is not None:
             self._refuse(event)
-        elif isinstance(event, msg.Progressed):
-            self._progressed(event)
         elif isinstance(event, msg.AlarmRang):
             if event.alarm == self._alarm:
                 self._resume(event)
@@ -195,6 +187,8 @@ class SupervisorMachine:
         elif not isinstance(event, msg.Outcome):  # one of an abandoned start is void
             if isinstance(event, msg.Exited) and (child := self._running(event)) is not None:
                 child.has_exited = True
+                if event.was_useful:
+                    child.fruitless = 0
             self._mailbox.append(event)
         while self._operation is None and self._mailbox:
             self._operation = self._begun(self._mailbox.popleft())
@@ -233,11 +227,12 @@ class SupervisorMachine:
         serial = self._number()
         self._actions.append(msg.StartChild(child.key, serial, child.incarnation, child.spec))
         limit = math.inf if child.spec.start_within is None else child.spec.start_within
-        match (yield from self._receive((serial,), limit)):
+        self._awaited = (serial,)
+        self._set_alarm(limit)
+        match (yield):
             case msg.Started():
                 self._announce(notices.ChildStarted, child.incarnation, child=child)
                 child.status, child.serial, child.since = Status.RUNNING, serial, self._now
-                child.has_progressed = False
                 return None
             case msg.StartIgnored():
                 is_temporary = child.spec.restart is Restart.TEMPORARY
@@ -247,7 +242,7 @@ class SupervisorMachine:
                 pass
             case _:  # the alarm
                 self._actions.append(msg.AbandonStart(child.key, serial))
-                error = StartTookTooLong(f"{child.key}: not started within {limit:g} s")
+                error = TimeoutError(f"{child.key}: not started within {limit:g} s")
         text = error_text(error)
         self._announce(notices.ChildStartFailed, child.incarnation, text, child=child)
         child.status = Status.UNDEFINED
@@ -265,15 +260,8 @@ class SupervisorMachine:
 
     def _stop(self, child: Child, *, forget: bool) -> Operation:
         """Stop *child*: OTP's ``shutdown/1``. One whose exit is in the mailbox is stopped."""
-        if child.status is not Status.RUNNING or child.has_exited:
-            self._not_running(child, forget=forget)
-            return
-        self._tell_to_end(child)
-        event = yield from self._receive((child.serial,), child.patience)
-        if not isinstance(event, msg.Exited) and child.is_to_be_killed:
-            self._kill(child)
-            event = yield from self._receive((child.serial,), child.patience)
-        self._gone(child, event)
+        if child.status is Status.RUNNING and not child.has_exited:
+            yield from self._stop_together([child])
         self._not_running(child, forget=forget)
 
     def _stop_all(self, keys: Iterable[str], *, forget_temporary: bool = True) -> Operation:
@@ -283,23 +271,20 @@ class SupervisorMachine:
                 is_temporary = child.spec.restart is Restart.TEMPORARY
                 yield from self._stop(child, forget=is_temporary and forget_temporary)
 
-    def _stop_instances(self) -> Operation:
-        """Stop all instances at once: OTP's ``terminate_dynamic_children``."""
-        left = {
-            child.serial: child
-            for child in self.children.values()
-            if child.has_process and not child.has_exited
-        }
+    def _stop_together(self, children: Iterable[Child]) -> Operation:
+        """Stop *children*, which run, at once; for instances: ``terminate_dynamic_children``."""
+        self._awaited = left = {child.serial: child for child in children}
         for child in left.values():
-            self._tell_to_end(child)
-        self._awaited = left
+            if child.spec.shutdown is BRUTAL_KILL:
+                self._kill(child)
+            else:
+                child.status, child.since = Status.STOPPING, self._now
+                self._actions.append(msg.TerminateChild(child.key, child.serial))
         self._set_alarm(min((child.patience for child in left.values()), default=math.inf))
         while left:
             event = yield
             if isinstance(event, msg.Exited):
-                child = left.pop(event.serial)
-                self._gone(child, event)
-                del self.children[child.key]
+                self._gone(left.pop(event.serial), event)
             else:
                 self._set_alarm(self._lose_patience(left))
 
@@ -313,39 +298,26 @@ class SupervisorMachine:
                 self._kill(child)
                 rest = child.patience
             elif rest < ROUNDING:
-                self._gone(child, None)
-                del left[child.serial], self.children[child.key]
+                self._gone(left.pop(child.serial), None)
                 continue
             soonest = min(soonest, rest)
         return soonest
-
-    def _tell_to_end(self, child: Child) -> None:
-        if child.spec.shutdown is BRUTAL_KILL:
-            self._kill(child)
-        else:
-            child.status, child.since = Status.STOPPING, self._now
-            self._actions.append(msg.TerminateChild(child.key, child.serial, SHUTDOWN))
 
     def _kill(self, child: Child) -> None:
         child.status, child.since = Status.KILLED, self._now
         self._actions.append(msg.KillChild(child.key, child.serial))
 
-    def _receive(
-        self, serials: Collection[int], within: float
-    ) -> Generator[None, msg.Event, msg.Event]:
-        """Wait for an outcome or exit with one of *serials*, or for an alarm *within* seconds."""
-        self._set_alarm(within)
-        self._awaited = serials
-        return (yield)
-
-    def _gone(self, child: Child, event: msg.Event | None) -> None:
+    def _gone(self, child: Child, event: msg.Exited | None) -> None:
         """Announce the end of a child that was asked to end; without an exit it is lost."""
-        if isinstance(event, msg.Exited):
-            child.last_exit = event.reason
-            self._announce_exit(child, "was told to stop")
-        else:
+        child.status = Status.UNDEFINED
+        if event is None:
             waited = self._now - child.since
             self._announce(notices.ChildLost, child.incarnation, waited, child=child)
+        else:
+            child.last_exit = event.reason
+            if event.was_useful:
+                child.fruitless = 0
+            self._announce_exit(child, "was told to stop")
 
     def _not_running(self, child: Child, *, forget: bool) -> None:
         child.status, child.has_exited = Status.UNDEFINED, False
@@ -370,7 +342,11 @@ class SupervisorMachine:
     ) -> Operation:
         """Stop every child, then end with *reason*; *failed* is the child that did not start."""
         if self.spec.strategy.has_instances:
-            yield from self._stop_instances()
+            instances = self.children.values()
+            yield from self._stop_together(
+                one for one in instances if one.has_process and not one.has_exited
+            )
+            self.children.clear()
         else:
             yield from self._stop_all(self.children, forget_temporary=False)
         if failed is None:
@@ -401,7 +377,7 @@ class SupervisorMachine:
             directive = self.spec.decider.directive(
                 reason, child.spec.id, failed=lambda error: self._decider_failed(child, error)
             )
-        child.fruitless += child.incarnation > 1 and not child.has_progressed
+        child.fruitless += child.incarnation > 1 and not event.was_useful
         child.last_exit, child.has_exited = reason, False
         outcome = verdict(child.spec.restart, reason, directive)
         match outcome:
@@ -432,11 +408,6 @@ class SupervisorMachine:
     def _decider_failed(self, child: Child, error: BaseException) -> None:
         self._announce(notices.CallbackFailed, "decider", error_text(error), child=child)
 
-    def _progressed(self, event: msg.Progressed) -> None:
-        child = self.children.get(event.child)
-        if child is not None and child.serial == event.serial and not child.has_progressed:
-            child.has_progressed, child.fruitless = True, 0
-
     def _shuts_down_after(self, child: Child) -> bool:
         """Return whether the end of *child* for good ends the supervisor."""
         match self.spec.auto_shutdown:
@@ -462,9 +433,17 @@ class SupervisorMachine:
         *healthy_for* is None after a failed start; a *free* restart does not count.
         """
         window = self.window if free else self.window.admit(self._now)
-        why = self._why_no_more(child, window)
+        limit, most = self.spec.fruitless_limit, self.spec.intensity
+        why = ""
+        if limit is not None and child.fruitless >= limit:
+            why = f"{child.key} was restarted {limit} times in a row and was of no use"
+        elif window is None:
+            why = f"more than {most.max_restarts} restarts in {most.period:g} s"
         if healthy_for is not None:
-            self._announce_exit(child, self._account(window, why, free=free))
+            count = ", not counted: preempted"
+            if not free and window is not None:
+                count = f" {len(window.spent)} of {most.max_restarts} in {most.period:g} s"
+            self._announce_exit(child, f"gave up: {why}" if why else f"restart{count}")
         if why or window is None:
             yield from self._give_up(child, why)
             return
@@ -477,25 +456,9 @@ class SupervisorMachine:
         child.status, child.ticket = Status.RESTARTING, self._number()
         self._actions.append(msg.RetryLater(child.key, child.ticket, child.attempt))
 
-    def _why_no_more(self, child: Child, window: RestartWindow | None) -> str:
-        limit, allowed = self.spec.fruitless_limit, self.spec.intensity
-        if limit is not None and child.fruitless >= limit:
-            return f"{child.key} was restarted {limit} times in a row and was of no use"
-        if window is None:
-            return f"more than {allowed.max_restarts} restarts in {allowed.period:g} s"
-        return ""
-
-    def _account(self, window: RestartWindow | None, why: str, *, free: bool) -> str:
-        if why:
-            return f"gave up: {why}"
-        if free or window is None:
-            return "restart, not counted: preempted"
-        allowed = self.spec.intensity
-        return f"restart {len(window.spent)} of {allowed.max_restarts} in {allowed.period:g} s"
-
     def _start_again(self, child: Child) -> Operation:
         affected = self._affected(child)
-        if affected != [child.key]:
+        if len(affected) > 1:
             yield from self._stop_all(affected)
         failed = yield from self._start_all(affected)
         if failed is None:
@@ -517,18 +480,9 @@ class SupervisorMachine:
         else:
             yield from self._restart(child)
 
-    def _affected(self, child: Child) -> list[str]:
+    def _affected(self, child: Child) -> Sequence[str]:
         """Return the keys of the children that are restarted with *child*, in start order."""
-        match self.spec.strategy:
-            case Strategy.ONE_FOR_ONE | Strategy.SIMPLE_ONE_FOR_ONE | Strategy.DYNAMIC:
-                return [child.key]
-            case Strategy.ONE_FOR_ALL:
-                return list(self.children)
-            case Strategy.REST_FOR_ONE:
-                keys = list(self.children)
-                return keys[keys.index(child.key) :]
-            case _:
-                assert_never(self.spec.strategy)
+        return self.spec.strategy.tied(list(self.children), child.key)
 
     # --- requests: ``handle_call`` --------------------------------------------------------
 
@@ -665,7 +619,7 @@ class SupervisorMachine:
     ) -> None:
         """Announce *kind* about the supervisor, or about *child*, with its further *values*."""
         path = self.path if child is None else f"{self.path}/{child.key}"
-        self._actions.append(msg.Announce(kind(path, self._now, *values)))
+        self._actions.append(kind(path, self._now, *values))
 
     def _announce_exit(self, child: Child, decision: str) -> None:
         values = child.incarnation, child.last_exit, decision

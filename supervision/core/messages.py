@@ -1,6 +1,7 @@
 """Messages of a supervisor: the events that its machine handles, its actions, its answers.
 
 - Closed unions of values. Performing an action never blocks; what follows comes back as an event.
+  A notice is an action too: it goes to the log and the subscribers.
 - A *serial* names one start of one child, unique in the life of its supervisor, as a pid does in
   OTP: an exit with the serial of an earlier start is recognised and ignored.
 - The outcome of a start is delivered before the exit of what was started.
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .notices import Notice
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .decider import Directive
     from .machine import SupervisorMachine
-    from .notices import Notice
     from .policy import ChildType, ExitReason
     from .spec import ChildSpec
 
@@ -78,11 +80,8 @@ class AbandonStart(OfStart):
     """The start took too long: kill what it still returns."""
 
 
-@dataclass(frozen=True, slots=True)
 class TerminateChild(OfStart):
     """Ask the child to end; its exit comes back."""
-
-    reason: ExitReason
 
 
 class KillChild(OfStart):
@@ -134,13 +133,6 @@ class Exit:
 
 
 @dataclass(frozen=True, slots=True)
-class Announce:
-    """Pass *notice* to the log and the subscribers."""
-
-    notice: Notice
-
-
-@dataclass(frozen=True, slots=True)
 class Booted:
     """The supervisor begins: it starts its children."""
 
@@ -166,14 +158,11 @@ class NotStarted(Outcome):
 
 @dataclass(frozen=True, slots=True)
 class Exited(OfStart):
-    """A child has ended, by itself or on request."""
+    """A child has ended, by itself or on request; *was_useful*: it has served a call."""
 
     reason: ExitReason
     directive: Directive | None = None
-
-
-class Progressed(OfStart):
-    """A child has been of use: it served a call."""
+    was_useful: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +213,7 @@ Action: TypeAlias = (
     | BecomeReady
     | FailStart
     | Exit
-    | Announce
+    | Notice
 )
 Event: TypeAlias = (
     Booted
@@ -232,7 +221,6 @@ Event: TypeAlias = (
     | StartIgnored
     | NotStarted
     | Exited
-    | Progressed
     | RetryDue
     | AlarmRang
     | StopRequested

@@ -71,17 +71,11 @@ class ChildLost(Notice):
 
 
 @dataclass(frozen=True, slots=True)
-class HandleFailed(Notice):
-    """``terminate`` or ``kill`` of a child's handle raised; the limits of the stop still hold."""
-
-    event = "phalanx.handle_failed"
-    usual_level = "warning"
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
 class CallbackFailed(Notice):
-    """A user's *callback*, ``decider`` or ``monitor``, raised; the exception was dropped."""
+    """A *callback* of a user raised, and the exception was dropped.
+
+    It is a ``decider``, a ``monitor``, or the ``handle`` of a child: the limits of its stop hold.
+    """
 
     event = "phalanx.callback_failed"
     usual_level = "warning"

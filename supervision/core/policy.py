@@ -15,9 +15,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TYPE_CHECKING, TypeVar
 
 from phalanx.supervision.errors import SpecError
 from phalanx.supervision.validate import check_count, check_number, check_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Child = TypeVar("_Child")
 
 
 class Strategy(StrEnum):
@@ -33,6 +39,16 @@ class Strategy(StrEnum):
     def has_instances(self) -> bool:
         """Whether children are numbered instances that come and go, without an order."""
         return self in (Strategy.SIMPLE_ONE_FOR_ONE, Strategy.DYNAMIC)
+
+    def tied(self, children: Sequence[_Child], failed: _Child) -> Sequence[_Child]:
+        """Return those of *children*, in start order, that are restarted with *failed*."""
+        match self:
+            case Strategy.ONE_FOR_ALL:
+                return children
+            case Strategy.REST_FOR_ONE:
+                return children[children.index(failed) :]
+            case _:
+                return (failed,)
 
 
 class Restart(StrEnum):

@@ -177,13 +177,7 @@ class GroupState:
 
     def tied_to(self, ranks: frozenset[int]) -> frozenset[int]:
         """Return *ranks* and those that are restarted with them."""
-        match self.strategy:
-            case Strategy.ONE_FOR_ALL:
-                return frozenset(range(len(self.ranks)))
-            case Strategy.REST_FOR_ONE:
-                return frozenset(range(min(ranks), len(self.ranks)))
-            case _:
-                return ranks
+        return ranks.union(self.strategy.tied(range(len(self.ranks)), min(ranks)))
 
     def replaced_after(self, dead: int) -> frozenset[int]:
         """Return who is started anew after *dead* has died."""

@@ -20,8 +20,8 @@ import pykka
 
 from phalanx.supervision.core import messages as msg
 from phalanx.supervision.core.machine import Status, SupervisorMachine
-from phalanx.supervision.core.notices import SupervisorExited
-from phalanx.supervision.core.policy import KILLED, ExitKind, ExitReason
+from phalanx.supervision.core.notices import Notice, SupervisorExited
+from phalanx.supervision.core.policy import KILLED, SHUTDOWN, ExitKind, ExitReason
 from phalanx.supervision.core.snapshot import snapshot_of
 from phalanx.supervision.core.spec import SupervisorSpec, actor_class
 from phalanx.supervision.errors import SupervisorDown, error_text
@@ -48,6 +48,7 @@ class SupervisorActor(ProtectedActor):
     Attributes:
         machine: Its decisions, and the state of its children.
         services: Those of its tree.
+        on_use: Called when one of its children has been of use, from any thread.
         thread: Its thread, once it runs.
         is_over: It has ended for its owner; its thread may still run.
         ended: The reason of its end, once the owner has it.
@@ -61,7 +62,7 @@ class SupervisorActor(ProtectedActor):
         *,
         on_start: Callable[[BaseException | None], None],
         on_exit: Callable[[ExitReason], None],
-        on_use: Callable[[], None] | None = None,
+        on_use: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__()
         self.machine = SupervisorMachine(spec, path, services.instances.get(path, 0))
@@ -69,7 +70,7 @@ class SupervisorActor(ProtectedActor):
         self.thread: threading.Thread | None = None
         self.is_over = False
         self.ended: ExitReason | None = None
-        self._on_start, self._on_exit, self._on_use = on_start, on_exit, on_use
+        self.on_use, self._on_start, self._on_exit = on_use, on_start, on_exit
         self._lock = threading.Lock()
         # Held while the machine decides or is shown; reentrant, for deciders that take a snapshot.
         self._deciding = threading.RLock()
@@ -158,8 +159,6 @@ class SupervisorActor(ProtectedActor):
         elif isinstance(event, msg.Request):
             starts = list(self._starts.values())
             event = replace(event, dead=frozenset(one.serial for one in starts if one.has_ended))
-        elif isinstance(event, msg.Progressed) and self._on_use is not None:
-            self._on_use()
         path, known = self.machine.path, len(self.machine.children)
         with self._deciding:
             # Time is that of the handling, as in OTP: a late look at the mailbox is a late restart.
@@ -177,8 +176,8 @@ class SupervisorActor(ProtectedActor):
                 self._start(action)
             case msg.AbandonStart(key):
                 self._abandon(key)
-            case msg.TerminateChild(key, _, reason):
-                self._starts[key].terminate(reason)
+            case msg.TerminateChild(key):
+                self._starts[key].terminate(SHUTDOWN)
             case msg.KillChild(key):
                 self._starts[key].kill()
             case msg.RetryLater():
@@ -199,8 +198,8 @@ class SupervisorActor(ProtectedActor):
             case msg.Exit(reason):
                 self._finish(reason)
                 self.stop()
-            case msg.Announce(notice):
-                self.services.announce(notice)
+            case Notice():
+                self.services.announce(action)
             case _:
                 assert_never(action)
 

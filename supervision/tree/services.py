@@ -201,7 +201,7 @@ class TreeServices:
                     self._logger().exception("phalanx.subscriber_failed", notice=notice.event)
 
     def callback_failed(self, path: str, callback: str, error: BaseException) -> None:
-        """Announce that a *callback* of *path*, ``decider`` or ``monitor``, raised."""
+        """Announce that a *callback* of *path* raised (`CallbackFailed`)."""
         self.announce(CallbackFailed(path, self.clock(), callback, error_text(error)))
 
     def _logged(self, notice: Notice) -> None:

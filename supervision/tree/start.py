@@ -12,10 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.notices import HandleFailed, Notice
 from phalanx.supervision.core.policy import SHUTDOWN, ExitReason
 from phalanx.supervision.core.spec import IGNORE, ChildHandle
-from phalanx.supervision.errors import error_text
 
 from .monitors import Lifeline
 
@@ -23,14 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.supervision.core.decider import Cause, Directive
+    from phalanx.supervision.core.notices import Notice
     from phalanx.supervision.core.snapshot import SupervisorSnapshot
     from phalanx.supervision.core.spec import StartFunction
 
     from .actor import SupervisorActor
-
-
-class BadStart(TypeError):
-    """A start function returned a value that is neither a handle nor `IGNORE`."""
 
 
 class StartContext:
@@ -56,12 +51,12 @@ class StartContext:
         self.nested: SupervisorActor | None = None
         self.lifeline = Lifeline(self.path, self.terminate, above.services.callback_failed)
         self._decider = above.machine.spec.decider
-        self._post = above.post
+        self._post, self._on_use = above.post, above.on_use
         self._services = above.services
         self._lock = threading.Lock()
         self._is_settled = False  # the outcome of the start is known
         self._is_up = False  # and the supervisor has been sent that it succeeded
-        self._is_useful = False
+        self._was_useful = False
         self._abandoned: ExitReason | None = None
         self._end: tuple[ExitReason, Directive | None] | None = None
 
@@ -76,18 +71,14 @@ class StartContext:
             self._end = (reason, directive)
             is_due = self._is_up and self._abandoned is None
         if is_due:
-            self._post(msg.Exited(self.key, self.serial, reason, directive))
+            self._post_end(reason, directive)
         self.lifeline.end(reason)
 
     def progressed(self) -> None:
         """Report that this incarnation has been of use: it served a call."""
-        if self._is_useful:
-            return
-        with self._lock:
-            is_due = self._is_up and not self._is_useful
-            self._is_useful = True
-        if is_due:
-            self._post(msg.Progressed(self.key, self.serial))
+        if not self._was_useful:
+            self._was_useful = True
+            self._on_use()
 
     def snapshot(self) -> SupervisorSnapshot:
         """Return the whole tree that this child is part of, as it is now."""
@@ -116,7 +107,7 @@ class StartContext:
             returned = start(self, *self.spec.args)
             if returned is not IGNORE and not isinstance(returned, ChildHandle):
                 text = f"{self.path}: start returned {returned!r}, not a handle or IGNORE"
-                raise BadStart(text)  # noqa: TRY301 # it is the outcome of the start, as what it raises
+                raise TypeError(text)  # noqa: TRY301 # it is the outcome of the start, as what it raises
         except BaseException as error:  # noqa: BLE001 # SystemExit in a start fails this start only
             self.settle(None, error)
         else:
@@ -141,12 +132,12 @@ class StartContext:
             # From here on other threads may post what a supervisor expects of a child that runs.
             with self._lock:
                 self._is_up = True
-                is_useful, end = self._is_useful, self._end
-            if is_useful:
-                self._post(msg.Progressed(self.key, self.serial))
+                end = self._end
             if end is not None:
-                reason, directive = end
-                self._post(msg.Exited(self.key, self.serial, reason, directive))
+                self._post_end(*end)
+
+    def _post_end(self, reason: ExitReason, directive: Directive | None) -> None:
+        self._post(msg.Exited(self.key, self.serial, reason, directive, self._was_useful))
 
     def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
         """Post nothing from now on; end the child, also one that starts later."""
@@ -179,5 +170,4 @@ class StartContext:
         try:
             method()
         except BaseException as error:  # noqa: BLE001 # a bad handle must not end the supervisor
-            now = self._services.clock()
-            self._services.announce(HandleFailed(self.path, now, error_text(error)))
+            self._services.callback_failed(self.path, "handle", error)

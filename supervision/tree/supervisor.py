@@ -171,7 +171,7 @@ class SupervisorView:
         def __getattr__(self, name: str) -> Any:  # names that still work
             if name not in _RENAMED:
                 raise AttributeError(f"a supervisor has no attribute {name!r}")
-            text = f"Supervisor.{name} is now {_RENAMED[name]}"
+            text = f"phalanx: Supervisor.{name} is deprecated: write {_RENAMED[name]}"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             return getattr(self, _RENAMED[name])
 

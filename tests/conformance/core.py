@@ -11,13 +11,12 @@ from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, SupervisorSpec
+from phalanx.supervision import KILLED, SHUTDOWN, ChildSpec, ExitReason, Notice, SupervisorSpec
 from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
     AlarmRang,
-    Announce,
     BecomeReady,
     Booted,
     Event,
@@ -208,8 +207,8 @@ class CoreWorld:
         match action:
             case StartChild(key, serial, _, spec):
                 self._start(sup, key, serial, spec)
-            case TerminateChild(key, serial, reason):
-                self._terminate(sup, key, serial, reason)
+            case TerminateChild(key, serial):
+                self._terminate(sup, key, serial)
             case KillChild(key, serial):
                 process = sup.children[key]
                 assert process.serial == serial, "a kill names the living incarnation"
@@ -233,7 +232,7 @@ class CoreWorld:
             case FailStart(error):
                 sup.alive, sup.error = False, error
                 self.events.append(["stop", sup.path, sup.n, "start_failed"])
-            case BecomeReady() | Announce() | AbandonStart():
+            case BecomeReady() | Notice() | AbandonStart():
                 pass
 
     def _start(self, sup: Sup, key: str, serial: int, spec: ChildSpec) -> None:
@@ -281,14 +280,14 @@ class CoreWorld:
         self._pump(sup)
         return sup
 
-    def _terminate(self, sup: Sup, key: str, serial: int, reason: ExitReason) -> None:
+    def _terminate(self, sup: Sup, key: str, serial: int) -> None:
         process = sup.children[key]
         assert process.serial == serial, "a stop names the living incarnation"
         if not process.alive:
             return  # its exit is in the inbox
         if isinstance(process, Sup):
             process.was_told = True
-            process.inbox.append(StopRequested(reason))
+            process.inbox.append(StopRequested(SHUTDOWN))
             self._pump(process)
             return
         match process.node.get("on_shutdown", "clean"):

@@ -20,6 +20,7 @@ from phalanx.supervision import (
     ExitKind,
     ExitReason,
     Intensity,
+    Notice,
     Restart,
     Shutdown,
     Strategy,
@@ -30,7 +31,6 @@ from phalanx.supervision.core.messages import (
     AbandonStart,
     Action,
     AlarmRang,
-    Announce,
     BecomeReady,
     Booted,
     Event,
@@ -255,7 +255,7 @@ class World:
             case Exit() | FailStart():
                 self.over = True
                 assert not [p for p in self.alive() if not p.killed], "children outlive it"
-            case BecomeReady() | Announce():
+            case BecomeReady() | Notice():
                 pass
 
     def on_start(self, key: str, serial: int, spec: ChildSpec) -> None:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from phalanx.supervision import SHUTDOWN, ChildSpec, Strategy, SupervisorSpec
+from phalanx.supervision import (
+    KILLED,
+    SHUTDOWN,
+    ChildSpec,
+    Intensity,
+    Strategy,
+    SupervisorSpec,
+)
 from phalanx.supervision.core.machine import SupervisorMachine
 from phalanx.supervision.core.messages import (
     AlarmRang,
     Booted,
+    Event,
+    Exited,
     KillChild,
     Request,
     SetAlarm,
     StartChild,
     Started,
     StopRequested,
+    TerminateChild,
 )
 
 
@@ -39,3 +49,27 @@ def test_instances_whose_time_is_over_are_killed_in_start_order() -> None:
 
     killed = [action.child for action in actions if isinstance(action, KillChild)]
     assert killed == [f"w#{number}" for number in range(1, 13)]
+
+
+def test_a_use_counts_also_if_the_child_is_stopped_for_a_sibling() -> None:
+    spec = SupervisorSpec(
+        "top",
+        Strategy.ONE_FOR_ALL,
+        Intensity(9, 60.0),
+        [ChildSpec("a", start), ChildSpec("b", start)],
+        fruitless_limit=2,
+    )
+    machine = SupervisorMachine(spec)
+
+    def deliver(event: Event) -> None:
+        for action in machine.handle(event, 0.0):
+            if isinstance(action, StartChild):
+                deliver(Started(action.child, action.serial))
+            elif isinstance(action, TerminateChild):
+                deliver(Exited(action.child, action.serial, SHUTDOWN, was_useful=True))
+
+    deliver(Booted())
+    for ended in ("a", "b", "a", "b"):  # each is stopped, of use, between two ends of its own
+        deliver(Exited(ended, machine.children[ended].serial, KILLED))
+
+    assert machine.ended is None

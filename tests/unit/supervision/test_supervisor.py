@@ -35,13 +35,13 @@ from phalanx.supervision import (
     BRUTAL_KILL,
     IGNORE,
     KILLED,
+    CallbackFailed,
     ChildExited,
     ChildLost,
     ChildRefused,
     ChildSpec,
     ExitKind,
     ExitReason,
-    HandleFailed,
     Intensity,
     Notice,
     Restart,
@@ -268,7 +268,7 @@ def test_a_handle_that_raises_costs_its_siblings_nothing(
 
     top.close(timeout=LIMIT)
 
-    assert [n.error for n in notices.seen if isinstance(n, HandleFailed)] == [repr(error)]
+    assert [n.error for n in notices.seen if isinstance(n, CallbackFailed)] == [repr(error)]
     assert bad.told.get(timeout=LIMIT) == "kill"
     assert good.told.get(timeout=LIMIT) == "terminate"
 
