@@ -118,7 +118,7 @@ class Session:
         self._journal.write(DriverStarted(at=now(), number=self.number, pid=os.getpid()))
         closed = True
         try:
-            with installed(self._probe), self._leaks.tracking():
+            with installed(self._probe):
                 try:
                     self._built = self._build()
                     if self._built is not None:

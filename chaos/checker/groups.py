@@ -13,7 +13,6 @@ from phalanx.chaos.history.events import (
     ChangePlanned,
     Event,
     FaultInjected,
-    GroupDown,
     GroupEnded,
     GroupUp,
     LeakFound,
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from .checker import Findings
 
 _EDGE = 0.25  # seconds by which the time of a death in a report may differ from the one counted
+_TICKS = 0.02  # seconds by which a process may look older than it is
 _NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds on an idle machine
 _WARM = 10  # calls in which a worker opens what it needs, and within which counts differ
 _MOST_DESCRIPTORS = 64  # arbitrary; libraries open some when they are first used
@@ -59,7 +59,6 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
     ready: set[int] = set()
     causes: dict[int, list[Event]] = defaultdict(list)
     deaths: list[RankDied] = []
-    epochs: dict[tuple[int | None, int], int] = {}  # (rank, incarnation): the group's at its death
     for event in events:
         match event:
             case RankDied(rank=int(dead)):
@@ -73,9 +72,6 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                 for rank in taken:
                     causes[rank].append(event)
                 ready.discard(dead)
-            case GroupDown() if deaths:
-                # A rank that outlived a restart dies under the epoch of its own start.
-                epochs[deaths[-1].rank, deaths[-1].incarnation] = event.epoch
             case ChangePlanned():
                 size = event.world_size or size
                 for rank in range(size) if event.world_size else event.ranks:
@@ -96,7 +92,7 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                     each
                     for each in causes[event.rank]
                     if isinstance(each, RankDied)
-                    and epochs.get((each.rank, each.incarnation), each.epoch) >= event.epoch
+                    and each.epoch >= event.epoch
                     and built.strategy != "one_for_one"
                 ]
                 ready.discard(event.rank)
@@ -198,12 +194,19 @@ def death_first(history: History) -> Findings:
             pids = ", ".join(map(str, started.outlived))
             yield f"{text} started beside pid {pids} of an earlier incarnation", (started,)
     exited = {each.worker: each for each in history.every(RankExited)}
+    # When the process was started; a standby is older than what it replaces.
+    since = {
+        each.worker: each.at - each.age + _TICKS
+        for each in history.every(WorkerStarted)
+        if not each.kept and not history.groups[each.group].standby
+    }
     latest: dict[tuple[str, int], RankStarted] = {}
     for event in history.every(RankStarted):
         before = latest.get((event.group, event.rank))
         latest[event.group, event.rank] = event
         end = None if before is None else exited.get(before.worker)
-        if before is not None and (end is None or end.at > event.at):
+        began = min(event.at, since.get(event.worker, event.at))
+        if before is not None and (end is None or end.at > began):
             text = f"rank {event.rank} of {event.group} was started as incarnation"
             text = f"{text} {event.incarnation} before the exit of {before.incarnation} was known"
             yield text, (before, event, *([] if end is None else [end]))

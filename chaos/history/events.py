@@ -309,6 +309,7 @@ class WorkerStarted(RankEvent):
     """A worker was about to run ``on_start``, or ``on_reform`` if *kept*."""
 
     pid: int
+    age: float = 0.0  # of its process, in seconds, and up to a tick too much
     rendezvous: str = ""
     kept: bool = False
     outlived: tuple[int, ...] = ()  # pids of earlier incarnations that still existed

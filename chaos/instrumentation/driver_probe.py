@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.history import events
 from phalanx.chaos.history.journal import now
-from phalanx.chaos.nemesis.worker_faults import is_claimed
 from phalanx.runtime import (
     GroupDown,
     GroupEnded,
@@ -124,15 +123,13 @@ class ObservedGroup:
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
     ) -> ObservedCall:
         """Observe a call that is being made."""
-        commands = self.probe.nemesis.call_commands(self, shape, rank)
-        call = InstrumentedCall(self.probe.next_call(), method, is_stream, commands)
+        del shape, rank  # `issued` has them
+        call = InstrumentedCall(self.probe.next_call(), method, is_stream)
         return ObservedCall(self, name, call)
 
     def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the probe of a worker, pickled."""
-        start = self.probe.nemesis.start_commands(self, rank) if incarnation > 1 else ()
-        folder = str(self.probe.folder)
-        return pickle.dumps(ProbedWorker(folder, self.name, rank, incarnation, start))
+        return pickle.dumps(ProbedWorker(self.probe.folder, self.name, rank, incarnation))
 
     def on_point(self, name: str, **fields: Any) -> None:
         """Record what histories have events of; pass injection points."""
@@ -248,10 +245,6 @@ class ObservedCall:
             deaths=tuple((each.rank, each.incarnation) for each in reports),
         )
         self._probe.count(outcome)
-        if commands := self.method.commands:
-            used = tuple(each for each in commands if is_claimed(self._probe.folder, each))
-            unused = tuple(each for each in commands if each not in used)
-            self._probe.nemesis.returned(used, unused)
 
     def _write(self, kind: type[events.Event], **what: Any) -> None:
         whose: dict[str, Any] = {"group": self._group.name, "call": self.method.call}

@@ -1,37 +1,32 @@
-"""The probe in a worker: records what really runs, and executes commands of the nemesis.
+"""The probe in a worker: records what really runs, and injects faults into its worker.
 
 Guarantees: the begin of a call is in the journal before its first line runs, and its end before the
-reply leaves, whatever becomes of the worker. A command is executed once, by one process, after it
-has been recorded. A reply says which call, rank, incarnation and sending it belongs to, so that the
-driver's book-keeping is not its own witness.
+reply leaves, whatever becomes of the worker; a fault, before it is injected. A reply says which
+call, rank, incarnation and sending it belongs to, so that the driver's book-keeping is not its own
+witness.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.actors import AsyncOutput
 from phalanx.chaos.history.events import CallBegan, CallEnded, WorkerStarted
 from phalanx.chaos.history.journal import Journal, now
-from phalanx.chaos.nemesis.worker_faults import (
-    ANY_RANK,
-    BEFORE,
-    INSTEAD,
-    FaultCommand,
-    claim,
-    inject_here,
-)
+from phalanx.chaos.nemesis.worker_faults import Orders, inject_here
 from phalanx.runtime import is_in_process_group, read_task
 
-from .leaks import WORKERS, keys_in, track_files
+from .leaks import WORKERS, keys_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from phalanx.actors import WorkerContext
+    from phalanx.chaos.nemesis.worker_faults import Moment
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +37,11 @@ class InstrumentedCall:
         call: The number of the call in the run.
         method: A method's name, or a callable.
         is_stream: Whether its result is consumed item by item.
-        commands: The faults that workers inject in it.
     """
 
     call: int
     method: str | Callable[..., Any]
     is_stream: bool = False
-    commands: tuple[FaultCommand, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,24 +56,16 @@ class TaggedReply:
     item: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedWorker:
-    """Which worker to observe; unpickles to its `WorkerProbe`.
+class ProbedWorker(NamedTuple):
+    """Which worker to observe; unpickles to its `WorkerProbe`."""
 
-    Attributes:
-        folder: Of the run.
-        commands: For its start.
-    """
-
-    folder: str
+    folder: Path
     group: str
     rank: int
     incarnation: int
-    commands: tuple[FaultCommand, ...] = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = (self.folder, self.group, self.rank, self.incarnation, self.commands)
-        return WorkerProbe, fields
+        return WorkerProbe, tuple(self)
 
 
 class WorkerProbe:
@@ -88,25 +73,25 @@ class WorkerProbe:
 
     def __init__(self, *worker: Any) -> None:
         self._worker = ProbedWorker(*worker)
-        self._folder = Path(self._worker.folder)
+        self._folder = self._worker.folder
+        self._orders = Orders(self._folder)
         name = f"{self._worker.group}-{self._worker.rank}".replace("/", "_")
         own = f"worker-{name}-{self._worker.incarnation}-{os.getpid()}"
         self._journal = Journal(self._folder, own)
         self._pids = f"{name}{WORKERS}"  # of all incarnations of this rank
-        track_files(self._folder)
         self._context: WorkerContext | None = None
         self._turn = 0
-        self._due: list[FaultCommand] = []
-        self.after_reply: Callable[[], None] = self._replied
+        self.after_reply: Callable[[], None] = lambda: self._obey("reply")
 
     def woke(self, context: WorkerContext, *, kept: bool) -> None:
-        """Record that this incarnation starts, or joins another epoch; run its start commands."""
+        """Record that this incarnation starts, or joins another epoch."""
         self._context = context
         where = context.rendezvous
         self._journal.write(
             WorkerStarted(
                 **self._whose(),
                 pid=os.getpid(),
+                age=_age(),
                 rendezvous="" if where is None else f"{where.address}:{where.port}/{where.prefix}",
                 kept=kept,
                 outlived=() if kept else tuple(self._outlived()),
@@ -114,8 +99,8 @@ class WorkerProbe:
         )
         if not kept:
             self._note(os.getpid())
-            for command in self._worker.commands:
-                self._execute(command)
+            if self._worker.incarnation > 1:
+                self._obey("start")
 
     def _outlived(self) -> Iterator[int]:
         """Yield the processes of earlier incarnations of this rank that still exist."""
@@ -145,16 +130,10 @@ class WorkerProbe:
             return run(method, args, kwargs)
         call = method
         self._begin(call, wire)
-        mine = [each for each in call.commands if each.rank in (self._worker.rank, ANY_RANK)]
-        self._due = [each for each in mine if each.is_after_reply]
-        now_due = [each for each in mine if not each.is_after_reply]
-        for command in now_due:
-            if command.fault.fault not in INSTEAD | BEFORE:
-                self._execute(command)
         try:
-            self._execute_all(now_due, BEFORE)
+            self._obey("begin")
             result = run(call.method, args, kwargs)
-            self._execute_all(now_due, INSTEAD)
+            self._obey("end")
         except BaseException as error:
             self._end(call, wire, type(error).__name__)
             raise
@@ -166,11 +145,6 @@ class WorkerProbe:
         if isinstance(result, AsyncOutput):
             return _TaggedOutput(result, lambda value: self._reply(call, wire, value))
         return self._reply(call, wire, result)
-
-    def _replied(self) -> None:
-        due, self._due = self._due, []
-        for command in due:
-            self._execute(command)
 
     def _items(self, call: InstrumentedCall, wire: int, made: Any) -> Iterator[Any]:
         try:
@@ -213,26 +187,27 @@ class WorkerProbe:
         worker = self._worker
         return {"group": worker.group, "rank": worker.rank, "incarnation": worker.incarnation}
 
-    # --- commands -----------------------------------------------------------------------
-
-    def _execute_all(self, commands: list[FaultCommand], faults: frozenset[str]) -> None:
-        for command in commands:
-            if command.fault.fault in faults:
-                self._execute(command)
-
-    def _execute(self, command: FaultCommand) -> None:
-        if not claim(self._folder, command.key):
+    def _obey(self, moment: Moment) -> None:
+        """Inject what is ordered of this rank at *moment*."""
+        order = self._orders.take(self._worker.group, self._worker.rank, moment)
+        if order is None:
             return
-        fault = command.fault
-        if command.driver is not None:
-            pid = command.driver.pid
-            self._journal.write(fault.injected(group=self._worker.group, pid=pid))
-            command.driver.inject(fault.fault, fault.seconds)
+        fault, driver = order
+        if driver is not None:
+            self._journal.write(fault.injected(group=self._worker.group, pid=driver.pid))
+            driver.inject(fault.fault, fault.seconds)
             return
         self._journal.write(fault.injected(**self._who(), pid=os.getpid()))
         child = inject_here(fault.fault, fault.seconds)
         if child is not None:
             self._note(child)
+
+
+def _age() -> float:
+    """Return how long ago this process was started, up to a tick too much."""
+    task = read_task(os.getpid())
+    assert task is not None
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - task.ticks / os.sysconf("SC_CLK_TCK")
 
 
 class _TaggedOutput(AsyncOutput):

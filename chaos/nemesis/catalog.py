@@ -40,8 +40,6 @@ class Fault:
         points: The injection points that it can have.
         lethal: Whether it ends its victim by itself.
         seconds: How long it lasts by default; 0.0 if it does not last.
-        recovery: The least time, in seconds, that a group needs to recover.
-        hangs: Whether it lasts until a limit ends it, in addition to *recovery*.
         needs: ``gpu`` or nothing.
     """
 
@@ -52,8 +50,6 @@ class Fault:
     points: tuple[str, ...] = ()
     lethal: bool = False
     seconds: float = 0.0
-    recovery: float = 1.0
-    hangs: bool = False
     needs: str = ""
 
     def refusal(self, target: str | None, point: str | None) -> SpecError | None:
@@ -92,22 +88,21 @@ FAULTS: Mapping[str, Fault] = {
     for fault in (
         _signal("kill", "SIGKILL", lethal=True),
         _signal("term", "SIGTERM", lethal=True),
-        _signal("stop", "SIGSTOP, and SIGCONT later", seconds=2.0, recovery=3.0),
+        _signal("stop", "SIGSTOP, and SIGCONT later", seconds=2.0),
         _call("segv", "a read from address 0: SIGSEGV", lethal=True),
         _call("exit", "os._exit(57) in a call", lethal=True),
         _call("raise", "an exception in place of the result", ("running",)),
         Fault("raise_before", "an exception before the method", "call", (), ("running",)),
-        _call("hang", "a loop in Python", seconds=20.0, hangs=True),
+        _call("hang", "a loop in Python", seconds=20.0),
         _call("memory", "allocation up to a limit (RLIMIT_AS)", ("running",)),
         _call("slow", "half a second more for a call", seconds=0.5),
-        Fault("start_raise", "an exception in the next start of a rank", "start", recovery=2.0),
+        Fault("start_raise", "an exception in the next start of a rank", "start"),
         _call("grandchild", "a process in a session of its own, which is not waited for"),
         Fault(
             "cuda_error",
             "a kernel that fails, after which the process cannot use its GPU",
             "call",
             points=("running",),
-            recovery=5.0,
             needs="gpu",
         ),
     )

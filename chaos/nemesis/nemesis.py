@@ -3,8 +3,8 @@
 Guarantees: a fault is recorded before it is injected; what was stopped continues, at the end of the
 run at the latest; a fault whose injection point did not come is reported as missed.
 
-Workers inject the faults of `worker_faults`, which reach them with the next call or start. The
-process that started the driver injects the faults of the driver without an injection point.
+Workers inject the faults of `worker_faults`, in their next call or start. The process that started
+the driver injects the faults of the driver without an injection point.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from phalanx.runtime import read_task
@@ -20,7 +19,7 @@ from phalanx.supervision import Phase
 
 from .catalog import FAULTS, HELPERS, is_rank
 from .processes import TargetProcess, helpers_of
-from .worker_faults import FaultCommand, claim, inject_here, is_by_worker, receivers
+from .worker_faults import ANY_RANK, Orders, inject_here, is_by_worker, withdraw
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,16 +43,6 @@ class Group(Protocol):
     shared: RankGroup
 
 
-@dataclass(slots=True)
-class _Pending:
-    """A fault that waits for a call or a start of *ranks*."""
-
-    fault: ScheduledFault
-    group: Group
-    ranks: tuple[int, ...]
-    sent: set[str] = field(default_factory=set[str])  # the keys of commands under way
-
-
 class Nemesis:
     """The faults of one driver.
 
@@ -70,7 +59,6 @@ class Nemesis:
         groups: Callable[[], list[Group]],
         look: Callable[[], None],
     ) -> None:
-        self._folder = folder
         self._journal = journal
         self._groups = groups
         self._look = look
@@ -78,8 +66,8 @@ class Nemesis:
         self._lock = threading.RLock()
         self._waiting: list[ScheduledFault] = []  # for an injection point in the driver
         self._forced: set[int] = set()  # those for which a restart was forced
-        self._calls: list[_Pending] = []
-        self._starts: list[_Pending] = []
+        self._orders = Orders(folder)
+        self._ordered: list[tuple[ScheduledFault, list[Path]]] = []  # of workers
         self._stopped: list[TargetProcess] = []
         self._over = False
 
@@ -98,11 +86,10 @@ class Nemesis:
             return
         ranks = tuple(range(size)) if fault.target == "group" else (rank,)
         with self._lock:
-            if FAULTS[fault.fault].how == "start":
-                self._starts.append(_Pending(fault, group, ranks))
-                self._force_restart(fault, group, rank)
-            elif is_by_worker(fault):
-                self._calls.append(_Pending(fault, group, ranks))
+            if is_by_worker(fault):
+                self._order(fault, group, ranks)
+                if FAULTS[fault.fault].how == "start":
+                    self._force_restart(fault, group, rank)
             elif fault.point:
                 self._waiting.append(fault)
                 self.force_restarts()
@@ -124,11 +111,11 @@ class Nemesis:
         self._over = True
         with self._lock:
             # Hangs that no worker has begun would add up long after the end.
-            for pending in [each for each in self._calls if each.sent]:
-                claimed = [claim(self._folder, key) for key in pending.sent]
-                if all(claimed):
-                    self._calls.remove(pending)
-                    self._miss(pending.fault, "the run was over before a worker came to it")
+            for fault, orders in self._ordered:
+                withdrawn = [withdraw(order) for order in orders]
+                if all(withdrawn):
+                    self._miss(fault, "the run was over before a worker came to it")
+            self._ordered = []
             stopped, self._stopped = self._stopped, []
         for process in stopped:
             process.send(signal.SIGCONT)
@@ -137,8 +124,7 @@ class Nemesis:
         """Stop, and report what was missed."""
         self.stop()
         with self._lock:
-            missed = [*self._waiting, *(each.fault for each in (*self._calls, *self._starts))]
-            self._waiting, self._calls, self._starts = [], [], []
+            missed, self._waiting = self._waiting, []
         for fault in missed:
             self._miss(fault, "its injection point did not come")
 
@@ -160,40 +146,6 @@ class Nemesis:
                 victims = (named if named in among else among[int(fault.draw * len(among))],)
             self._signal(fault, group, victims)
 
-    def call_commands(self, group: Group, shape: str, rank: int | None) -> tuple[FaultCommand, ...]:
-        """Return the commands that a call of *group* takes along."""
-        if self._over or not self._calls:
-            return ()
-        with self._lock:
-            for pending in self._calls:
-                fault = pending.fault
-                to = receivers(fault, pending.ranks, shape, rank)
-                if pending.group is group and to and not pending.sent:
-                    driver = TargetProcess.of(os.getpid()) if fault.target == "driver" else None
-                    commands = tuple(FaultCommand(fault, each, driver) for each in to)
-                    pending.sent = {command.key for command in commands}
-                    return commands
-        return ()
-
-    def start_commands(self, group: Group, rank: int) -> tuple[FaultCommand, ...]:
-        """Return the commands that a start of *rank* takes along."""
-        if self._over or not self._starts:
-            return ()
-        with self._lock:
-            for pending in self._starts:
-                if pending.group is group and rank in pending.ranks:
-                    self._starts.remove(pending)
-                    return (FaultCommand(pending.fault, rank),)
-        return ()
-
-    def returned(self, used: tuple[FaultCommand, ...], unused: tuple[FaultCommand, ...]) -> None:
-        """Forget the commands that were executed; have the rest go with another call."""
-        done = {command.fault.number for command in used}
-        with self._lock:
-            self._calls = [each for each in self._calls if each.fault.number not in done]
-            for pending in self._calls:
-                pending.sent -= {command.key for command in unused}
-
     # --- injection ----------------------------------------------------------------------
 
     def _victim(self, fault: ScheduledFault) -> tuple[Group, int] | None:
@@ -208,6 +160,12 @@ class Nemesis:
         ordered = [*ranks[first:], *ranks[:first]]
         group, info = next((each for each in ordered if each[1].pid is not None), ordered[0])
         return group, info.rank
+
+    def _order(self, fault: ScheduledFault, group: Group, ranks: tuple[int, ...]) -> None:
+        driver = TargetProcess.of(os.getpid()) if fault.target == "driver" else None
+        to = ranks if driver is None else (ANY_RANK,)
+        orders = [self._orders.give(fault, group.name, rank, driver) for rank in to]
+        self._ordered.append((fault, orders))
 
     def _force_restart(self, fault: ScheduledFault, group: Group, rank: int) -> None:
         process = process_of(group, rank)

@@ -1,22 +1,23 @@
-"""Faults that workers inject, into themselves or into the driver, and the commands for them.
+"""Faults that workers inject, into themselves or into the driver, and the orders for them.
 
-Guarantees: a command is executed once, by one process (`claim`). A fault that ends by itself leaves
+Guarantees: an order is carried out once, by one process. A fault that ends by itself leaves
 the worker as it was (limits restored, memory freed); a fault that lasts ends after its seconds,
 whether or not a limit ends it before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import pickle
 import resource
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from .catalog import FAULTS, SIGNALS, WORKER_POINTS
 from .processes import TargetProcess
@@ -26,84 +27,85 @@ if TYPE_CHECKING:
 
     from .schedule import ScheduledFault
 
-ANY_RANK = -1
-"""In a command: whichever rank runs the call."""
+ANY_RANK = "any"
+"""In an order: whichever rank comes to it first."""
+
+Moment = Literal["start", "begin", "end", "reply"]
+"""When a worker injects: at its start, in a call before or after its method, after the reply."""
 
 _ROOM_BYTES = 64 << 20  # what is left to allocate under the limit that is set
 _CHUNK_BYTES = 8 << 20
 EXIT_CODE = 57
 """The exit code of the fault ``exit``; arbitrary."""
 
-INSTEAD = frozenset(("raise", "memory", "cuda_error"))
-"""Faults that raise in place of a result, after the method has run."""
-
-BEFORE = frozenset(("raise_before",))
-"""Faults that raise in place of the method: the others may wait for this rank in theirs."""
+_INSTEAD = ("raise", "memory", "cuda_error")  # raise in place of a result
 
 
 class InjectedError(Exception):
     """The exception of the faults ``raise``, ``raise_before`` and ``start_raise``."""
 
 
-@dataclass(frozen=True, slots=True)
-class FaultCommand:
-    """A fault for *rank* to inject.
+Order = tuple["ScheduledFault", "TargetProcess | None"]
+"""A fault, and the driver if that is its victim."""
 
-    Attributes:
-        driver: The victim, if that is the driver.
+
+class Orders:
+    """Faults for workers to inject: one file for each rank that is to, in the folder of the run.
+
+    Whoever removes the file has the order: the worker that comes to it first, also the successor of
+    one that died before, or the nemesis, which withdraws it.
     """
 
-    fault: ScheduledFault
-    rank: int
-    driver: TargetProcess | None = None
+    def __init__(self, run: Path) -> None:
+        self._folder = run / "orders"
+        self._folder.mkdir(exist_ok=True)
 
-    @property
-    def key(self) -> str:
-        """Its name for `claim`: one victim has one command, whichever call carries it."""
-        number = self.fault.number
-        return f"{number}-{self.rank}" if self.fault.target == "group" else f"{number}"
+    def give(
+        self, fault: ScheduledFault, group: str, rank: int | str, driver: TargetProcess | None
+    ) -> Path:
+        """Order *rank* of *group*, or ``any``, to inject *fault*: into *driver*, or into itself."""
+        name = f"{_place(group, rank)}.{_moment_of(fault)}.{fault.number:06}"
+        part = self._folder / f".{name}"
+        part.write_bytes(pickle.dumps((fault, driver)))
+        return part.rename(self._folder / name)
 
-    @property
-    def is_after_reply(self) -> bool:
-        """Whether it is executed after the reply rather than in the call."""
-        return self.fault.point == "after_reply"
-
-
-def is_by_worker(fault: ScheduledFault) -> bool:
-    """Whether a worker injects *fault*."""
-    return FAULTS[fault.fault].how == "call" or fault.point in WORKER_POINTS
-
-
-def receivers(
-    fault: ScheduledFault, ranks: tuple[int, ...], shape: str, rank: int | None
-) -> tuple[int, ...]:
-    """Return the ranks to which a call of *shape* takes a command for *ranks*."""
-    if fault.target == "driver":  # any rank passes the injection point
-        return ranks if shape in ("collective", "gather") else (ANY_RANK,)
-    if shape == "pool":
-        return (ANY_RANK,) if fault.target == "random" else ()
-    if shape == "single":
-        return (rank,) if rank is not None and ranks == (rank,) else ()
-    return ranks
+    def take(self, group: str, rank: int, moment: Moment) -> Order | None:
+        """Return the oldest order for this rank and *moment*, if there is one."""
+        places = tuple(f"{_place(group, each)}.{moment}." for each in (rank, ANY_RANK))
+        names = os.listdir(self._folder)  # noqa: PTH208  # names only, and in each call
+        for name in sorted(name for name in names if name.startswith(places)):
+            with contextlib.suppress(FileNotFoundError):
+                given = (self._folder / name).read_bytes()
+                (self._folder / name).unlink()
+                order: Order = pickle.loads(given)
+                return order
+        return None
 
 
-def is_claimed(folder: Path, command: FaultCommand) -> bool:
-    """Whether *command* was executed or withdrawn."""
-    return _claim_path(folder, command.key).exists()
-
-
-def claim(folder: Path, key: str) -> bool:
-    """Claim the command *key*; return False if that was done before."""
+def withdraw(order: Path) -> bool:
+    """Withdraw *order*; return False if a worker has taken it."""
     try:
-        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC
-        os.close(os.open(_claim_path(folder, key), flags, 0o600))
-    except FileExistsError:
+        order.unlink()
+    except FileNotFoundError:
         return False
     return True
 
 
-def _claim_path(folder: Path, key: str) -> Path:
-    return folder / f"command-{key}.done"
+def is_by_worker(fault: ScheduledFault) -> bool:
+    """Whether a worker injects *fault*."""
+    return FAULTS[fault.fault].how != "signal" or fault.point in WORKER_POINTS
+
+
+def _moment_of(fault: ScheduledFault) -> Moment:
+    if FAULTS[fault.fault].how == "start":
+        return "start"
+    if fault.point == "after_reply":
+        return "reply"
+    return "end" if fault.fault in _INSTEAD else "begin"
+
+
+def _place(group: str, rank: int | str) -> str:
+    return f"{group}-{rank}".replace("/", "_")
 
 
 # --- injection ----------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from phalanx.chaos.nemesis.catalog import FAULTS
 from phalanx.chaos.runner import load_run, run_chaos
 from phalanx.chaos.workload.target import Target
 from phalanx.supervision import SpecError, check_count, check_number
@@ -33,8 +32,7 @@ SCHEDULE = "schedule.json"
 _REPLAYS = 3  # of the whole schedule
 _ENOUGH = 2  # failures of a candidate; one may be chance
 _SURE = 0.05  # the share of failing candidates that may be missed
-_AFTER = 2.0  # seconds of traffic after the last fault is over
-_WITHOUT = 5.0  # seconds of traffic if there is no fault
+_AFTER = 4.0  # seconds of traffic after the last fault is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +172,12 @@ class _Search:
     whole: Replays = Replays()
     smallest: Replays = Replays()
     best: ChaosResult | None = None
-    is_shortened: bool = True
 
     def run(self) -> bool:
         """Search; return whether the search was completed."""
         whole = self.failed.plan.planned
         try:
             self.whole = self._replay(whole, _REPLAYS)
-            if not self.whole.failed and self._needed(whole) < self.failed.plan.duration:
-                self.is_shortened = False
-                self.whole = self._replay(whole, _REPLAYS)
             self.smallest = self.whole
             if self.whole.failed:
                 self.repeat = max(self.repeat, _runs_for(self.whole))
@@ -228,7 +222,7 @@ class _Search:
             self.on_progress(self.made, len(left.planned))
         self.made += 1
         record = self.folder / str(self.made)
-        seconds = self._needed(schedule) if self.is_shortened else self.failed.plan.duration
+        seconds = self._needed(schedule)
         plan = replace(self.failed.plan, schedule=schedule, duration=seconds, record=record)
         result = run_chaos(self.target, plan, interrupt=self.interrupt)
         if result.broken.keys() & self.failed.broken.keys():
@@ -238,12 +232,8 @@ class _Search:
 
     def _needed(self, schedule: Schedule) -> float:
         """Return how long a run with *schedule* takes at least to show anything."""
-        ends = [_WITHOUT] if not len(schedule) else []
-        for planned in schedule:
-            fault = FAULTS[planned.fault]
-            hangs = min(fault.seconds, self.failed.plan.call_timeout) if fault.hangs else 0.0
-            ends.append(planned.at + fault.recovery + max(hangs, planned.seconds) + _AFTER)
-        return min(self.failed.plan.duration, max(ends))
+        ends = [planned.at + planned.seconds for planned in schedule]
+        return min(self.failed.plan.duration, max(ends, default=0.0) + _AFTER)
 
 
 def _runs_for(replays: Replays) -> int:

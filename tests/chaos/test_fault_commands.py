@@ -1,29 +1,39 @@
-"""A command is executed once, whichever calls carry it; a stop ends by itself."""
+"""An order is carried out once; a stop ends by itself."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from phalanx.chaos.nemesis.processes import TargetProcess
 from phalanx.chaos.nemesis.schedule import ScheduledFault
-from phalanx.chaos.nemesis.worker_faults import FaultCommand
+from phalanx.chaos.nemesis.worker_faults import ANY_RANK, Moment, Orders, withdraw
 from phalanx.runtime import read_task
 
 
-@pytest.mark.parametrize("target", ["random", "1", "driver"])
-def test_one_victim_has_one_command_in_calls_of_every_shape(target: str) -> None:
-    fault = ScheduledFault(number=3, at=0.0, fault="stop", target=target, point="after_reply")
+def test_an_order_is_taken_once_by_its_rank_and_at_its_moment(tmp_path: Path) -> None:
+    orders = Orders(tmp_path)
+    names = ("hang", "hang", "raise", "kill@after_reply", "start_raise")
+    for number, name in enumerate(names, 1):
+        fault, _, point = name.partition("@")
+        orders.give(ScheduledFault(number=number, at=0.0, fault=fault, point=point), "g/a", 1, None)
+    anyone = ScheduledFault(number=9, at=0.0, fault="stop", target="driver", point="running")
+    orders.give(anyone, "g/a", ANY_RANK, TargetProcess.of(os.getpid()))
+    withdrawn = orders.give(ScheduledFault(number=7, at=0.0, fault="hang"), "g/a", 1, None)
 
-    assert len({FaultCommand(fault, rank).key for rank in (-1, 0, 1)}) == 1
+    def taken(rank: int, *moments: Moment) -> list[int | None]:
+        found = [orders.take("g/a", rank, moment) for moment in moments]
+        return [None if each is None else each[0].number for each in found]
 
-
-def test_every_rank_of_a_group_has_a_command_of_its_own() -> None:
-    fault = ScheduledFault(number=3, at=0.0, fault="stop", target="group", point="after_reply")
-
-    assert len({FaultCommand(fault, rank).key for rank in (0, 1, 2)}) == 3
+    assert withdraw(withdrawn)
+    assert taken(11, "begin", "begin") == [9, None]
+    assert taken(1, "begin", "begin", "begin", "end", "end") == [1, 2, None, 3, None]
+    assert taken(1, "reply", "start", "start") == [4, 5, None]
+    assert not withdraw(withdrawn)
 
 
 STOPPER = """

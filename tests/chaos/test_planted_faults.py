@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 from typing import Any
 
@@ -65,9 +66,7 @@ def clear(result: ChaosResult) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
     if result.record is not None:
-        for path in result.record.iterdir():
-            path.unlink()
-        result.record.rmdir()
+        shutil.rmtree(result.record)
 
 
 def seeds_until_found(

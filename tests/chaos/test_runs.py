@@ -421,8 +421,6 @@ def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
         ("rate", {"rate": 1e9}),
         ("target", {"faults": ("kill:\u00b2",)}),
         ("duration", {"duration": 0}),
-        ("duration", {"duration": 0.5}),
-        ("duration", {"duration": 3.0, "faults": ("hang",)}),
         (
             "duration",
             {

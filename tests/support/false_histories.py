@@ -209,6 +209,12 @@ def woke_beside_its_predecessor(teller: Teller) -> None:
     teller.add(WorkerStarted, **teller.who(0), pid=2, outlived=(1001,))
 
 
+def woke_of_a_process_older_than_the_end_of_its_predecessor(teller: Teller) -> None:
+    teller.die(0, stopped=(1,))
+    teller.start(0, 1)
+    teller.add(WorkerStarted, **teller.who(0), pid=2, age=0.5)
+
+
 def end_nobody_learnt_of(teller: Teller) -> None:
     teller.events = [r for r in teller.events if not isinstance(r, RankExited)]
     teller.add(RankStarted, group="g", rank=7, incarnation=1, epoch=1, pid=7)

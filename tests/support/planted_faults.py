@@ -7,6 +7,7 @@ by the worker class `Planted`, in the worker itself, before it serves.
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import tempfile
 import time
@@ -27,7 +28,6 @@ from phalanx.actors.calls.queue import CallQueue
 from phalanx.actors.calls.sender import Sender
 from phalanx.actors.group.handle import Group
 from phalanx.actors.group.launcher import WorkerBuilder
-from phalanx.actors.group.membership import Membership
 from phalanx.actors.host.host import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
@@ -37,7 +37,7 @@ from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.process import process
 from phalanx.runtime.worker import termination
 from phalanx.runtime.worker.inbox import Inbox
-from phalanx.supervision import GroupState, Phase
+from phalanx.supervision import ExitReason, GroupState, Phase
 from phalanx.supervision.core import policy
 from phalanx.supervision.ranks import decide
 
@@ -69,6 +69,10 @@ class Planted(Echo):
             self.kept = FORGOTTEN.open("w")
         elif self.plant == "out of step":
             hold_nothing()
+
+    def on_stop(self, reason: ExitReason) -> None:
+        if self.plant == "restart before the end":
+            time.sleep(0.5)  # until long after the start of its successor
 
 
 def hurried(worker: Planted) -> None:
@@ -197,43 +201,15 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_has_begun", lambda *_: False)
 
 
-def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
+def restart_before_the_end(patch: pytest.MonkeyPatch) -> None:
     resume = decide._resume
-    start = Membership.start
-    land = Membership.land
-    release = Membership.release
-    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
         if state.phase is Phase.MENDING and state.mending:
             return decide._start(state)
         return resume(state, at, jitter)
 
-    def forgetting(self: Any, epoch: Any, ranks: Any, *rest: Any) -> Any:
-        for worker in self.current():
-            worker.released = worker.rank in {rank for rank, _ in ranks}
-        return start(self, epoch, ranks, *rest)
-
-    def noted(self: Any, launch: Any) -> Any:
-        lost.update((id(worker), (self, worker)) for worker in launch.workers)
-        return land(self, launch)
-
-    def released(self: Any, worker: Any) -> None:
-        lost.pop(id(worker), None)
-        release(self, worker)
-
     patch.setattr(decide, "_resume", early)
-    patch.setattr(Membership, "start", forgetting)
-    patch.setattr(Membership, "land", noted)
-    patch.setattr(Membership, "release", released)
-
-    def clear() -> None:
-        for membership, worker in lost.values():
-            release(membership, worker)
-            if worker.seated:
-                worker.channel.close()
-
-    return clear
 
 
 def restart_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -281,7 +257,7 @@ def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     begin = WorkerBuilder.equip
 
     def equip(self: Any, *words: Any) -> Any:
-        made.append(tempfile.mkdtemp())
+        made.append(tempfile.mkdtemp(suffix=f"-{os.getpid()}"))
         return begin(self, *words)
 
     patch.setattr(WorkerBuilder, "equip", equip)

@@ -38,9 +38,8 @@ class Careless(WorkerActor):
 
     def work(self) -> None:
         if not self.heap:
-            WRITTEN.write_bytes(b"x")
-            os.close(tempfile.mkstemp(prefix="careless-")[0])
-            Path(tempfile.mkdtemp(prefix="careless-")).rmdir()
+            self.written = WRITTEN.open("wb")
+            Path(tempfile.gettempdir(), f"careless-{os.getpid()}").touch()
         self.heap.append(Path("/dev/null").open())  # noqa: SIM115  # that is the mistake
 
 

@@ -122,7 +122,8 @@ def test_a_start_may_be_told_of_after_the_death_of_a_rank_that_stayed_up() -> No
     teller.epoch += 1  # rank 2 is being started, and rank 1 dies before that is told
     teller.incarnations[2] += 1
     teller.add(RankExited, **stayed, pid=1, reason="killed")
-    teller.add(RankDied, **stayed, pid=1, reason="killed", decision="restart ranks 1, 2")
+    died = {**stayed, "epoch": teller.epoch}  # of its group
+    teller.add(RankDied, **died, pid=1, reason="killed", decision="restart ranks 1, 2")
     teller.add(GroupDown, group="g", epoch=teller.epoch, cause="a death")
     teller.add(RankStarted, **teller.who(2), pid=2)
     teller.add(RankExited, **teller.who(2), pid=2, reason="shutdown")
@@ -290,6 +291,7 @@ def test_where_a_group_gives_up_no_call_is_made_again() -> None:
         ("intensity", lies.gave_up_too_early),
         ("death_first", lies.two_incarnations_at_once),
         ("death_first", lies.woke_beside_its_predecessor),
+        ("death_first", lies.woke_of_a_process_older_than_the_end_of_its_predecessor),
         ("deaths_known", lies.end_nobody_learnt_of),
         ("deaths_known", lies.taken_for_dead),
         ("deaths_known", lies.death_known_late),

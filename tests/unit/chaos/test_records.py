@@ -75,9 +75,10 @@ def test_a_line_cut_short_by_its_writers_death_is_left_out(tmp_path: Path) -> No
 
 PROBED = """
 import sys
+from pathlib import Path
 from phalanx.chaos.instrumentation.worker_probe import InstrumentedCall, WorkerProbe
 
-probe = WorkerProbe(sys.argv[1], "g", 0, 1, ())
+probe = WorkerProbe(Path(sys.argv[1]), "g", 0, 1)
 call = InstrumentedCall(1, "items", is_stream=True)
 probe.invoke(lambda method, args, kwargs: iter((1, 2)), call, (), {}, 5).close()
 """
