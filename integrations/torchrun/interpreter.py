@@ -124,6 +124,8 @@ def _execute(program: Program, scope: dict[str, Any]) -> None:
     elif Path(path).is_dir() or zipfile.is_zipfile(path):
         runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]  # noqa: SLF001
     else:
+        if not Path(path).is_absolute():  # as Python does; sys.argv[0] stays
+            path = f"{Path.cwd()}/{path}"
         scope.update(__file__=path, __cached__=None, __builtins__=__builtins__)
         scope["__loader__"] = SourceFileLoader("__main__", path)
         code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)

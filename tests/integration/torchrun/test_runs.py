@@ -90,8 +90,8 @@ def test_a_script_finds_what_it_finds_under_torchrun(tmp_path: Path) -> None:
     for command in (PHALANX, TORCHRUN):
         folder = tmp_path / command[-1]
         folder.mkdir()
-        words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", SCRIPT)
-        done = run(*words, "everything", folder, command=command)
+        words = ("--standalone", "--nproc_per_node=2", "--max-restarts=3", f"./{SCRIPT.name}")
+        done = run(*words, "everything", folder, command=command, cwd=SCRIPT.parent)
 
         assert (done.returncode, sorted(done.stdout.splitlines())) == (
             *(0, ["rank 0 ends", "rank 1 ends"]),
