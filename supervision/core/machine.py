@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Any, TypeAlias, assert_never, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, assert_never, cast
 
 from phalanx.supervision.errors import (
     ChildRefused,
@@ -131,7 +131,9 @@ class Child:
         return self.spec.stop_within + self.spec.kill_within
 
 
-Operation: TypeAlias = Generator[None, msg.Event, None]
+_Result = TypeVar("_Result")
+Doing: TypeAlias = Generator[None, msg.Event, _Result]
+Operation: TypeAlias = Doing[None]
 
 
 class SupervisorMachine:
@@ -220,7 +222,7 @@ class SupervisorMachine:
 
     # --- one child: start and stop --------------------------------------------------------
 
-    def _start(self, child: Child) -> Generator[None, msg.Event, BaseException | None]:
+    def _start(self, child: Child) -> Doing[BaseException | None]:
         """Start *child*; return the error if that failed."""
         child.status, child.since, child.has_exited = Status.STARTING, self._now, False
         child.incarnation += 1
@@ -235,8 +237,7 @@ class SupervisorMachine:
                 child.status, child.serial, child.since = Status.RUNNING, serial, self._now
                 return None
             case msg.StartIgnored():
-                is_temporary = child.spec.restart is Restart.TEMPORARY
-                self._not_running(child, forget=is_temporary or self.spec.strategy.has_instances)
+                self._not_running(child)
                 return None
             case msg.NotStarted(error=error):
                 pass
@@ -248,9 +249,7 @@ class SupervisorMachine:
         child.status = Status.UNDEFINED
         return error
 
-    def _start_all(
-        self, keys: Iterable[str]
-    ) -> Generator[None, msg.Event, tuple[Child, BaseException] | None]:
+    def _start_all(self, keys: Iterable[str]) -> Doing[tuple[Child, BaseException] | None]:
         """Start children one after the other; return the first that failed, and its error."""
         for key in keys:
             child = self.children.get(key)
@@ -258,18 +257,17 @@ class SupervisorMachine:
                 return child, error
         return None
 
-    def _stop(self, child: Child, *, forget: bool) -> Operation:
+    def _stop(self, child: Child) -> Operation:
         """Stop *child*: OTP's ``shutdown/1``. One whose exit is in the mailbox is stopped."""
         if child.status is Status.RUNNING and not child.has_exited:
             yield from self._stop_together([child])
-        self._not_running(child, forget=forget)
+        self._not_running(child)
 
-    def _stop_all(self, keys: Iterable[str], *, forget_temporary: bool = True) -> Operation:
+    def _stop_all(self, keys: Iterable[str]) -> Operation:
         """Stop children one after the other, the last first."""
         for key in reversed(list(keys)):
             if (child := self.children.get(key)) is not None:
-                is_temporary = child.spec.restart is Restart.TEMPORARY
-                yield from self._stop(child, forget=is_temporary and forget_temporary)
+                yield from self._stop(child)
 
     def _stop_together(self, children: Iterable[Child]) -> Operation:
         """Stop *children*, which run, at once; for instances: ``terminate_dynamic_children``."""
@@ -319,10 +317,14 @@ class SupervisorMachine:
                 child.fruitless = 0
             self._announce_exit(child, "was told to stop")
 
-    def _not_running(self, child: Child, *, forget: bool) -> None:
+    def _not_running(self, child: Child) -> None:
         child.status, child.has_exited = Status.UNDEFINED, False
-        if forget:
+        if self._is_forgotten(child):
             del self.children[child.key]
+
+    def _is_forgotten(self, child: Child) -> bool:
+        """Return whether *child* is removed when it has ended and is not restarted."""
+        return child.spec.restart is Restart.TEMPORARY or self.spec.strategy.has_instances
 
     # --- begin and end --------------------------------------------------------------------
 
@@ -348,7 +350,7 @@ class SupervisorMachine:
             )
             self.children.clear()
         else:
-            yield from self._stop_all(self.children, forget_temporary=False)
+            yield from self._stop_all(self.children)
         if failed is None:
             self._announce(notices.SupervisorExited, reason)
             self._actions.append(msg.Exit(reason))
@@ -389,9 +391,9 @@ class SupervisorMachine:
                 self._announce_exit(child, "escalated by the decider")
                 yield from self._give_up(child, "escalated by the decider")
             case Verdict.KEEP | Verdict.REMOVE:
-                forget = outcome is Verdict.REMOVE or self.spec.strategy.has_instances
-                self._announce_exit(child, "not restarted; removed" if forget else "not restarted")
-                self._not_running(child, forget=forget)
+                removed = "; removed" if self._is_forgotten(child) else ""
+                self._announce_exit(child, f"not restarted{removed}")
+                self._not_running(child)
                 if self._shuts_down_after(child):
                     why = f"auto-shutdown: {child.key} ended"
                     yield from self._leave(ExitReason(ExitKind.SHUTDOWN, why))
@@ -452,15 +454,12 @@ class SupervisorMachine:
             yield from self._start_again(child)
             return
         child.attempt = self.spec.backoff.attempt_after(child.attempt, healthy_for or 0.0)
-        yield from self._stop_all(self._affected(child))
+        yield from self._stop_tied(child)
         child.status, child.ticket = Status.RESTARTING, self._number()
         self._actions.append(msg.RetryLater(child.key, child.ticket, child.attempt))
 
     def _start_again(self, child: Child) -> Operation:
-        affected = self._affected(child)
-        if len(affected) > 1:
-            yield from self._stop_all(affected)
-        failed = yield from self._start_all(affected)
+        failed = yield from self._start_all((yield from self._stop_tied(child)))
         if failed is None:
             return
         child, limit = failed[0], self.spec.fruitless_limit
@@ -480,9 +479,12 @@ class SupervisorMachine:
         else:
             yield from self._restart(child)
 
-    def _affected(self, child: Child) -> Sequence[str]:
-        """Return the keys of the children that are restarted with *child*, in start order."""
-        return self.spec.strategy.tied(list(self.children), child.key)
+    def _stop_tied(self, child: Child) -> Doing[Sequence[str]]:
+        """Stop the children that are restarted with *child*; return all, in start order."""
+        tied = self.spec.strategy.tied(list(self.children), child.key)
+        if len(tied) > 1:
+            yield from self._stop_all(tied)
+        return tied
 
     # --- requests: ``handle_call`` --------------------------------------------------------
 
@@ -491,14 +493,12 @@ class SupervisorMachine:
         try:
             answer: Any = request.ask(self)
             if isinstance(answer, Generator):
-                answer = yield from cast("Generator[None, msg.Event, Any]", answer)
+                answer = yield from cast("Doing[Any]", answer)
         except PhalanxError as refusal:
             answer = refusal
         self._actions.append(msg.Reply(request.caller, answer))
 
-    def start_child(
-        self, spec: ChildSpec | None, args: tuple[Any, ...] = ()
-    ) -> Generator[None, msg.Event, msg.Done]:
+    def start_child(self, spec: ChildSpec | None, args: tuple[Any, ...] = ()) -> Doing[msg.Done]:
         """Add *spec* as the last child, or for simple_one_for_one the template with *args*."""
         if self._is_simple is not (spec is None) or (args and not self._is_simple):
             remedy = "simple_one_for_one takes arguments for its template, every other strategy a "
@@ -521,14 +521,11 @@ class SupervisorMachine:
             del self.children[key]
         return self._started(child, error)
 
-    def terminate_child(
-        self, key: str, serial: int | None = None
-    ) -> Generator[None, msg.Event, msg.Done]:
+    def terminate_child(self, key: str, serial: int | None = None) -> Doing[msg.Done]:
         """Stop a child; *serial* limits it to that start of an instance, as a pid does in OTP."""
         child = self.children.get(key)
         if child is not None and serial in (None, child.serial):
-            is_temporary = child.spec.restart is Restart.TEMPORARY
-            yield from self._stop(child, forget=is_temporary or self.spec.strategy.has_instances)
+            yield from self._stop(child)
         elif not self._is_simple:
             raise ChildRefused("not_found", key)
         elif serial is None and not self._is_ended_instance(key):
@@ -540,7 +537,7 @@ class SupervisorMachine:
         is_known = template == self.spec.child_specs[0].id and number.isdecimal()
         return is_known and 1 <= int(number) <= self.instances
 
-    def restart_child(self, key: str) -> Generator[None, msg.Event, msg.Done]:
+    def restart_child(self, key: str) -> Doing[msg.Done]:
         """Start a child that does not run."""
         child = self._stopped_child(key)
         return self._started(child, (yield from self._start(child)))

@@ -192,6 +192,12 @@ class GroupState:
         marked = tuple(replace(r, state=to) if r.number in ranks else r for r in self.ranks)
         return replace(self, ranks=marked)
 
+    def stopping(self, ranks: frozenset[int], *, hurry: bool) -> RankDecision:
+        """Return what follows when those of *ranks* that are not down are stopped together."""
+        live = self.live_among(ranks)
+        stop = (StopRanks(tuple(sorted(live)), hurry=hurry),) if live else ()
+        return self.marked(live, RankState.STOPPING), (Hold(), *stop)
+
 
 RankDecision: TypeAlias = tuple[GroupState, tuple[RankAction, ...]]
 
@@ -335,12 +341,10 @@ def _mend(
     state: GroupState, affected: frozenset[int], told: Decided, at: float, jitter: float
 ) -> RankDecision:
     """Stop those of *affected* that live, and start all of them once they are down."""
-    live = state.live_among(affected)
-    state = state.marked(live, RankState.STOPPING)
+    state, stop = state.stopping(affected, hurry=True)
     state = replace(state, mending=state.mending | affected, phase=Phase.MENDING)
     state, actions = _resume(state, at, jitter)
-    stop = (StopRanks(tuple(sorted(live)), hurry=True),) if live else ()
-    return state, (told, Hold(), *stop, *actions)
+    return state, (told, *stop, *actions)
 
 
 def _resume(state: GroupState, at: float, jitter: float) -> RankDecision:
@@ -395,20 +399,16 @@ def _start(state: GroupState) -> RankDecision:
 
 def _renew(state: GroupState, affected: frozenset[int], *, hurry: bool) -> RankDecision:
     """Stop *affected*, in good order unless in a *hurry*, and start them; planned: not counted."""
-    live = state.live_among(affected)
-    state = state.marked(live, RankState.STOPPING)
-    state = replace(state, mending=affected, phase=Phase.MENDING, failures=0)
-    return state, (Hold(), StopRanks(tuple(sorted(live)), hurry=hurry))
+    state, stop = state.stopping(affected, hurry=hurry)
+    return replace(state, mending=affected, phase=Phase.MENDING, failures=0), stop
 
 
 def _close(state: GroupState, reason: ExitReason, *, hurry: bool) -> RankDecision:
-    live = state.live_among(frozenset(range(len(state.ranks))))
-    fresh = frozenset(n for n in live if state.ranks[n].state is not RankState.STOPPING)
-    state = state.marked(live, RankState.STOPPING)
+    fresh = frozenset(r.number for r in state.ranks if r.state is not RankState.STOPPING)
+    state, stop = state.stopping(fresh, hurry=hurry)
     state = replace(state, phase=Phase.CLOSING, ending=reason, mending=frozenset())
-    stop = (StopRanks(tuple(sorted(fresh)), hurry=hurry),) if fresh else ()
     state, actions = _settle_closing(state)
-    return state, (Hold(), *stop, *actions)
+    return state, (*stop, *actions)
 
 
 def _settle_closing(state: GroupState) -> RankDecision:
