@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from phalanx.chaos.history.events import (
-    CallBegan,
     CallEnded,
     CallIssued,
     CallSent,
@@ -26,7 +23,7 @@ from phalanx.chaos.history.events import (
 
 if TYPE_CHECKING:
     from phalanx.chaos.history.events import Event
-    from phalanx.chaos.history.history import CallHistory, History
+    from phalanx.chaos.history.history import CallHistory, History, Worker
 
     from .checker import Findings
 
@@ -40,19 +37,19 @@ _HEARD = 1.0  # seconds until the driver knows of an exception that a worker has
 
 def nothing_lost(history: History) -> Findings:
     """No rank passes over a call that was sent to it, and no reply of all ranks is lost."""
-    deliveries = _Deliveries(history)
-    yield from _passed_over(history, deliveries)
-    yield from _unheard(history, deliveries)
+    yield from _passed_over(history)
+    yield from _unheard(history)
 
 
-def _passed_over(history: History, deliveries: _Deliveries) -> Findings:
-    for worker, sendings in deliveries.sent.items():
+def _passed_over(history: History) -> Findings:
+    changes = _Changes(history)
+    for worker, sendings in history.sendings.items():
         later: CallSent | None = None  # the next that it began, and the next for all ranks
         later_of_all: CallSent | None = None
         for sent in reversed(sendings):
             call = history.calls[sent.call]
             is_of_all = any(issued.shape == "collective" for issued in call.issued)
-            if (worker, sent.wire) in deliveries.began:
+            if (worker, sent.wire) in history.began:
                 later = sent
                 later_of_all = sent if is_of_all else later_of_all
                 continue
@@ -61,50 +58,100 @@ def _passed_over(history: History, deliveries: _Deliveries) -> Findings:
             after = later_of_all if is_of_all else later
             if after is None or not _must_have_arrived(call):
                 continue
-            if deliveries.is_calm(sent, after):
+            if not changes.between(sent, after.at):
                 text = f"rank {worker[1]} did not begin call {sent.call}, and began call"
-                began = deliveries.began[worker, after.wire]
+                began = history.began[worker, after.wire]
                 yield f"{text} {after.call}, which was sent to it later", (sent, after, began)
 
 
-def _unheard(history: History, deliveries: _Deliveries) -> Findings:
+def _unheard(history: History) -> Findings:
     """Find calls that went on although all their ranks had replied, and to later calls too."""
+    heard = _heard(history)
     for number, call in history.calls.items():
         if not _must_have_arrived(call):
             continue
         settled = call.settled[0]
         for sent in call.sent:
-            workers = [(sent.group, *who) for who in sent.ranks]
-            ended = [deliveries.ended.get((worker, sent.wire)) for worker in workers]
-            if any(end is None or end.error for end in ended):
-                continue
-            replies = [deliveries.heard.get((worker, sent.wire)) for worker in workers]
-            if all(at is not None and at < settled.at for at in replies):
+            places = [((sent.group, *who), sent.wire) for who in sent.ranks]
+            ended = [history.ended[place] for place in places if place in history.ended]
+            replied = len(ended) == len(places) and not any(end.error for end in ended)
+            if replied and all(heard.get(place, math.inf) < settled.at for place in places):
                 text = f"all ranks replied to call {number}, and their later replies arrived; it"
-                events = (*call.issued, sent, *(end for end in ended if end), settled)
+                events = (*call.issued, sent, *ended, settled)
                 yield f"{text} ended with {settled.outcome} after that", events
                 break
 
 
+def _heard(history: History) -> dict[tuple[Worker, int], float]:
+    """Return by worker and sending when a reply of that worker to a later one was known."""
+    heard: dict[tuple[Worker, int], float] = {}
+    for worker, sendings in history.sendings.items():
+        first = math.inf
+        for sent in reversed(sendings):
+            heard[worker, sent.wire] = first
+            call = history.calls[sent.call]
+            is_last = call.sent[-1].wire == sent.wire
+            is_asked = call.issued and call.issued[0].shape != "gather"
+            if is_asked and is_last and call.settled and call.settled[0].outcome == "value":
+                first = min(first, call.settled[0].at)
+    return heard
+
+
 def sent_again(history: History) -> Findings:
     """A call fails with a death only if a rank had begun it and no retry was left."""
-    deliveries = _Deliveries(history)
+    may_begin = _may_begin(history)
+    stops = {
+        group: [each.at for each in events if _stops_calls(each)]
+        for group, events in history.by_group.items()
+    }
     for number, call in history.calls.items():
         if not call.issued or not call.settled or history.is_excused(call.issued[0]):
             continue
         issued, settled = call.issued[0], call.settled[0]
-        stops = deliveries.stops[issued.group]
-        if settled.outcome != "died" or _any(stops, issued.at - _BEFORE, settled.at + _AFTER):
+        since, until = issued.at - _BEFORE, settled.at + _AFTER
+        if settled.outcome != "died" or _any(stops[issued.group], since, until):
             continue
         retries = issued.retries if issued.on_death == "retry" else 0
+        places = {((each.group, *who), each.wire) for each in call.sent for who in each.ranks}
         if len(call.sent) <= retries:
             what = f"it had {retries} retries, and was sent {len(call.sent)} times"
-        elif not retries and not any(map(deliveries.may_have_begun, call.sent)):
+        elif not retries and places.isdisjoint(may_begin):
             what = "no rank had begun it"
         else:
             continue
         yield f"call {number} failed with a death: {what}", (issued, *call.sent, settled)
     yield from _overtaken(history)
+
+
+def _may_begin(history: History) -> set[tuple[Worker, int]]:
+    """Return by worker and sending what a worker began, perhaps without recording it.
+
+    A worker records what it begins before it begins the next, except what was withdrawn: for its
+    caller, or after a change.
+    """
+    changes = _Changes(history)
+    gone: dict[Worker, float] = {}
+    ends: tuple[RankExited | RankDied, ...]
+    ends = (*history.every(RankExited), *history.every(RankDied))
+    for each in ends:
+        if each.rank is not None:
+            worker = each.group, each.rank, each.incarnation
+            gone[worker] = min(each.at, gone.get(worker, math.inf))
+    found = set(history.began)
+    for worker, sendings in history.sendings.items():
+        until = math.nextafter(gone.get(worker, math.inf), -math.inf)
+        may_come = True
+        for sent in sendings:
+            place = worker, sent.wire
+            if may_come:
+                found.add(place)
+            if place in history.began:
+                may_come = place in history.ended
+            elif may_come:
+                settled = history.calls[sent.call].settled
+                withdrawn = any(each.outcome in _WITHDRAWN for each in settled)
+                may_come = withdrawn or changes.between(sent, until)
+    return found
 
 
 def _overtaken(history: History) -> Findings:
@@ -134,90 +181,23 @@ def _must_have_arrived(call: CallHistory) -> bool:
     return call.settled[0].outcome not in _NOT_SENT
 
 
-class _Deliveries:
-    """What was sent to each worker and what it did, in order."""
+class _Changes:
+    """When groups changed, or a rank of a process group raised."""
 
     def __init__(self, history: History) -> None:
-        self._history = history
-        self.sent: dict[tuple[str, int, int], list[CallSent]] = defaultdict(list)
-        for sent in sorted(history.every(CallSent), key=lambda each: each.wire):
-            for rank, incarnation in sent.ranks:
-                self.sent[sent.group, rank, incarnation].append(sent)
-        self.began = {(each.worker, each.wire): each for each in reversed(history.every(CallBegan))}
-        self.ended = {(each.worker, each.wire): each for each in reversed(history.every(CallEnded))}
-        self._gone: dict[tuple[str, int, int], float] = {}
-        ends: tuple[RankExited | RankDied, ...]
-        ends = (*history.every(RankExited), *history.every(RankDied))
-        for each in ends:
-            if each.rank is not None:
-                worker = each.group, each.rank, each.incarnation
-                self._gone[worker] = min(each.at, self._gone.get(worker, math.inf))
-        self.stops: dict[str, list[float]] = defaultdict(list)
-        self._changes: dict[str, list[float]] = defaultdict(list)
-        self._raised: dict[str, list[float]] = defaultdict(list)
+        self._changed: dict[str, list[float]] = {}
+        self._raised: dict[str, list[float]] = {}
         for group, events in history.by_group.items():
             kinds = RankDied | RankExited | ChangePlanned
-            self._changes[group] = [each.at for each in events if isinstance(each, kinds)]
-            self.stops[group] = [each.at for each in events if _stops_calls(each)]
-            self._raised[group] = [
-                each.at for each in events if isinstance(each, CallEnded) and each.joined
-            ]
+            self._changed[group] = [each.at for each in events if isinstance(each, kinds)]
+            raised = (each for each in events if isinstance(each, CallEnded) and each.joined)
+            self._raised[group] = [each.at for each in raised]
 
-    def is_calm(self, one: CallSent, other: CallSent) -> bool:
-        """Whether the group did not change between these two."""
-        return not self._changed(one, other.at)
-
-    def _changed(self, sent: CallSent, until: float) -> bool:
+    def between(self, sent: CallSent, until: float) -> bool:
+        """Whether calls may have been withdrawn since *sent*."""
         if _any(self._raised[sent.group], sent.at - _HEARD, until):
             return True
-        return _any(self._changes[sent.group], sent.at, until)
-
-    @cached_property
-    def heard(self) -> dict[tuple[tuple[str, int, int], int], float]:
-        """By worker and sending: when a reply of that worker to a later one was known."""
-        heard: dict[tuple[tuple[str, int, int], int], float] = {}
-        for worker, sendings in self.sent.items():
-            first: float | None = None
-            for sent in reversed(sendings):
-                if first is not None:
-                    heard[worker, sent.wire] = first
-                call = self._history.calls[sent.call]
-                is_last = call.sent[-1].wire == sent.wire
-                is_asked = call.issued and call.issued[0].shape != "gather"
-                if is_asked and is_last and call.settled and call.settled[0].outcome == "value":
-                    at = call.settled[0].at
-                    first = at if first is None else min(first, at)
-        return heard
-
-    def may_have_begun(self, sent: CallSent) -> bool:
-        """Whether a rank may have begun *sent*, perhaps without recording it before its death."""
-        places = (((sent.group, *who), sent.wire) for who in sent.ranks)
-        return any(place in self.began or place in self._unseen for place in places)
-
-    @cached_property
-    def _unseen(self) -> set[tuple[tuple[str, int, int], int]]:
-        """By worker and sending: what a worker may have come to, by what was sent to it before."""
-        unseen: set[tuple[tuple[str, int, int], int]] = set()
-        for worker, sendings in self.sent.items():
-            may_come = True
-            for sent in sendings:
-                place = worker, sent.wire
-                if may_come:
-                    unseen.add(place)
-                # A worker records what it begins before it begins the next, except what was
-                # withdrawn.
-                if place in self.began:
-                    may_come = place in self.ended
-                else:
-                    may_come = may_come and self._may_be_withdrawn(worker, sent)
-        return unseen
-
-    def _may_be_withdrawn(self, worker: tuple[str, int, int], sent: CallSent) -> bool:
-        """Whether *worker* may have passed over *sent*: for its caller, or after a change."""
-        if any(each.outcome in _WITHDRAWN for each in self._history.calls[sent.call].settled):
-            return True
-        until = math.nextafter(self._gone.get(worker, math.inf), -math.inf)
-        return self._changed(sent, until)
+        return _any(self._changed[sent.group], sent.at, until)
 
 
 def _stops_calls(event: Event) -> bool:

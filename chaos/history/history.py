@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 E = TypeVar("E", bound=Event)
+Worker = tuple[str, int, int]
+"""A group, a rank and an incarnation."""
+
 _OF_CALLS = {
     CallIssued: "issued",
     CallSent: "sent",
@@ -102,6 +105,25 @@ class History:
             for call, events in of_kind.items():
                 found[call][name] = tuple(events)
         return {call: CallHistory(**kinds) for call, kinds in found.items()}
+
+    @cached_property
+    def sendings(self) -> dict[Worker, tuple[CallSent, ...]]:
+        """What was sent to each worker, in that order."""
+        found: dict[Worker, list[CallSent]] = defaultdict(list)
+        for sent in sorted(self.every(CallSent), key=lambda each: each.wire):
+            for who in sent.ranks:
+                found[sent.group, *who].append(sent)
+        return {worker: tuple(sendings) for worker, sendings in found.items()}
+
+    @cached_property
+    def began(self) -> dict[tuple[Worker, int], CallBegan]:
+        """When each worker first began a sending."""
+        return {(each.worker, each.wire): each for each in reversed(self.every(CallBegan))}
+
+    @cached_property
+    def ended(self) -> dict[tuple[Worker, int], CallEnded]:
+        """When each worker first ended a sending."""
+        return {(each.worker, each.wire): each for each in reversed(self.every(CallEnded))}
 
     @cached_property
     def _excused(self) -> tuple[tuple[float, float], ...]:

@@ -7,6 +7,7 @@ counted.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -61,10 +62,11 @@ def render_page(result: ChaosResult) -> str:
     scale = width / seconds
     step = next((each for each in _STEPS if each * scale >= 60), _STEPS[-1])
 
-    def named(marks: Sequence[Mark]) -> list[tuple[Mark, bool]]:
+    def named(marks: Sequence[Span]) -> list[tuple[Span, bool]]:
         """Return the marks, and whether the next one leaves room for the name of each."""
-        room = [b.at - a.at for a, b in pairwise(marks)] + [float("inf")]
-        return [(m, r * scale >= 12 + 6.5 * len(m.what)) for m, r in zip(marks, room, strict=False)]
+        ends = [*(mark.begin for mark in marks[1:]), math.inf]
+        needed = [mark.begin + (12 + 6.5 * len(mark.state)) / scale for mark in marks]
+        return list(zip(marks, map(float.__le__, needed, ends), strict=True))
 
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -87,13 +89,13 @@ def render_page(result: ChaosResult) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period, in seconds since the run began.
+    """A period or a moment, in seconds since the run began.
 
     Attributes:
         state: ``starting``, ``up``, ``run``, ``failed`` (a run that raised), ``whole`` or
-            ``broken`` (the group).
+            ``broken`` (the group); of a moment: the fault, or the outcome of a call.
         label: Drawn if there is room.
-        count: How many periods it stands for.
+        count: How many it stands for.
     """
 
     state: str
@@ -105,23 +107,13 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A fault or the outcome of a call; *count*: how many it stands for."""
-
-    what: str
-    at: float
-    text: str
-    count: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class Lane:
     """One row of a timeline."""
 
     name: str
     lives: tuple[Span, ...] = ()
     runs: tuple[Span, ...] = ()
-    marks: tuple[Mark, ...] = ()
+    marks: tuple[Span, ...] = ()
 
 
 def timelines(history: History, grain: float) -> dict[str, tuple[Lane, ...]]:
@@ -134,7 +126,7 @@ def timelines(history: History, grain: float) -> dict[str, tuple[Lane, ...]]:
     }
     injected = [each for each in history.every(FaultInjected) if each.rank is None]
     if injected:
-        marks = tuple(Mark(each.fault, each.at, _text_of(each)) for each in injected)
+        marks = tuple(map(_fault, injected))
         drawn["helper processes, standbys, the driver"] = (Lane("others", marks=marks),)
     return drawn
 
@@ -146,11 +138,11 @@ def _lanes(events: Sequence[Event], end: float, grain: float) -> tuple[Lane, ...
             by_rank[event.rank].append(event)
     last = next((each.at for each in reversed(events) if isinstance(each, GroupEnded)), end)
     outcomes = (
-        Mark(each.outcome, each.at, f"call {each.call}: {each.outcome} {each.error}".rstrip())
+        Span(each.outcome, each.at, each.at, f"call {each.call}: {each.outcome} {each.error}")
         for each in events
         if isinstance(each, CallSettled) and each.outcome != "value"
     )
-    group = Lane("group", _states(events, last), (), _thinned_marks(outcomes, grain))
+    group = Lane("group", _states(events, last), (), _thinned(outcomes, grain))
     return group, *(_rank(rank, by_rank[rank], last, grain) for rank in sorted(by_rank))
 
 
@@ -174,7 +166,7 @@ def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
     exited = {each.incarnation: each for each in events if isinstance(each, RankExited)}
     begun: dict[tuple[int, int], CallBegan] = {}
     runs: list[Span] = []
-    marks: list[Mark] = []
+    marks: list[Span] = []
     for event in events:
         match event:
             case CallBegan():
@@ -184,7 +176,7 @@ def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
                 if began is not None:
                     runs.append(_run(began, event.at, event.error))
             case FaultInjected():
-                marks.append(Mark(event.fault, event.at, _text_of(event)))
+                marks.append(_fault(event))
             case _:
                 pass
     for began in begun.values():  # cut off by a death, or by the end of the record
@@ -200,10 +192,7 @@ def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
         lives.append(Span("starting", start.at, serving, text))
         if serving < until:
             lives.append(Span("up", serving, until, text, f"#{incarnation}"))
-    runs.sort(key=lambda run: run.begin)
-    return Lane(
-        f"rank {rank}", tuple(lives), _thinned_runs(runs, grain), _thinned_marks(marks, grain / 2)
-    )
+    return Lane(f"rank {rank}", tuple(lives), _thinned(runs, grain), _thinned(marks, grain / 2))
 
 
 def _run(began: CallBegan, end: float, error: str) -> Span:
@@ -211,35 +200,24 @@ def _run(began: CallBegan, end: float, error: str) -> Span:
     return Span("failed" if error else "run", began.at, max(end, began.at), text)
 
 
-def _text_of(injected: FaultInjected) -> str:
+def _fault(injected: FaultInjected) -> Span:
     point = f" at {injected.point}" if injected.point else ""
     note = f" ({injected.note})" if injected.note else ""
-    return f"fault {injected.number}: {injected.fault} to {injected.target}{point}{note}"
+    text = f"fault {injected.number}: {injected.fault} to {injected.target}{point}{note}"
+    return Span(injected.fault, injected.at, injected.at, text)
 
 
-def _thinned_runs(runs: Iterable[Span], grain: float) -> tuple[Span, ...]:
-    """Merge runs that follow each other within *grain* and ended alike."""
+def _thinned(spans: Iterable[Span], grain: float) -> tuple[Span, ...]:
+    """Merge spans of one state that follow each other within *grain*."""
     found: list[Span] = []
-    for run in runs:
-        last = found[-1] if found else None
-        if last is None or last.state != run.state or run.begin - last.end > grain:
-            found.append(run)
+    latest: dict[str, int] = {}
+    for span in sorted(spans, key=lambda each: each.begin):
+        place = latest.get(span.state, len(found))
+        if place == len(found) or span.begin - found[place].end > grain:
+            latest[span.state] = len(found)
+            found.append(span)
             continue
-        count = last.count + 1
-        text = f"{count} calls, the last: {run.text}"
-        found[-1] = replace(last, end=max(last.end, run.end), text=text, count=count)
+        last, end = found[place], max(found[place].end, span.end)
+        text = f"{last.count + 1} times, the last: {span.text}"
+        found[place] = replace(last, end=end, text=text, count=last.count + 1)
     return tuple(found)
-
-
-def _thinned_marks(marks: Iterable[Mark], grain: float) -> tuple[Mark, ...]:
-    found: dict[tuple[str, int], Mark] = {}
-    for mark in marks:
-        place = (mark.what, int(mark.at / grain))
-        seen = found.get(place)
-        if seen is None:
-            found[place] = mark
-        else:
-            count = seen.count + 1
-            text = f"{count} times, the last: {mark.text}"
-            found[place] = replace(seen, text=text, count=count)
-    return tuple(sorted(found.values(), key=lambda mark: mark.at))
