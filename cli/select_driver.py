@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import find_drivers, safe_text
+from phalanx.runtime import command_of, find_drivers, safe_text
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
@@ -40,8 +39,8 @@ def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
     if not arguments.list:
         return choose(drivers, arguments.driver)
     for driver in drivers:
-        name = safe_text(driver.name) or "-"
-        print(driver.pid, name, f"up {uptime(driver)}", _command(driver.pid), sep="\t")
+        name, command = safe_text(driver.name) or "-", safe_text(command_of(driver.pid))[:_WIDTH]
+        print(driver.pid, name, f"up {uptime(driver)}", command, sep="\t")
     return None
 
 
@@ -58,11 +57,3 @@ def choose(drivers: Sequence[DriverStream], wanted: str) -> DriverStream:
 def uptime(driver: DriverStream) -> dt.timedelta:
     """Return for how many whole seconds *driver* has run."""
     return dt.timedelta(seconds=int(max(0.0, time.time() - driver.started_at)))
-
-
-def _command(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
-    return safe_text(words.strip("\0").replace("\0", " "))[:_WIDTH]

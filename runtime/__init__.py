@@ -141,5 +141,7 @@ from .worker.tracing import within as within
 TAG_VARIABLE = process_tree.VARIABLE
 find_tree = process_tree.find
 kill_tree = process_tree.kill
+command_of = procfs.command
+read_proc = procfs.content
 read_task = procfs.read
 read_tasks = procfs.read_all

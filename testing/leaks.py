@@ -21,7 +21,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import TreeTarget, find_gpus, find_tree, kill_tree, read_task, read_tasks
+from phalanx.runtime import (
+    TreeTarget,
+    command_of,
+    find_gpus,
+    find_tree,
+    kill_tree,
+    read_proc,
+    read_task,
+    read_tasks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -31,7 +40,6 @@ if TYPE_CHECKING:
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 # Folders that pytest prunes, and semaphores of multiprocessing: these count if a tree holds them.
 _FOREIGN = ("pytest-", "sem.mp-")
-_DEAD = ("Z", "X", "x")
 _KILL = 5.0
 _SOON, _LATER = 0.01, 0.1  # seconds between two looks at what is on its way out
 _LOOKS = 40  # for the owner of a name; then it is another program's
@@ -138,7 +146,7 @@ class LeakDetector:
     def leaks(self) -> list[Leak]:
         """Return what is left now, including what is about to end."""
         found = [
-            Leak("process", f"{task.pid} ({task.state}) {_command(task.pid)}".rstrip())
+            Leak("process", f"{task.pid} ({task.state}) {command_of(task.pid)}".rstrip())
             for task in self._left()
         ]
         there = {*self._entries(), *(path for path in self.files if path.exists())}
@@ -190,7 +198,7 @@ class LeakDetector:
         found = {task.key: task for task in self._members()}
         if self._own:
             for task in read_tasks().values():
-                if task.parent == os.getpid() and (self._children or task.state in _DEAD):
+                if task.parent == os.getpid() and (self._children or task.is_dead):
                     found[task.key] = task
         return [
             task
@@ -227,19 +235,8 @@ class LeakDetector:
 
 def _helper_of(pid: int) -> bytes:
     """The tree of which process *pid* is zygote or output collector; empty if it is neither."""
-    found = _HELPER.findall(_read(pid, "environ"))
+    found = _HELPER.findall(read_proc(f"/proc/{pid}/environ") or b"")
     return found[-1] if found else b""
-
-
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
-def _command(pid: int) -> str:
-    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()[:120]
 
 
 def _listed(folder: Path) -> Iterable[Path]:
@@ -263,7 +260,7 @@ def _held_by(pid: int) -> Iterator[Path]:
     for target in _links(pid):
         if target.startswith(f"{_SHM}/"):
             yield Path(target)
-    for line in _read(pid, "maps").decode(errors="replace").splitlines():
+    for line in (read_proc(f"/proc/{pid}/maps") or b"").decode(errors="replace").splitlines():
         _, _, name = line.partition(f" {_SHM}/")
         if name:
             yield _SHM / name

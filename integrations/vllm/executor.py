@@ -23,7 +23,7 @@ from .compat import VllmExecutor, init_logger
 from .group import start_group
 from .healing import mix_in_healing
 from .journal import REPEATABLE, Journal
-from .lifecycle import EarlyHealing, FailureCallback
+from .lifecycle import EarlyHealing
 from .policy import Policy
 from .requirements import check_config, check_installed
 from .steps import Steps
@@ -72,7 +72,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         mix_in_healing(config)
         self._journal = Journal(policy.replay)
         self._mark = new_mark()
-        self._on_failure = FailureCallback()
         self._early = EarlyHealing(self._heal_early)
         self._ended: ExitReason | None = None
         self._has_ended = threading.Event()
@@ -155,7 +154,7 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         """Run *callback* once the workers have ended for good; at once if they have."""
-        self._on_failure.set(callback)
+        self._group.register_failure_callback(lambda _reason: callback())
 
     @property
     def is_failed(self) -> bool:
@@ -247,7 +246,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._ended = reason
         self._has_ended.set()
         _logger.error("phalanx.vllm_ended %s", self._story())
-        self._on_failure.call()
 
     def _story(self) -> EngineEnded:
         """Return the error of every call from now on, and leave it for the client."""

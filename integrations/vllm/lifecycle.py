@@ -1,7 +1,4 @@
-"""The end of an engine's workers, and their return: the failure callback, and threads that heal.
-
-Needs nothing of vLLM.
-"""
+"""The threads that heal an engine when its workers have returned. Needs nothing of vLLM."""
 
 from __future__ import annotations
 
@@ -11,35 +8,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-
-class FailureCallback:
-    """One engine's failure callback.
-
-    It is called once: when the workers have ended for good, or at once if it is set after that,
-    from any thread, and without a lock held.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._callback: Callable[[], None] | None = None
-        self._has_failed = False
-
-    def set(self, callback: Callable[[], None]) -> None:
-        """Replace the callback; call it now if the workers have ended."""
-        with self._lock:
-            if not self._has_failed:
-                self._callback = callback
-                return
-        callback()
-
-    def call(self) -> None:
-        """Call it, unless it was called before; may be repeated."""
-        with self._lock:
-            self._has_failed = True
-            callback, self._callback = self._callback, None
-        if callback is not None:
-            callback()
 
 
 class EarlyHealing:

@@ -23,6 +23,7 @@ from phalanx.supervision import (
     check_kind,
     check_limit,
     check_seconds,
+    check_word,
 )
 
 from .requirements import check_installed
@@ -95,24 +96,13 @@ class Policy:
             raise SpecError("strategy", self.strategy, f"{world_size} {remedy}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what differs from the defaults, as plain JSON."""
+        """Return what differs from the defaults, for JSON."""
         said: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if value == field.default:
-                continue
-            match value:
-                case Strategy():
-                    value = value.value
-                case Intensity():
-                    value = [value.max_restarts, value.period]
-                case BackOff():
-                    value = dataclasses.asdict(value)
-                case tuple():
-                    value = list(cast("tuple[str, ...]", value))
-                case _:
-                    pass
-            said[field.name] = value
+            if value != field.default:
+                is_group = isinstance(value, Intensity | BackOff)
+                said[field.name] = dataclasses.asdict(value) if is_group else value
         return said
 
     @classmethod
@@ -129,11 +119,10 @@ class Policy:
                 names = ", ".join(sorted(known))
                 raise SpecError(f"{KEY}.{name}", value, f"known are {names}")
         if "strategy" in given:
-            given["strategy"] = _strategy(given["strategy"])
-        if "intensity" in given:
-            given["intensity"] = _intensity(given["intensity"])
-        if given.get("backoff") is not None:
-            given["backoff"] = _backoff(given["backoff"])
+            given["strategy"] = check_word(f"{KEY}.strategy", given["strategy"], Strategy)
+        for name, kind in (("intensity", Intensity), ("backoff", BackOff)):
+            if isinstance(value := given.get(name), Mapping | list | tuple):
+                given[name] = _group(name, kind, value)
         return cls(**given)
 
     @classmethod
@@ -144,35 +133,14 @@ class Policy:
         return cls()
 
 
-def _strategy(said: str) -> Strategy:
+def _group(name: str, kind: type[Any], said: Any) -> Any:
+    """Return the *kind* of which *said* has the fields: by name, or in their order."""
     try:
-        return Strategy(said)
-    except ValueError:
-        names = ", ".join(each.value for each in Strategy if not each.has_instances)
-        raise SpecError(f"{KEY}.strategy", said, f"give one of {names}") from None
-
-
-def _intensity(said: object) -> Intensity:
-    if isinstance(said, Intensity):
-        return said
-    if isinstance(said, Mapping):
-        named = cast("Mapping[str, Any]", said)
-        pair: Sequence[Any] = (named.get("max_restarts"), named.get("period"))
-    else:
-        pair = cast("Sequence[Any]", said if isinstance(said, list | tuple) else ())
-    if len(pair) != 2:
-        raise SpecError(f"{KEY}.intensity", said, "give [restarts, seconds], such as [3, 60]")
-    restarts, period = cast("tuple[int, float]", tuple(pair))
-    return Intensity(restarts, period)
-
-
-def _backoff(said: object) -> BackOff:
-    if isinstance(said, BackOff):
-        return said
-    names = [field.name for field in dataclasses.fields(BackOff)]
-    if not isinstance(said, Mapping) or not set(cast("Mapping[str, Any]", said)) <= set(names):
-        raise SpecError(f"{KEY}.backoff", said, f"give a mapping with any of {', '.join(names)}")
-    return BackOff(**cast("Mapping[str, Any]", said))
+        return kind(**said) if isinstance(said, Mapping) else kind(*said)
+    except TypeError:
+        names = ", ".join(field.name for field in dataclasses.fields(kind))
+        remedy = f"give a mapping with any of {names}, or a list in this order"
+        raise SpecError(f"{KEY}.{name}", said, remedy) from None
 
 
 def _names(field: str, value: object) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from phalanx import BackOff, Intensity, Strategy
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
-from phalanx.integrations.vllm.lifecycle import EarlyHealing, FailureCallback
+from phalanx.integrations.vllm.lifecycle import EarlyHealing
 from phalanx.integrations.vllm.requirements import (
     TESTED,
     check_config,
@@ -146,7 +146,8 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
     [
         ({"retries": 3}, "phalanx.retries"),
         ({"strategy": "all_for_one"}, "phalanx.strategy"),
-        ({"intensity": 3}, "phalanx.intensity"),
+        ({"intensity": 3}, "intensity"),
+        ({"intensity": [3, 60, 1]}, "phalanx.intensity"),
         ({"intensity": [3, 0]}, "period"),
         ({"backoff": {"first": 1}}, "phalanx.backoff"),
         ({"standby": -1}, "standby"),
@@ -422,56 +423,6 @@ def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None
 
 
 # --- the end of an engine -----------------------------------------------------------------
-
-
-def test_who_is_named_before_the_end_is_called_once_however_often_it_is_told() -> None:
-    callbacks = FailureCallback()
-    told: list[str] = []
-
-    def callback() -> None:
-        told.append("before")
-        callbacks.call()
-
-    callbacks.set(callback)
-    callbacks.call()
-    callbacks.call()
-
-    assert told == ["before"]
-
-
-def test_who_is_named_after_the_end_is_called_at_once_also_by_who_is_called() -> None:
-    callbacks = FailureCallback()
-    told: list[str] = []
-
-    callbacks.set(lambda: callbacks.set(lambda: told.append("within")))
-    callbacks.call()
-    callbacks.set(lambda: told.append("after"))
-    callbacks.call()
-
-    assert told == ["within", "after"]
-
-
-def test_one_end_told_by_many_threads_calls_once() -> None:
-    told: list[int] = []
-    for _ in range(200):
-        callbacks = FailureCallback()
-        together = threading.Barrier(3)
-
-        def ring(
-            callbacks: FailureCallback = callbacks, together: threading.Barrier = together
-        ) -> None:
-            together.wait(10)
-            callbacks.call()
-
-        threads = [threading.Thread(target=ring) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        together.wait(10)
-        callbacks.set(lambda: told.append(1))
-        for thread in threads:
-            thread.join(10)
-
-    assert len(told) == 200
 
 
 def test_threads_that_heal_are_waited_for_at_the_end_and_none_follows() -> None:
