@@ -31,9 +31,9 @@ from phalanx.actors.spec.options import (
     StopPolicy,
 )
 from phalanx.actors.spec.proxy import RemoteMethod
-from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, RankInfo, Status
+from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
 from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, method, step
-from phalanx.runtime import AsyncOutput, CrashReport
+from phalanx.runtime import AsyncOutput, CrashReport, RankInfo
 
 __all__ = [
     "POINTS",

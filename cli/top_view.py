@@ -141,6 +141,8 @@ def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
 def _rank(rank: dict[str, Any], name: str) -> Row:
     rate = rank["calls_per_s"]
     doing = safe_text(rank["method"])[:30]
+    if rank.get("abandoned"):
+        doing += " (abandoned)"
     if doing and rank["running_for"] >= 1.0:
         doing += f" for {rank['running_for']:.0f} s"
     cells: dict[str, Any] = {

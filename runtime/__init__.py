@@ -71,7 +71,7 @@ from .observe.report_store import ReportFolder as ReportFolder
 from .observe.report_store import read_report as read_report
 from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
-from .observe.status import RankStatus as RankStatus
+from .observe.status import RankInfo as RankInfo
 from .observe.status import TreeStatus as TreeStatus
 from .observe.stream import DriverStream as DriverStream
 from .observe.stream import Observer as Observer

@@ -22,10 +22,11 @@ from phalanx.actors.calls.streams import InlineStream
 from phalanx.actors.host.host import WorkerConfig, WorkerHost
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
-from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, RankInfo, Status
+from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
 from phalanx.runtime import (
     AsyncOutput,
     DevicePool,
+    RankInfo,
     WorkerLabels,
     create_lock_file,
     decode,
@@ -59,16 +60,16 @@ class InlineGroup:
         self._lease = self._pool.acquire(0, share=share, holder=f"{spec.name}/0")
         self._lock_file = create_lock_file()
         place: dict[str, Any] = {
-            "rank": 0,
-            "local_rank": 0,
-            "world_size": 1,
             "layout": spec.layout,
-            "coordinates": {},
             "devices": self._lease.places,  # what this process sees is not for a lease to change
             "rendezvous": None,
         }
         context = WorkerContext(
             group=spec.name,
+            rank=0,
+            local_rank=0,
+            world_size=1,
+            coordinates={},
             epoch=1,
             incarnation=1,
             # The driver's own logger: this worker is the driver.

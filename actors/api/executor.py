@@ -35,9 +35,9 @@ if TYPE_CHECKING:
         Limits,
         RestartPolicy,
     )
-    from phalanx.actors.spec.results import RankInfo, Status
+    from phalanx.actors.spec.results import Status
     from phalanx.actors.spec.worker import Method
-    from phalanx.runtime import ReportFolder, Runtime
+    from phalanx.runtime import RankInfo, ReportFolder, Runtime
     from phalanx.supervision import ExitReason, Intensity, Strategy
 
     Table = Mapping[str, Any]

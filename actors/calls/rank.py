@@ -50,12 +50,6 @@ class Progress:
     queued: int = 0
     abandoned: bool = False
 
-    @property
-    def doing(self) -> str:
-        """That as a text; empty for no call."""
-        what = f"an abandoned call, {self.method}," if self.abandoned else self.method
-        return what if self.running is None or not what else f"{what} for {self.running:.1f} s"
-
 
 @dataclass(slots=True)
 class RankSlot:

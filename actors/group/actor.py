@@ -27,7 +27,7 @@ from phalanx.actors.checkpoint.manager import CheckpointManager
 from phalanx.actors.health.monitor import HealthMonitor
 from phalanx.actors.remote.links import Links
 from phalanx.actors.spec.factory import SourceFile
-from phalanx.actors.spec.results import Emitted, Status, rank_infos
+from phalanx.actors.spec.results import Emitted, Status
 from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
     Frame,
@@ -35,6 +35,7 @@ from phalanx.runtime import (
     GroupUp,
     Kind,
     Payload,
+    RankInfo,
     RemoteFailure,
     RendezvousStore,
     WorkerReady,
@@ -673,7 +674,7 @@ class GroupActor(ProtectedActor):
                 layout=self._layout,
                 phase=state.phase,
                 epoch=state.epoch,
-                ranks=rank_infos(state, self._membership.current()),
+                ranks=tuple(self._info(r.number, r.incarnation, str(r.state)) for r in state.ranks),
                 restarts=self._deaths.restarts,
                 window=state.window,
                 planned=self._planned,
@@ -681,6 +682,12 @@ class GroupActor(ProtectedActor):
                 reports=self._deaths.reports,
             )
         )
+
+    def _info(self, rank: int, incarnation: int, state: str) -> RankInfo:
+        worker = self._membership.find(rank, incarnation)
+        pid = None if worker is None else worker.labels.pid or None
+        device = "" if worker is None else worker.labels.device
+        return RankInfo(rank, pid, incarnation, self._state.epoch, state, device)
 
 
 def _jitter() -> float:

@@ -59,13 +59,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.actors.calls.call import Call
+    from phalanx.actors.calls.rank import Progress
     from phalanx.actors.calls.reader import Poller
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
     from phalanx.actors.observe.hooks import GroupProbe, Probe
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
-    from phalanx.actors.spec.results import RankInfo
-    from phalanx.runtime import Arena, DeviceStatus, Frame, Runtime
+    from phalanx.runtime import Arena, DeviceStatus, Frame, RankInfo, Runtime
     from phalanx.supervision import ExitReason, ProtectedActor, SupervisorSnapshot
 
     from .actor import PlannedChange
@@ -319,9 +319,9 @@ class Group:
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """Return its ranks, and what each is running."""
-        running = self.plane.progress_by_rank()
+        progress = self.plane.progress_by_rank()
         return tuple(
-            replace(info, doing=running[info.rank].doing) if info.rank in running else info
+            _with_progress(info, progress[info.rank]) if info.rank in progress else info
             for info in self.view.ranks
         )
 
@@ -563,8 +563,7 @@ class Group:
         stop = self.spec.limits.stop
         if self.gone.wait(_QUIET):
             return
-        seated = self.plane.progress_by_rank()
-        doing = {rank: each.doing for rank, each in sorted(seated.items()) if each.doing}
+        doing = {info.rank: info.doing for info in self.ranks() if info.doing}
         if doing:
             self.log.warning("phalanx.close_waits", doing=doing, seconds=stop.ask)
         limit = stop.ask + stop.terminate + _TEARDOWN
@@ -607,3 +606,14 @@ class Group:
     def _left(self, deadline: float | None, otherwise: Any = None) -> Any:
         """Return the seconds until *deadline*; *otherwise* if there is none."""
         return otherwise if deadline is None else max(0.0, deadline - self.clock())
+
+
+def _with_progress(info: RankInfo, now: Progress) -> RankInfo:
+    return replace(
+        info,
+        served=now.served,
+        owed=now.queued + (now.running is not None),
+        method=now.method,
+        running_for=now.running or 0.0,
+        abandoned=now.abandoned,
+    )

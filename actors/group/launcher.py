@@ -175,7 +175,7 @@ class WorkerBuilder:
         return payload.packet(Kind.REFORM, epoch=epoch.number, call_id=0)
 
     def _config(self, worker: Worker, epoch: EpochSpec, factory: bytes) -> WorkerConfig:
-        spec, layout, rank = self._spec, epoch.layout, worker.rank
+        spec, rank = self._spec, worker.rank
         probe, checkpoints = self._group.probe, self._group.checkpoints
         saving = None
         if checkpoints is not None:
@@ -189,11 +189,7 @@ class WorkerBuilder:
             factory=factory,
             keywords=spec.keywords[rank] if rank < len(spec.keywords) else spec.keywords[-1],
             labels=worker.labels,
-            rank=rank,
-            local_rank=rank,
-            world_size=layout.world_size,
-            layout=layout,
-            coordinates=layout.coordinates(rank) if worker.labels.coordinates else {},
+            layout=epoch.layout,
             devices=worker.lease.devices,
             decider=spec.pickled_decider,
             rendezvous=epoch.rendezvous,

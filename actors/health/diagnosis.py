@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.group.handle import Group
-    from phalanx.actors.spec.results import RankInfo
+    from phalanx.runtime import RankInfo
 
 
 _HEARTBEAT_TICKS = 2  # clock ticks that the reply to a heartbeat may have used

@@ -67,11 +67,7 @@ class WorkerConfig:
     factory: bytes
     keywords: bytes
     labels: WorkerLabels
-    rank: int
-    local_rank: int
-    world_size: int
     layout: Layout
-    coordinates: Mapping[str, int]
     devices: tuple[str, ...]
     rendezvous: Rendezvous | None
     probe: bytes = b""
@@ -235,8 +231,8 @@ class WorkerHost:
             self.end_copy()
         stamp = Stamp(
             number=config.saving.base + call_id,
-            rank=config.rank,
-            world_size=config.world_size,
+            rank=self._context.rank,
+            world_size=self._context.world_size,
             incarnation=self._context.incarnation,
             at=time.time(),
         )
@@ -341,7 +337,7 @@ class WorkerHost:
         def failed(raised: BaseException) -> None:
             self._context.log.error("phalanx.callback_failed", callback="decider", exc_info=raised)
 
-        directive = self._decider.directive(error, str(self._config.rank), failed=failed)
+        directive = self._decider.directive(error, str(self._context.rank), failed=failed)
         return Directive.RESUME if directive is None else directive
 
     def note_foreign(self) -> None:
@@ -396,11 +392,11 @@ def host_worker(blob: bytes, link: Link, factory: WorkerFactory | None = None) -
     land_on(config.devices[0])
     context = WorkerContext(
         group=config.labels.group,
-        rank=config.rank,
-        local_rank=config.local_rank,
-        world_size=config.world_size,
+        rank=link.rank,
+        local_rank=link.rank,
+        world_size=config.layout.world_size,
         layout=config.layout,
-        coordinates=config.coordinates,
+        coordinates=config.layout.coordinates(link.rank) if config.labels.coordinates else {},
         devices=config.devices,
         epoch=link.epoch,
         incarnation=link.incarnation,

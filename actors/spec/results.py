@@ -1,4 +1,4 @@
-"""Values that an executor reports: status, ranks, outcomes of calls.
+"""Values that an executor reports: its status, events of its workers, outcomes of calls.
 
 Each is replaced as a whole whenever anything changes; none of them refers to what it describes.
 """
@@ -6,18 +6,15 @@ Each is replaced as a whole whenever anything changes; none of them refers to wh
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from phalanx.actors.group.worker import Worker
-    from phalanx.runtime import CrashReport, DeviceStatus
-    from phalanx.supervision import GroupState, RestartWindow
+    from phalanx.runtime import CrashReport, DeviceStatus, RankInfo
+    from phalanx.supervision import RestartWindow
 
     from .checkpoint_policy import Checkpoint
     from .layout import Layout
@@ -74,26 +71,6 @@ class Emitted:
     at: float
 
 
-@dataclass(frozen=True, slots=True)
-class RankInfo:
-    """One rank, as `Executor.ranks` shows it.
-
-    Attributes:
-        pid: Its process, or None where it has none just now.
-        state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
-        doing: What it is running, and for how long; says so of a call that was abandoned: one
-            that timed out, or was cancelled or interrupted. Empty between calls.
-    """
-
-    rank: int
-    pid: int | None
-    incarnation: int
-    epoch: int
-    state: str
-    device: str
-    doing: str = field(default="", compare=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
     """An executor and its group at one moment; replaced as a whole whenever anything changes.
@@ -145,24 +122,3 @@ class Status:
     def restarts_in_window(self) -> int:
         """How many restarts count against the intensity just now."""
         return 0 if self.window is None else self.window.count(time.monotonic())
-
-
-def rank_infos(state: GroupState, workers: Iterable[Worker]) -> tuple[RankInfo, ...]:
-    """Return the ranks of a group that is in *state* and has *workers*."""
-    by_rank = {worker.rank: worker for worker in workers}
-    ranks: list[RankInfo] = []
-    for rank in state.ranks:
-        worker = by_rank.get(rank.number)
-        if worker is not None and worker.incarnation != rank.incarnation:
-            worker = None
-        ranks.append(
-            RankInfo(
-                rank.number,
-                None if worker is None else worker.labels.pid or None,
-                rank.incarnation,
-                state.epoch,
-                str(rank.state),
-                "" if worker is None else worker.labels.device,
-            )
-        )
-    return tuple(ranks)

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.event import Event
@@ -26,26 +26,37 @@ if TYPE_CHECKING:
     from phalanx.runtime.threads.event_loop import EventLoop
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankStatus:
-    """One rank at one moment.
+@dataclass(frozen=True, slots=True)
+class RankInfo:
+    """One rank at one moment, as `Executor.ranks` and `phalanx top` show it.
 
     Attributes:
+        pid: Its process, or None where it has none just now.
+        state: ``"starting"``, ``"up"``, ``"reforming"``, ``"stopping"`` or ``"down"``.
         served: Calls that this incarnation has ended.
         owed: Calls that were sent to it and are not answered.
         method: The running method; empty for none.
-        running_for: Seconds since its call began.
+        running_for: Seconds since its call began; 0.0 for a stream that waits for its consumer.
+        abandoned: Whether that call timed out, or was cancelled or interrupted.
     """
 
     rank: int
     pid: int | None
     incarnation: int
+    epoch: int
     state: str
     device: str
-    served: int = 0
-    owed: int = 0
-    method: str = ""
-    running_for: float = 0.0
+    served: int = field(default=0, compare=False)
+    owed: int = field(default=0, compare=False)
+    method: str = field(default="", compare=False)
+    running_for: float = field(default=0.0, compare=False)
+    abandoned: bool = field(default=False, compare=False)
+
+    @property
+    def doing(self) -> str:
+        """What it is running, and for how long; empty between calls."""
+        what = f"an abandoned call, {self.method}," if self.abandoned else self.method
+        return f"{what} for {self.running_for:.1f} s" if what and self.running_for else what
 
 
 class GroupStatus(Event, event="group_state", level="debug"):
@@ -73,7 +84,7 @@ class GroupStatus(Event, event="group_state", level="debug"):
     in_flight: int
     waiting: int
     dropped_replies: int
-    ranks: tuple[RankStatus, ...]
+    ranks: tuple[RankInfo, ...]
     first: int
 
 
