@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
-from phalanx.actors.calls.streams import InlineStream
+from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.host.host import WorkerConfig, WorkerHost
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
@@ -120,7 +120,7 @@ class InlineGroup:
         if stream is not None:
             items = self._stream(name, method, *each[0])
             return InlineStream(items if rank is not None else ((0, item) for item in items))
-        future: Future[Any] = Future()
+        future = InlineFuture()
         try:
             value = self._run(name, method, *each[0])
         except Exception as error:  # noqa: BLE001  # settled below, as from a process
@@ -253,6 +253,50 @@ class InlineGroup:
         self._pool.give_back(self._lease, os.getpid())
         self._pool.close()
         os.close(self._lock_file)
+
+
+class InlineFuture(Future[Any]):
+    """The future of a call that has run: what a `CallFuture` has beyond the base class."""
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The one rank if it has raised."""
+        return None if self.exception() is None else 0
+
+    def abandon(self) -> bool:
+        """Return False: the call is done."""
+        return False
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return self.result()
+        yield  # what makes this a generator
+
+
+class InlineStream(ReplyStream):
+    """A stream of the rank in the caller's own process."""
+
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items = items
+        self._ended = False
+
+    def __next__(self) -> Any:
+        return next(self._items)
+
+    async def __anext__(self) -> Any:
+        try:
+            return next(self._items)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        """Close the generator."""
+        self._ended = True
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+    def __del__(self) -> None:
+        """Leave the generator to its own finalizer."""
 
 
 _END = object()

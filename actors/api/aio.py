@@ -24,11 +24,7 @@ async def outcome_of(group: Any, make: Callable[[], Any]) -> Any:
     *make* may exceed the queue's limit: other threads may have filled it again.
     """
     await _room(group)
-    future = make()
-    awaitable: Awaitable[Any] = (
-        future if hasattr(future, "__await__") else asyncio.wrap_future(future)
-    )
-    return await awaitable
+    return await make()
 
 
 async def _room(group: Any) -> None:

@@ -22,7 +22,6 @@ from .aio import outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from concurrent.futures import Future
 
     from phalanx.actors.calls.futures import CallFuture
     from phalanx.actors.calls.streams import ReplyStream
@@ -289,18 +288,18 @@ class CallMethods(Generic[W]):
             tell=True,
         )
         name = method if isinstance(method, str) else getattr(method, "__name__", "a callable")
-        future.add_done_callback(functools.partial(self._log_failure, name))
 
-    def _log_failure(self, method: str, future: Future[Any]) -> None:
-        """Log the error of a call of *method* whose outcome is discarded."""
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._group.log.error(
-                "phalanx.tell_failed",
-                method=method,
-                rank=getattr(future, "failed_rank", 0),  # an inline one has no other
-                error=repr(error),
-                notes="\n".join(getattr(error, "__notes__", ())),
-            )
+        def log_failure(done: Any) -> None:
+            if not done.cancelled() and (error := done.exception()) is not None:
+                self._group.log.error(
+                    "phalanx.tell_failed",
+                    method=name,
+                    rank=done.failed_rank,
+                    error=repr(error),
+                    notes="\n".join(getattr(error, "__notes__", ())),
+                )
+
+        future.add_done_callback(log_failure)
 
     def stream(
         self,

@@ -24,7 +24,7 @@ from .futures import waker
 from .reader import Ticket
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from phalanx.runtime import Frame, Timer
 
@@ -314,30 +314,3 @@ class ReplyStream:
         if self._call.probe is not None:
             item = self._call.probe.take(rank, item)
         return item if self._call.rank is not None else (rank, item)
-
-
-class InlineStream(ReplyStream):
-    """A stream of the rank in the caller's own process."""
-
-    def __init__(self, items: Iterator[Any]) -> None:
-        self._items = items
-        self._ended = False
-
-    def __next__(self) -> Any:
-        return next(self._items)
-
-    async def __anext__(self) -> Any:
-        try:
-            return next(self._items)
-        except StopIteration:
-            raise StopAsyncIteration from None
-
-    def close(self) -> None:
-        """Close the generator."""
-        self._ended = True
-        close = getattr(self._items, "close", None)
-        if close is not None:
-            close()
-
-    def __del__(self) -> None:
-        """Leave the generator to its own finalizer."""

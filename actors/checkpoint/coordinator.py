@@ -100,13 +100,12 @@ class CheckpointCoordinator:
         """Serve an executor of *size* ranks, and claim the folder.
 
         Raises:
-            SpecError: see `SnapshotStore.open` and `accept`.
+            SpecError: see `SnapshotStore.open`.
         """
         with self._lock.asked():
             self._loop, self._observer = loop, observer
-            self._last = max(self._last, self.store.open())
-            self.base = self._last
-            self.store.accept(size, can_reshard=can_reshard)
+            last = self.store.open(size, can_reshard=can_reshard)
+            self.base = self._last = max(self._last, last)
 
     def close(self, *, forget: bool) -> None:
         """Stop serving; *forget* also releases memory and folder."""

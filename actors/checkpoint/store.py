@@ -66,36 +66,14 @@ class SnapshotStore:
         """Whether there is anything for `close` to release."""
         return bool(self._snapshots) or self._folder is not None
 
-    def open(self) -> int:
-        """Claim the folder, unless that was done; return the highest number there, or 0.
+    def open(self, size: int, *, can_reshard: bool) -> int:
+        """Serve an executor of *size* ranks; return the highest number in the folder, or 0.
 
         Raises:
-            SpecError: another executor uses it, or no snapshot to be resumed from is complete.
+            SpecError: another executor uses the folder, no snapshot to be resumed from is complete,
+                or they are of another number of ranks, and the worker has no `reshard`.
         """
-        if self._path is None or self._folder is not None:
-            return 0
-        self._folder = SnapshotFolder(self._path)
-        self._folder.tidy()
-        names = self._folder.names()
-        last = max((name.number for name in names), default=0)
-        self._foreign = last  # until `accept`
-        if self._policy.resume:
-            self._snapshots = find_snapshots(self._folder, names, together=self._together)
-            if names and not self._snapshots:
-                raise SpecError(
-                    "checkpoint.resume",
-                    self.where,
-                    f"of {len(names)} snapshots there, none is complete; "
-                    "to begin anew, give another folder",
-                )
-        return last
-
-    def accept(self, size: int, *, can_reshard: bool) -> None:
-        """Use the snapshots for an executor of *size* ranks.
-
-        Raises:
-            SpecError: they are of another number of ranks, and the worker has no `reshard`.
-        """
+        last = 0 if self._path is None or self._folder is not None else self._claim(self._path)
         if self._together and not can_reshard and self._snapshots:
             had = self._snapshots[-1].world_size
             if had != size:
@@ -107,6 +85,24 @@ class SnapshotStore:
                 )
         if self._policy.resume:
             self._foreign = 0
+        return last
+
+    def _claim(self, path: Path) -> int:
+        self._folder = SnapshotFolder(path)
+        self._folder.tidy()
+        names = self._folder.names()
+        last = max((name.number for name in names), default=0)
+        self._foreign = last  # until its snapshots are known to fit
+        if self._policy.resume:
+            self._snapshots = find_snapshots(self._folder, names, together=self._together)
+            if names and not self._snapshots:
+                raise SpecError(
+                    "checkpoint.resume",
+                    self.where,
+                    f"of {len(names)} snapshots there, none is complete; "
+                    "to begin anew, give another folder",
+                )
+        return last
 
     def close(self) -> None:
         """Release the memory and the folder; the files stay."""

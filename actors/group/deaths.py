@@ -326,39 +326,11 @@ class Deaths:
         decided = next((each for each in actions if isinstance(each, Decided)), None)
         if decided is None and worker.forced and (progress.method or progress.queued):
             decided = Decided("restart it", "restart(force=True) was called")
+        lost = {worker.rank: worker.incarnation}
         if decided is None:
-            self._plane.lose({worker.rank: worker.incarnation}, None, self._stopped)
-        else:
-            self._report(worker, reason, progress, state, actions, decided=decided, epoch=epoch)
-        self._plane.detach(worker.rank, worker.incarnation)
-
-    def report_spare(self, spare: Worker) -> CrashReport:
-        """Return the report on *spare*, whose end is no failure of the group; `file` it."""
-        decided = Decided("replace the spare", "its death is no failure of the group")
-        return report_on(
-            spare,
-            reason_of(spare),
-            Progress(spare.rank, spare.incarnation),
-            decided,
-            self._group.clock(),
-        )
-
-    def file(self, report: CrashReport) -> None:
-        """Tell of a death, and keep its report where there is a folder for that."""
-        self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
-        self._writer.file(report)
-
-    def _report(
-        self,
-        worker: Worker,
-        reason: ExitReason,
-        progress: Progress,
-        state: GroupState,
-        actions: tuple[RankAction, ...],
-        *,
-        decided: Decided,
-        epoch: int,
-    ) -> None:
+            self._plane.lose(lost, None, self._stopped)
+            self._plane.detach(worker.rank, worker.incarnation)
+            return
         now = self._group.clock()
         ends = state.phase in (Phase.CLOSING, Phase.ENDED)
         if not ends and not worker.forced:
@@ -366,7 +338,6 @@ class Deaths:
             self.at = now
         known = report_on(worker, reason, progress, decided, now)
         message = f"rank {worker.rank} (pid {known.pid}) died: {reason}; {decided}"
-        lost = {worker.rank: worker.incarnation}
         for action in actions:
             # Without hurry the others may finish what they have.
             if isinstance(action, StopRanks) and action.hurry:
@@ -392,9 +363,25 @@ class Deaths:
         self.file(report)
         if not worker.forced:
             self.is_down = True
-            self._group.publish(
-                GroupDown(group=self._group.spec.name, epoch=epoch, cause=message, at=now)
-            )
+            name = self._group.spec.name
+            self._group.publish(GroupDown(group=name, epoch=epoch, cause=message, at=now))
+        self._plane.detach(worker.rank, worker.incarnation)
+
+    def report_spare(self, spare: Worker) -> CrashReport:
+        """Return the report on *spare*, whose end is no failure of the group; `file` it."""
+        decided = Decided("replace the spare", "its death is no failure of the group")
+        return report_on(
+            spare,
+            reason_of(spare),
+            Progress(spare.rank, spare.incarnation),
+            decided,
+            self._group.clock(),
+        )
+
+    def file(self, report: CrashReport) -> None:
+        """Tell of a death, and keep its report where there is a folder for that."""
+        self._group.publish(WorkerCrashed(report=report, at=report.at_monotonic))
+        self._writer.file(report)
 
     def _stopped(self, call: Call) -> BaseException:
         """Return the error of a call that a rank had begun and, told to stop, did not end."""

@@ -385,7 +385,7 @@ class Group:
         if before is not None:
             if not before.is_ending:
                 self.log.warning("phalanx.executor_replaced")
-            before.end(drains=False)
+            before.close()
         self.post(self.actor.begin)
 
     def wait_ready(self) -> None:
@@ -524,11 +524,7 @@ class Group:
         """Whether it has ended, or is about to."""
         return self.closing or self.view.phase in (Phase.CLOSING, Phase.ENDED)
 
-    def close(self) -> None:
-        """End it, and wait for that."""
-        self.end()
-
-    def end(self, *, drains: bool = False) -> None:
+    def close(self, *, drains: bool = False) -> None:
         """Stop everything, and wait for it; accepted calls get their time first if it *drains*.
 
         From one of the executor's own threads it only asks for the end; so it does from a finalizer

@@ -41,17 +41,14 @@ class GroupProbe(Protocol):
         ``restarting`` (*ranks* have just been given processes), ``closing`` (all ranks have been
         asked to stop). The *ranks* of the last ones are pairs of rank and incarnation.
         """
-        ...
 
     def call_probe(
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
     ) -> CallProbe:
         """Return the observer of a call that is being made."""
-        ...
 
     def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the pickled `WorkerProbe` for a worker that is being started."""
-        ...
 
 
 class CallProbe(Protocol):
@@ -64,31 +61,24 @@ class CallProbe(Protocol):
     @property
     def method(self) -> Any:
         """What travels to the workers in place of the method."""
-        ...
 
     def issued(self, call: Call) -> None:
         """The call is about to be accepted."""
-        ...
 
     def raised(self, error: BaseException) -> None:
         """The caller gets *error*: the call was not accepted, or is abandoned."""
-        ...
 
     def before_send(self, call: Call, epoch: int, ranks: tuple[tuple[int, int], ...]) -> None:
         """The call is about to be sent to these (rank, incarnation)."""
-        ...
 
     def queued(self) -> None:
         """A rank has the call behind others."""
-        ...
 
     def settled(self, call: Call) -> None:
         """The call has its outcome."""
-        ...
 
     def take(self, rank: int, value: Any) -> Any:
         """Return the method's value, given what *rank* answered."""
-        ...
 
 
 class Probe(Protocol):
@@ -96,11 +86,9 @@ class Probe(Protocol):
 
     def adjust(self, spec: ExecutorSpec) -> ExecutorSpec:
         """Return the spec to use in place of *spec*."""
-        ...
 
     def attach(self, spec: ExecutorSpec, group: Group) -> GroupProbe:
         """Return the observer of the group that is being built."""
-        ...
 
 
 class WorkerProbe(Protocol):
@@ -111,7 +99,6 @@ class WorkerProbe(Protocol):
 
     def woke(self, context: WorkerContext, *, kept: bool) -> None:
         """``on_start`` is about to run, or ``on_reform`` if *kept*."""
-        ...
 
     def invoke(
         self,
@@ -122,7 +109,6 @@ class WorkerProbe(Protocol):
         wire: int,
     ) -> Any:
         """Run one call, of number *wire*; `CallProbe.method` stands in place of its method."""
-        ...
 
 
 _installed: list[Probe] = []  # at most one

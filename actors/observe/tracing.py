@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Shape
-from phalanx.actors.spec.results import Outcome, OutcomeKind
+from phalanx.actors.spec.results import OutcomeKind
 from phalanx.runtime import (
     Frame,
     GroupDown,
@@ -36,6 +36,8 @@ from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
 if TYPE_CHECKING:
     from phalanx.actors.calls.call import Call
     from phalanx.runtime import CallFate, CrashReport
+
+_GOOD = (OutcomeKind.OK, Kind.REPLY)
 
 
 def _api() -> Any:
@@ -220,17 +222,11 @@ def _outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
         about["phalanx.failed_rank"] = call.failed[1]
         return "error", about, f"rank {call.failed[1]} raised"
     if call.shape is Shape.GATHER:
-        failed = sorted(rank for rank, each in call.answers.items() if _is_bad(each))
+        failed = sorted(rank for rank, each in call.answers.items() if each.kind not in _GOOD)
         if failed:
             about["phalanx.failed_ranks"] = failed
             return "partial", about, f"no value from ranks {', '.join(map(str, failed))}"
     return "ok", about, ""
-
-
-def _is_bad(answer: Frame | Outcome) -> bool:
-    if isinstance(answer, Outcome):
-        return answer.kind is not OutcomeKind.OK
-    return answer.kind == Kind.ERROR
 
 
 def _kind_of(error: BaseException) -> str:

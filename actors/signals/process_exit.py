@@ -105,14 +105,14 @@ class _OpenExecutors:
                 return
             everyone = list(self._all.values())
         threads = [
-            threading.Thread(target=one.end, kwargs={"drains": drains}, daemon=True)
+            threading.Thread(target=one.close, kwargs={"drains": drains}, daemon=True)
             for one in everyone[1:]
         ]
         for thread in threads:
             thread.start()
         try:
             if everyone:
-                everyone[0].end(drains=drains)
+                everyone[0].close(drains=drains)
             for thread in threads:
                 thread.join()  # each has a limit
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 import time
@@ -248,7 +249,13 @@ def test_inline_is_the_same_api_in_the_callers_thread(make: Make) -> None:
     assert ex.collective_rpc("echo", args=(1,), non_block=True).result() == [1]
     assert ex.gather("fail")[0].ok is False
     assert ex.proxy().forward(3) == (0, 3)
-    assert ex.submit("echo", args=("p",)).result() == "p"
+    pooled = ex.submit("echo", args=("p",))
+    assert (pooled.abandon(), pooled.result()) == (False, "p")
+
+    async def awaited() -> Any:
+        return await pooled, await ex.aio.call("echo", args=("q",), rank=0)
+
+    assert asyncio.run(awaited()) == ("p", "q")
     ex.collective_rpc("emit", args=("event",))
     assert [event.value for event in seen] == ["event"]
     ex.check_health()
