@@ -1,4 +1,4 @@
-"""`AsyncExecutor`: an executor's calls for asyncio: awaited, never blocking the event loop.
+"""`AsyncCalls`, `AsyncExecutor`: calls for asyncio: awaited, never blocking the event loop.
 
 - The same calls with the same guarantees.
 - Cancelling the task that awaits a call withdraws it, or voids its answer if it has been sent.
@@ -59,17 +59,15 @@ def _named(method: Any, name: str) -> Any:
     return method
 
 
-class AsyncExecutor:
-    """`Executor.aio`: each method is its namesake's, to be awaited; a stream is iterated.
+class AsyncCalls:
+    """The calls of an executor: each method is its namesake's, to be awaited.
 
     Args:
-        executor: The executor.
         group: Its group, whose `has_room` tells if a call can be made without blocking.
         calls: The executor's call methods, none of which blocks.
     """
 
-    def __init__(self, executor: Any, group: Any, calls: Any) -> None:
-        self._executor = executor
+    def __init__(self, group: Any, calls: Any) -> None:
         self._group = group
         self._calls = calls
 
@@ -78,12 +76,6 @@ class AsyncExecutor:
     scatter = _awaited("scatter")
     call = _awaited("call")
     submit = _awaited("submit")  # the value, not a future
-    check_health = _in_thread("check_health")
-    checkpoint = _in_thread("checkpoint")
-    drain = _in_thread("drain")
-    restart = _in_thread("restart")
-    resize = _in_thread("resize")
-    close = _in_thread("close")
 
     async def tell(self, *args: Any, **options: Any) -> None:
         """See `Executor.tell`."""
@@ -97,3 +89,18 @@ class AsyncExecutor:
         """
         stream: ReplyStream = self._calls.stream(*args, **options)
         return stream
+
+
+class AsyncExecutor(AsyncCalls):
+    """`Executor.aio`: the calls of *executor*, and what changes or checks it."""
+
+    def __init__(self, executor: Any, group: Any, calls: Any) -> None:
+        super().__init__(group, calls)
+        self._executor = executor
+
+    check_health = _in_thread("check_health")
+    checkpoint = _in_thread("checkpoint")
+    drain = _in_thread("drain")
+    restart = _in_thread("restart")
+    resize = _in_thread("resize")
+    close = _in_thread("close")

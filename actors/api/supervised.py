@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import threading
 import time
 from contextlib import suppress
@@ -23,6 +25,7 @@ from phalanx.supervision import (
 )
 from phalanx.supervision import Supervisor as BaseSupervisor
 
+from .aio import AsyncCalls, outcome_of
 from .calls import CallMethods
 from .executor import Executor
 
@@ -54,6 +57,11 @@ class SupervisedExecutor(CallMethods[Any]):
         """
         return self._lasting.executor(timeout)
 
+    @property
+    def aio(self) -> AsyncCalls:
+        """The same calls for asyncio; `tell` and `stream` do not wait for a restart."""
+        return AsyncCalls(self._lasting, self._at_once())
+
     def status(self, timeout: float | None = None) -> Status:
         """Return the status of `current`."""
         return self.current(timeout).status()
@@ -73,22 +81,47 @@ class _LastingGroup:
         executor: Executor[Any] = found
         return executor
 
-    def call(self, *args: Any, timeout: float | None = None, **options: Any) -> Any:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        left = timeout
+    def call(
+        self, *args: Any, timeout: float | None = None, at_once: bool = False, **options: Any
+    ) -> Any:
+        if at_once and not options.get("tell") and options.get("stream") is None:
+            return self._awaited(args, timeout, options)
+        deadline, left = _deadline(timeout), 0.0 if at_once else timeout
         while True:
+            executor = self._find(args[1], left)
+            left = _left(deadline)
             try:
-                executor = self.executor(left)
-            except TimeoutError:
-                name = args[1] if isinstance(args[1], str) else repr(args[1])
-                raise CallTimeout(name, (), timeout or 0.0, sent=False) from None
-            left = None if deadline is None else max(0.001, deadline - time.monotonic())
-            try:
-                return executor.parts()[0].call(*args, timeout=left, **options)
+                return executor.parts()[0].call(*args, timeout=left, at_once=at_once, **options)
             except (ExecutorClosed, WorkerDied) as error:
                 if error.sent:
                     raise
-            self._wait_end(executor, left)
+            self._wait_end(executor, 0.0 if at_once else left)
+
+    async def _awaited(
+        self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
+    ) -> Any:
+        deadline, left = _deadline(seconds), seconds
+        while True:
+            try:
+                executor = self.executor(0.0)
+            except TimeoutError:
+                executor = await asyncio.to_thread(self._find, args[1], left)
+            group = executor.parts()[0]
+            options |= {"timeout": _left(deadline), "at_once": True}
+            try:
+                return await outcome_of(group, functools.partial(group.call, *args, **options))
+            except (ExecutorClosed, WorkerDied) as error:
+                if error.sent:
+                    raise
+            left = _left(deadline)
+            await asyncio.to_thread(self._wait_end, executor, left)
+
+    def _find(self, method: Any, timeout: float | None) -> Executor[Any]:
+        try:
+            return self.executor(timeout)
+        except TimeoutError:
+            name = method if isinstance(method, str) else repr(method)
+            raise CallTimeout(name, (), timeout or 0.0, sent=False) from None
 
     def _wait_end(self, executor: Executor[Any], timeout: float | None) -> None:
         """Wait until the supervisor knows that *executor*, which is ending, has ended."""
@@ -105,12 +138,20 @@ class _LastingGroup:
     def log(self) -> Any:
         return self.executor(None).parts()[0].log
 
-    def has_room(self, wake: Callable[[], None]) -> bool:
-        return self.executor(None).parts()[0].has_room(wake)
+    def has_room(self, wake: Callable[[], None]) -> bool:  # noqa: ARG002  # as `Group` has it
+        return True  # each attempt looks at the executor's
 
     @property
     def view(self) -> Status:
         return self.executor(None).parts()[0].view
+
+
+def _deadline(timeout: float | None) -> float | None:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
 class Supervisor(BaseSupervisor):

@@ -230,6 +230,17 @@ class LateAgain(Echo):
             self.gated(self.gate, None)
 
 
+class StartsLate(Echo):
+    """Is not started before *gate* is there."""
+
+    def __init__(self, gate: str) -> None:
+        super().__init__()
+        self.gate = gate
+
+    def on_start(self, ctx: WorkerContext) -> None:
+        self.gated(self.gate, ctx.rank)
+
+
 class Tidy(Echo):
     """Leaves a mark when it stops."""
 

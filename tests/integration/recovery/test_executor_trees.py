@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from tests.support.processes import wait_until
 from tests.support.rank_faults import kill, telling
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
-from tests.support.workers import Echo, StartFails
+from tests.support.workers import Echo, StartFails, StartsLate
 
 from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
 from phalanx.runtime import Runtime
@@ -131,6 +133,34 @@ def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_execut
 
     assert model.current(LONG) is not before
     assert tree.exit_reason is None
+
+
+def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_the_event_loop(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    children = [child("a", StartsLate, 1, args=(str(gate),))]
+    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=children))
+    model = tree.executor("a")
+
+    async def run() -> list[Any]:
+        values: list[Any] = []
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: model.aio.collective_rpc("echo", LONG, (1,)),
+            lambda: model.proxy(rank=0, timeout=LONG).echo.aio(2),
+        ]
+        for call in calls:
+            gate.unlink()
+            await asyncio.to_thread(model.current().close)
+            waits = asyncio.ensure_future(call())
+            await asyncio.sleep(0)  # it has begun, and has no executor to call
+            gate.touch()
+            values.append(await waits)
+        await model.aio.tell("echo", args=("quiet",))
+        return values
+
+    assert asyncio.run(run()) == [[1], 2]
 
 
 def test_a_lasting_handle_says_that_nothing_restarts_its_executor_or_that_the_tree_has_ended(
