@@ -301,14 +301,14 @@ class GroupActor(ProtectedActor):
             self._settle(worker, reason_of(worker))
             return
         report = self._deaths.report_spare(worker)
-        self._standby.gone(worker)
+        self._standby.gone(worker, str(report.reason))
         self._show()
         self._deaths.file(report)
 
     def _abandon(self, worker: Worker, left: str) -> None:
         self.group.log.error("phalanx.worker_abandoned", **worker.who(), left=left)
         if worker.rank < 0:
-            self._standby.gone(worker)
+            self._standby.gone(worker, left)
             self._show()
         else:
             detail = f"{worker.hung}; {left}" if worker.hung else left

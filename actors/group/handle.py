@@ -206,8 +206,11 @@ class Group:
             self.plane = plane = self._make_plane()
             if probe is not None:
                 self.probe = probe.attach(spec, self)
-            ended = partial(self._ended, release.close)
-            self._begin(GroupActor(self, ended, parent))
+            look = None if parent is None else parent.look
+            unshow = self.runtime.status_source.add(partial(status_of, spec, self, look))
+            release.callback(unshow)
+            release.callback(open_executors.remove, self)
+            self._begin(GroupActor(self, release.close, parent))
         except BaseException as error:
             if plane is not None and not self.gone.is_set():
                 self.watchdog.close()
@@ -216,8 +219,6 @@ class Group:
             if descriptor_limit.is_shortage(error):
                 raise too_few_descriptors(error) from error
             raise
-        look = None if parent is None else parent.look
-        self._unshow = self.runtime.status_source.add(partial(status_of, spec, self, look))
 
     def _make_plane(self) -> CallPlane:
         log = self.log
@@ -247,11 +248,6 @@ class Group:
     def _callback_failed(self, error: BaseException) -> None:
         with suppress(Exception):
             self.log.error("phalanx.callback_failed", exc_info=error)
-
-    def _ended(self, release: Callable[[], None]) -> None:
-        open_executors.remove(self)
-        self._unshow()
-        release()
 
     # --- the actor's part ---------------------------------------------------------------
 

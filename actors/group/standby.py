@@ -97,16 +97,9 @@ class Standby:
             return spare
         return None
 
-    def gone(self, spare: Worker) -> None:
+    def gone(self, spare: Worker, cause: str) -> None:
         """Release *spare*, whose process has ended, and start another in time."""
         del self._spares[spare.rank]
-        failure = spare.failure
-        status = spare.process.status if spare.process is not None else None
-        cause = spare.hung or "it exited"
-        if failure is not None:
-            cause = failure.headline
-        elif status is not None and status.signal is not None:
-            cause = spare.hung or f"signal {status.signal}"
         pid = spare.labels.pid or None
         self._membership.release(spare)
         self._lost(pid, cause)

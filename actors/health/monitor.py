@@ -108,11 +108,7 @@ class HealthMonitor:
         """Suspect *worker* if it does not become ready in time."""
         limit = self._spec.limits.start
         why = f"its start took longer than limits.start={limit:g} s"
-
-        def starts() -> bool:
-            return not worker.ready
-
-        self._suspect_after(limit, Suspect(worker, why, starts))
+        self._suspect_after(limit, Suspect(worker, why, lambda: not worker.ready))
         self._watchdog.wake(None)
 
     def expect_exit(self, worker: Worker) -> None:
@@ -124,9 +120,7 @@ class HealthMonitor:
         """Suspect *worker* if it does not leave its process group, or join the next, in time."""
         epoch = worker.epoch
         leave, join = self._spec.policy.leave_within, self._spec.limits.start
-
-        def reforms() -> bool:
-            return self._reforms(worker, epoch)
+        reforms = partial(self._reforms, worker, epoch)
 
         def lingers() -> bool:
             return reforms() and worker.left < epoch

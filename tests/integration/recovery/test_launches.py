@@ -164,7 +164,7 @@ def test_a_spare_that_gets_no_process_is_tried_again_and_no_failure(make: Make, 
     os.kill(spare, signal.SIGKILL)
 
     assert failed.wait(LONG)
-    assert lost[0] == "signal 9"
+    assert lost[0] == "killed (SIGKILL)"
     assert ex.collective_rpc("rank", LONG) == [0, 1, 2]
     slow.broken.unlink()
     wait_for_view(ex, lambda view: view.standby == 1)

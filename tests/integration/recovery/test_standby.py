@@ -121,7 +121,9 @@ def test_a_spare_that_dies_while_it_waits_is_replaced_and_no_failure(make: Make)
     assert spares(ex) != [spare]
     status = ex.status()
     assert (status.restarts, status.restarts_in_window, status.reports) == (0, 0, ())
-    assert [(event.pid, event.cause, event.wait) for event in lost] == [(spare, "signal 9", 0.0)]
+    assert [(event.pid, event.cause, event.wait) for event in lost] == [
+        (spare, "killed (SIGKILL)", 0.0)
+    ]
 
 
 @pytest.mark.parametrize("how", ["raise", "die"])
@@ -135,7 +137,7 @@ def test_spares_that_never_get_warm_are_retried_with_a_growing_delay(make: Make,
 
     assert lost[0].wait < lost[1].wait < lost[2].wait
     if how == "raise":
-        assert lost[0].cause == "ValueError: no such weights"
+        assert "ValueError: no such weights" in lost[0].cause
     kill(ex, 0)
     wait_healed(ex, 1)
     assert ex.collective_rpc("rank", LONG) == [0, 1]
