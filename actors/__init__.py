@@ -2,79 +2,45 @@
 
 from __future__ import annotations
 
-from phalanx.actors.api.children import executor_child, tree_from_toml, worker_child
-from phalanx.actors.api.executor import Executor
-from phalanx.actors.api.supervised import SupervisedExecutor, Supervisor
-from phalanx.actors.calls.call import Call
-from phalanx.actors.calls.futures import CallFuture
-from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.group.actor import GroupActor
-from phalanx.actors.group.handle import Group
-from phalanx.actors.group.standby import StandbyLost
-from phalanx.actors.observe.hooks import POINTS, installed
-from phalanx.actors.spec.checkpoint_policy import (
-    Checkpoint,
-    CheckpointFailed,
-    CheckpointPolicy,
-    CheckpointRejected,
-    CheckpointRestored,
-    CheckpointTaken,
-)
-from phalanx.actors.spec.context import WorkerContext
-from phalanx.actors.spec.layout import Layout
-from phalanx.actors.spec.options import (
-    Devices,
-    ExecutorSpec,
-    Launch,
-    Limits,
-    RestartPolicy,
-    StopPolicy,
-)
-from phalanx.actors.spec.proxy import RemoteMethod
-from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
-from phalanx.actors.spec.worker import WorkerActor, idempotent, limits, method, step
-from phalanx.runtime import AsyncOutput, CrashReport, RankInfo
+from phalanx.runtime import AsyncOutput as AsyncOutput
+from phalanx.runtime import CrashReport as CrashReport
+from phalanx.runtime import RankInfo as RankInfo
 
-__all__ = [
-    "POINTS",
-    "AsyncOutput",
-    "Call",
-    "CallFuture",
-    "Checkpoint",
-    "CheckpointFailed",
-    "CheckpointPolicy",
-    "CheckpointRejected",
-    "CheckpointRestored",
-    "CheckpointTaken",
-    "CrashReport",
-    "Devices",
-    "Emitted",
-    "Executor",
-    "ExecutorSpec",
-    "Group",
-    "GroupActor",
-    "Launch",
-    "Layout",
-    "Limits",
-    "Outcome",
-    "OutcomeKind",
-    "RankInfo",
-    "RemoteMethod",
-    "ReplyStream",
-    "RestartPolicy",
-    "StandbyLost",
-    "Status",
-    "StopPolicy",
-    "SupervisedExecutor",
-    "Supervisor",
-    "WorkerActor",
-    "WorkerContext",
-    "executor_child",
-    "idempotent",
-    "installed",
-    "limits",
-    "method",
-    "step",
-    "tree_from_toml",
-    "worker_child",
-]
+from .api.children import executor_child as executor_child
+from .api.children import tree_from_toml as tree_from_toml
+from .api.children import worker_child as worker_child
+from .api.executor import Executor as Executor
+from .api.supervised import SupervisedExecutor as SupervisedExecutor
+from .api.supervised import Supervisor as Supervisor
+from .calls.call import Call as Call
+from .calls.futures import CallFuture as CallFuture
+from .calls.streams import ReplyStream as ReplyStream
+from .group.actor import GroupActor as GroupActor
+from .group.handle import Group as Group
+from .group.standby import StandbyLost as StandbyLost
+from .observe.hooks import POINTS as POINTS
+from .observe.hooks import installed as installed
+from .spec.checkpoint_policy import Checkpoint as Checkpoint
+from .spec.checkpoint_policy import CheckpointFailed as CheckpointFailed
+from .spec.checkpoint_policy import CheckpointPolicy as CheckpointPolicy
+from .spec.checkpoint_policy import CheckpointRejected as CheckpointRejected
+from .spec.checkpoint_policy import CheckpointRestored as CheckpointRestored
+from .spec.checkpoint_policy import CheckpointTaken as CheckpointTaken
+from .spec.context import WorkerContext as WorkerContext
+from .spec.layout import Layout as Layout
+from .spec.options import Devices as Devices
+from .spec.options import ExecutorSpec as ExecutorSpec
+from .spec.options import Launch as Launch
+from .spec.options import Limits as Limits
+from .spec.options import RestartPolicy as RestartPolicy
+from .spec.options import StopPolicy as StopPolicy
+from .spec.proxy import RemoteMethod as RemoteMethod
+from .spec.results import Emitted as Emitted
+from .spec.results import Outcome as Outcome
+from .spec.results import OutcomeKind as OutcomeKind
+from .spec.results import Status as Status
+from .spec.worker import WorkerActor as WorkerActor
+from .spec.worker import idempotent as idempotent
+from .spec.worker import limits as limits
+from .spec.worker import method as method
+from .spec.worker import step as step

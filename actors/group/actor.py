@@ -243,7 +243,7 @@ class GroupActor(ProtectedActor):
             case Kind.STANDBY:
                 self._standby.warm(worker)
                 self._show()
-            case Kind.READY if worker.seated:
+            case Kind.READY if worker.attached:
                 now = self._clock()
                 who = worker.rank, worker.incarnation
                 self._act(decide.rank_reformed(self._state, *who, frame.epoch, now))
@@ -276,7 +276,7 @@ class GroupActor(ProtectedActor):
             worker.hung = f"its call socket is broken: {greeting!r}"
             self._shutdown.kill(worker)
             return
-        worker.ready = worker.seated = True
+        worker.ready = worker.attached = True
         self._plane.attach(worker.rank, worker.incarnation, worker.channel)
         now = self._clock()
         self._publish(WorkerReady(**worker.who(), took=now - worker.started_at, at=now))
@@ -548,7 +548,7 @@ class GroupActor(ProtectedActor):
             if worker.rank not in action.ranks:
                 continue
             # In its start it reads no message; with its group broken it may never.
-            hurry = action.hurry or not worker.seated
+            hurry = action.hurry or not worker.attached
             if not hurry:
                 stop = Payload.of(None).packet(Kind.STOP, epoch=worker.epoch, call_id=0)
                 self._plane.post(worker.rank, worker.incarnation, stop)
@@ -591,8 +591,8 @@ class GroupActor(ProtectedActor):
             group.cause = reason
         cause = None if group.closing else reason
         deaths = deaths_behind(self._state, self._deaths.reports)
-        farewell = EndErrors(self._spec.name, cause, deaths, self._no_device)
-        self._plane.end(farewell.settle, farewell.refuse)
+        errors = EndErrors(self._spec.name, cause, deaths, self._no_device)
+        self._plane.end(errors.settle, errors.refuse)
         self._finish_plan(accepted=False)
         for launch in self._membership.end_launches():
             self._launched(launch)

@@ -307,7 +307,7 @@ class Membership:
         if worker.remote is not None:
             worker.remote.outpost.bury()
         descriptors.close(worker.control)
-        if not worker.seated:
+        if not worker.attached:
             worker.channel.close()
         worker.output.close()
 

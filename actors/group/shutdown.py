@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _TERMINATE = Payload.of(None).packet(Kind.TERMINATE, epoch=0, call_id=0)
-_UNDEAD = 10.0  # seconds from SIGKILL until a process that does not end is looked at
+_KILL_LIMIT = 10.0  # seconds from SIGKILL until a process that does not end is looked at
 _LONGEST_END = 120.0  # seconds that one may take to end: 100 ms for each GiB it held
 _EXAMINE = 1.0  # seconds to write its stacks before it is killed; it takes milliseconds
 
@@ -83,7 +83,7 @@ class Shutdown:
         if worker.process is not None and worker.process.send_signal(signal.SIGKILL):
             if not worker.killed_at:
                 worker.killed_at = self._group.clock()
-            self.after(worker, _UNDEAD, self._abandon, worker)
+            self.after(worker, _KILL_LIMIT, self._abandon, worker)
 
     def kill_unwanted(self, worker: Worker) -> None:
         """Kill *worker*, which has its process now, where it was to end before it had one."""
@@ -101,7 +101,7 @@ class Shutdown:
         vitals = Vitals.of(process.pid)
         took = self._group.clock() - worker.killed_at
         if vitals.is_ending and took < _LONGEST_END:
-            self.after(worker, _UNDEAD, self._abandon, worker)
+            self.after(worker, _KILL_LIMIT, self._abandon, worker)
             return
         worker.abandoned = True
         place = f" in {vitals.wait}" if vitals.wait else ""

@@ -69,7 +69,7 @@ class Worker:
     lease: Lease | None = None
     process: Process | None = None
     watch: Watch | None = None
-    seated: bool = False
+    attached: bool = False
     ready: bool = False
     released: bool = False
     asked: bool = False

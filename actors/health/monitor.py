@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PATIENCE = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
-_LAST_BREATH = 1.0  # seconds a process may live on after its call socket, or its last words
+_EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 
 
@@ -114,7 +114,7 @@ class HealthMonitor:
     def expect_exit(self, worker: Worker) -> None:
         """Suspect *worker*, which has said or shown that it ends, if it lives on."""
         why = "it closed its call socket and lived on"
-        self._suspect_after(_LAST_BREATH, Suspect(worker, why, lambda: True))
+        self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
 
     def limit_reform(self, worker: Worker) -> None:
         """Suspect *worker* if it does not leave its process group, or join the next, in time."""

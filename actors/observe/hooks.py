@@ -46,9 +46,11 @@ class GroupProbe(Protocol):
         self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
     ) -> CallProbe:
         """Return the observer of a call that is being made."""
+        ...
 
     def worker_probe(self, rank: int, incarnation: int) -> bytes:
         """Return the pickled `WorkerProbe` for a worker that is being started."""
+        ...
 
 
 class CallProbe(Protocol):
@@ -61,6 +63,7 @@ class CallProbe(Protocol):
     @property
     def method(self) -> Any:
         """What travels to the workers in place of the method."""
+        ...
 
     def issued(self, call: Call) -> None:
         """The call is about to be accepted."""
@@ -79,6 +82,7 @@ class CallProbe(Protocol):
 
     def take(self, rank: int, value: Any) -> Any:
         """Return the method's value, given what *rank* answered."""
+        ...
 
 
 class Probe(Protocol):
@@ -86,9 +90,11 @@ class Probe(Protocol):
 
     def adjust(self, spec: ExecutorSpec) -> ExecutorSpec:
         """Return the spec to use in place of *spec*."""
+        ...
 
     def attach(self, spec: ExecutorSpec, group: Group) -> GroupProbe:
         """Return the observer of the group that is being built."""
+        ...
 
 
 class WorkerProbe(Protocol):
@@ -109,6 +115,7 @@ class WorkerProbe(Protocol):
         wire: int,
     ) -> Any:
         """Run one call, of number *wire*; `CallProbe.method` stands in place of its method."""
+        ...
 
 
 _installed: list[Probe] = []  # at most one

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound="Callable[..., Any]")
 _shielded: set[CodeType] = set()
-_AGAIN = 0.001  # seconds after which a Ctrl-C that could not strike tries again
+_AGAIN = 0.001  # seconds after which a Ctrl-C that could not be raised is sent again
 
 
 def uninterrupted(function: _F) -> _F:
@@ -39,7 +39,7 @@ def uninterrupted(function: _F) -> _F:
 
 
 class _Interrupts:
-    """The SIGINT that struck where it could not be raised."""
+    """The SIGINT that could not be raised where it came."""
 
     def __init__(self) -> None:
         self._pending = False
@@ -63,7 +63,7 @@ class _Interrupts:
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
         is_echo, self._is_echo = self._is_echo, False
         if is_echo and not self._pending:
-            return  # it has struck meanwhile
+            return  # it has been raised meanwhile
         if not _is_shielded(frame):
             self._pending = False
             signal.default_int_handler(number, frame)
@@ -71,11 +71,11 @@ class _Interrupts:
             self._pending = True
             # No `threading.Thread`: its start takes locks that the interrupted code may have.
             try:
-                _thread.start_new_thread(self._strike_again, ())
+                _thread.start_new_thread(self._send_again, ())
             except RuntimeError:  # none to be had: it takes another Ctrl-C
                 self._pending = False
 
-    def _strike_again(self) -> None:
+    def _send_again(self) -> None:
         main = threading.main_thread().ident
         assert main is not None
         while True:
