@@ -177,16 +177,10 @@ class CallMethods(Generic[W]):
         retries: int | None = None,
         on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
-        """Call *method* on every rank as a whole, each with arguments of its own.
+        """Call *method* as `collective_rpc` does, each rank with arguments of its own.
 
-        Args:
-            method: As in `collective_rpc`, like the options.
-            timeout: As above.
-            args: One tuple of positional arguments per rank; None for none.
-            kwargs: One mapping of keyword arguments per rank; None for none.
-            non_block: As above.
-            retries: As above.
-            on_death: As above.
+        *args* is one tuple of positional arguments per rank, *kwargs* one mapping of keyword
+        arguments per rank; None for none.
         """
         if on_death is not None:
             retries = _retries(retries, on_death)
@@ -314,12 +308,11 @@ class CallMethods(Generic[W]):
     ) -> ReplyStream:
         """Call a method that is a generator, and return what it yields as it is yielded.
 
+        Anything else that can be iterated will do, as a value of the method.
+
         Args:
-            method: As in `collective_rpc`; returns a generator, or anything that can be iterated.
             timeout: Seconds until the last item; None waits without limit. ``hang_after`` limits
                 the making of each item, not the time that items wait to be taken.
-            args: As in `collective_rpc`.
-            kwargs: As in `collective_rpc`.
             rank: The rank to call, whose items are then yielded as they are. None calls every
                 rank, as a whole, and yields (rank, item) as they come.
             window: How many items a rank may make before they are taken.
@@ -370,8 +363,8 @@ class CallMethods(Generic[W]):
         Args:
             rank: Call this rank alone.
             any: Call the first rank that is idle.
-            timeout: As in `collective_rpc`; None takes the method's, if it declares one.
-            retries: As in `collective_rpc`.
+            timeout: As in `collective_rpc`, like *retries*; None takes that of the method, if it
+                declares one.
         """
         if rank is not None:
             check_rank("rank", rank, self._layout.world_size)

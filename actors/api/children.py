@@ -73,16 +73,13 @@ def executor_child(
 
     Args:
         id: Its id among its siblings; its name becomes its path in the tree.
-        worker: As for `Executor`, like *world_size*, *runtime* and *options*.
-        world_size: As above.
         restart: Which of its ends the supervisor above restarts. Which ends of a rank the executor
             restarts is ``policy.restart``.
         shutdown: Seconds the group has to stop before every rank is killed; None for no limit, as
             for a supervisor: its own stop policy has limits.
-        significant: As in `ChildSpec`.
-        start_within: As in `ChildSpec`.
-        runtime: As for `Executor`.
         options: The other options of `Executor`, except *name* and *replace*.
+
+    *worker*, *world_size* and *runtime* are as for `Executor`, the rest as in `ChildSpec`.
     """
     for option in ("name", "replace"):
         if option in options:

@@ -74,17 +74,11 @@ class RankGroup(Group):
         lead: int = 0,
         at_once: bool = False,
     ) -> Any:
-        """Make a call, and return its value, its future or its stream.
+        """Make a call, and return its value, its future or its stream; see `Call`.
 
         Args:
-            shape: The ranks it goes to.
-            method: As in `Executor.collective_rpc`, like the options that are not named here.
             each: Arguments: one pair for all ranks, or one for each.
-            want: The rank whose value is wanted; None for every rank's.
-            rank: The rank of a SINGLE call.
             tell: Whether the outcome is discarded.
-            stream: The inbox of its items, if it is a stream.
-            lead: What *aggregate* gets beside the values.
             at_once: With *non_block*: never block, however many calls are queued.
         """
         if timeout is not None:

@@ -74,11 +74,15 @@ class _LastingGroup:
     def __init__(self, tree: Supervisor, path: str) -> None:
         self._tree = tree
         self._path = path
+        self._view: Status
+        self.log: Any
 
     def executor(self, timeout: float | None) -> Executor[Any]:
         found: Any = self._tree.wait_child(self._path, timeout)
         check_kind(f"child {self._path}", found, Executor)
         executor: Executor[Any] = found
+        group = executor.parts()[0]
+        self._view, self.log = group.view, group.log
         return executor
 
     def call(
@@ -134,16 +138,14 @@ class _LastingGroup:
             finally:
                 cancel()
 
-    @property
-    def log(self) -> Any:
-        return self.executor(None).parts()[0].log
-
     def has_room(self, wake: Callable[[], None]) -> bool:  # noqa: ARG002  # as `Group` has it
         return True  # each attempt looks at the executor's
 
     @property
     def view(self) -> Status:
-        return self.executor(None).parts()[0].view
+        with suppress(TimeoutError):  # that of the last one, while there is none
+            self.executor(0.0)
+        return self._view
 
 
 def _deadline(timeout: float | None) -> float | None:

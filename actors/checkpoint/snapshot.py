@@ -139,9 +139,7 @@ def open_restore_points(
     """Return what each of *ranks* is given of *snapshot*; the caller closes them.
 
     Args:
-        snapshot: A complete one.
         folder: Where it lies; None for memory.
-        ranks: Those that are started.
         spread: Whether each is given all parts.
         sealed: Whether parts in a folder are copied into memory, to travel to another machine.
 

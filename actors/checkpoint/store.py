@@ -153,9 +153,8 @@ class SnapshotStore:
     def prune(self, begun: Callable[[], set[int]], *, everything: bool = False) -> None:
         """Remove the memory and the files of snapshots that are not kept.
 
-        Args:
-            begun: Returns the numbers of the snapshots under way.
-            everything: Also look for files that belong to no known snapshot.
+        With *everything* also files that belong to no known snapshot. *begun* returns the numbers
+        of the snapshots under way.
         """
         folder = self._folder
         with self._lock.asked():
@@ -208,10 +207,8 @@ class SnapshotStore:
 
         A rank without an entry begins anew: no state of it was ever kept.
 
-        Args:
-            ranks: Those that are about to be started, together.
-            size: Of their group.
-            reject: Called with the number of a snapshot that is damaged, and how.
+        *ranks* are about to be started, together, in a group of *size*. *reject* is called with the
+        number of a snapshot that is damaged, and how.
 
         Raises:
             RuntimeFault: there are snapshots, and all are damaged.

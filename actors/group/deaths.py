@@ -308,16 +308,9 @@ class Deaths:
         epoch: int,
         at: float,
     ) -> None:
-        """Tell of the end of *worker*, and settle or re-send what it cut short.
+        """Report the end of *worker* at *at*, in *epoch*, and settle or re-send what it cut short.
 
-        Args:
-            worker: Whose process has ended, or is given up.
-            reason: Why.
-            progress: What it was doing.
-            state: What the group is after it.
-            actions: What was decided to do.
-            epoch: The group's when it ended.
-            at: When the end was heard of.
+        *state* and *actions* are what has been decided after it.
         """
         # One that stayed when others were restarted, under REST_FOR_ONE, has that of its start.
         worker.epoch, worker.labels = epoch, replace(worker.labels, epoch=epoch)

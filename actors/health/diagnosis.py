@@ -30,16 +30,7 @@ _HEARTBEAT_TICKS = 2  # clock ticks that the reply to a heartbeat may have used
 
 
 def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None:
-    """Return once every rank has replied.
-
-    Args:
-        group: The group to check.
-        call: Makes a call of it.
-        timeout: Seconds for the replies.
-
-    Raises:
-        Unhealthy: see `Executor.check_health`.
-    """
+    """See `Executor.check_health`; *call* makes a call of *group*."""
     group.callbacks.check_may_wait("check_health")
     before, clock = group.view.ranks, group.clock
     deadline = clock() + check_seconds("timeout", timeout)
@@ -110,8 +101,6 @@ def _diagnose(
     """Return the state of one silent rank, one of those of `Unhealthy`, and the details.
 
     Args:
-        info: The rank's present incarnation.
-        running: The call it is in.
         before: Vitals from before the heartbeat was requested.
         pulse: Its heartbeat; None if it has not replied, or was not asked.
         is_silent: Whether it was asked, and has not replied.

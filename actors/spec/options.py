@@ -283,7 +283,6 @@ def group_of(
 
     Args:
         name: What errors call it.
-        kind: A dataclass.
         given: None for the defaults, a *kind*, a mapping of its fields, or the value of *short*.
         over: Values of fields.
         short: The field that a value of any other type is for; empty for none.
