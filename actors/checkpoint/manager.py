@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.spec.checkpoint_policy import (
     CheckpointFailed,
@@ -89,11 +89,8 @@ class CheckpointManager:
         is_new = now - self._failing.get(error, -_FAILED_INTERVAL) >= _FAILED_INTERVAL
         if is_new:
             self._failing[error] = now
-        publish = self._group.publish if is_new else self._group.deliver
-        name, trace = self._group.spec.name, failure.trace
-        publish(
-            CheckpointFailed(group=name, rank=rank, number=number, error=error, trace=trace, at=now)
-        )
+        about: dict[str, Any] = {"error": error, "trace": failure.trace}
+        self._publish(CheckpointFailed, is_logged=is_new, rank=rank, number=number, **about)
 
     def _publish_kept(self, kept: Snapshot | None) -> None:
         assert self._coordinator is not None
@@ -105,10 +102,9 @@ class CheckpointManager:
         is_logged = now - self._logged_at >= _TAKEN_INTERVAL
         if is_logged:
             self._logged_at = now
-        publish = self._group.publish if is_logged else self._group.deliver
         checkpoint = kept.show(self._coordinator.store.where)
-        took, name = now - kept.began, self._group.spec.name
-        publish(CheckpointTaken(group=name, checkpoint=checkpoint, took=took, at=now))
+        about: dict[str, Any] = {"checkpoint": checkpoint, "took": now - kept.began}
+        self._publish(CheckpointTaken, is_logged=is_logged, **about)
 
     def restore_points(self, start: StartRanks) -> Mapping[int, RestorePoint]:
         """Return what the ranks of *start* are restored from; the caller closes them.
@@ -125,16 +121,8 @@ class CheckpointManager:
     def publish_restored(self, worker: Worker) -> None:
         """Publish that *worker*, which is ready, has been restored."""
         if (point := worker.restore_point) is not None:
-            self._group.publish(
-                CheckpointRestored(
-                    group=self._group.spec.name,
-                    rank=worker.rank,
-                    incarnation=worker.incarnation,
-                    number=point.number,
-                    age=point.age,
-                    at=time.monotonic(),
-                )
-            )
+            who: dict[str, Any] = {"rank": worker.rank, "incarnation": worker.incarnation}
+            self._publish(CheckpointRestored, number=point.number, age=point.age, **who)
 
     def blame(self, worker: Worker, reason: ExitReason) -> None:
         """Reject the snapshot of *worker* if it died of restoring it."""
@@ -148,11 +136,9 @@ class CheckpointManager:
         # A kill says nothing about the state, and may hit the next snapshot too.
         if reason.kind not in (ExitKind.CRASH, ExitKind.UNRESPONSIVE):
             return
-        if self._coordinator.store.reject(worker.rank, worker.restore_point.number):
-            self._reject(
-                worker.restore_point.number,
-                f"rank {worker.rank} could not be restored from it: {reason}",
-            )
+        number = worker.restore_point.number
+        if self._coordinator.store.reject(worker.rank, number):
+            self._reject(number, f"rank {worker.rank} could not be restored from it: {reason}")
 
     def prune(self) -> None:
         """Remove what dead ranks have left in the folder."""
@@ -170,6 +156,8 @@ class CheckpointManager:
         return f"snapshot {next_one.number}, {age:.1f} s old, in {next_one.where or 'memory'}"
 
     def _reject(self, number: int, why: str) -> None:
-        now = time.monotonic()
-        name = self._group.spec.name
-        self._group.publish(CheckpointRejected(group=name, number=number, why=why, at=now))
+        self._publish(CheckpointRejected, number=number, why=why)
+
+    def _publish(self, kind: type[Any], *, is_logged: bool = True, **about: Any) -> None:
+        event = kind(group=self._group.spec.name, at=time.monotonic(), **about)
+        (self._group.publish if is_logged else self._group.deliver)(event)

@@ -7,7 +7,6 @@ the driver.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from dataclasses import dataclass, replace
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_F = TypeVar("_F", bound="Callable[..., Any]")
 Reply = Literal["every", "output", "driver"] | int
 
 HOOKS = frozenset(
@@ -172,8 +170,8 @@ def method(
         check_seconds("timeout", timeout, finite=False)
     if hang_after is not None:
         check_seconds("hang_after", hang_after, positive=True, finite=False)
-    options = {"idempotent": idempotent or None, "hang_after": hang_after, "reply": reply}
-    given: dict[str, Any] = {**options, "timeout": timeout}
+    options = {"hang_after": hang_after, "reply": reply, "timeout": timeout}
+    given: dict[str, Any] = {"idempotent": idempotent or None, **options}
 
     def mark(target: Any) -> Any:
         known: Declared = getattr(target, _MARK, _UNDECLARED)
@@ -184,32 +182,21 @@ def method(
     return mark if target is None else mark(target)
 
 
-def idempotent(target: _F) -> _F:
-    """``@method(idempotent=True)``, under its former name."""
-    return _former("idempotent", method(idempotent=True), target)
+def _former(name: str, **defaults: Any) -> Any:
+    """Return `method` under its former *name*, which is deprecated."""
+
+    def decorate(target: Any = None, /, **given: Any) -> Any:
+        text = f"phalanx: @{name} is deprecated: write @method(...)"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        mark = method(**{**defaults, **given})
+        return mark if target is None else mark(target)
+
+    return decorate
 
 
-def limits(*, hang_after: float) -> Callable[[_F], _F]:
-    """``@method(hang_after=...)``, under its former name."""
-    return functools.partial(_former, "limits", method(hang_after=hang_after))
-
-
-@overload
-def step(target: _F, /) -> _F: ...
-@overload
-def step(*, reply: Reply = "output", timeout: float | None = None) -> Callable[[_F], _F]: ...
-def step(target: Any = None, /, *, reply: Reply = "output", timeout: float | None = None) -> Any:
-    """``@method(reply=...)``, under its former name."""
-    mark = functools.partial(_former, "step", method(reply=reply, timeout=timeout))
-    return mark if target is None else mark(target)
-
-
-def _former(name: str, mark: Callable[..., Any], target: _F) -> _F:
-    text = f"phalanx: @{name} is deprecated: write @method(...)"
-    warnings.warn(text, DeprecationWarning, stacklevel=3)
-    mark(target)
-    return target
-
+idempotent = _former("idempotent", idempotent=True)
+limits = _former("limits")
+step = _former("step", reply="output")
 
 _REPLIES = ("every", "output", "driver")
 _UNDECLARED = Declared()
@@ -294,9 +281,7 @@ class Methods:
     def steps(self) -> dict[str, Method]:
         """Return the step methods."""
         found: dict[str, Method] = {}
-        for name in dir(self._worker):
-            if name.startswith("_") or name in HOOKS:
-                continue
+        for name in filter(_is_public, dir(self._worker)):
             declared = getattr(inspect.getattr_static(self._worker, name), _MARK, None)
             if declared is not None and declared.reply is not None:
                 found[name] = self.find(name)
@@ -304,18 +289,13 @@ class Methods:
 
     def _look_up(self, name: str) -> Method:
         value = inspect.getattr_static(self._worker, name, None)
-        public = not name.startswith("_") and name not in HOOKS
+        public = _is_public(name)
         if public and value is None and self._open:
             return Method(name, None, -1, None, _UNDECLARED)
         function = getattr(self._worker, name, None)
         if not public or not callable(function) or isinstance(value, type):
-            names = [
-                known
-                for known in dir(self._worker)
-                if not known.startswith("_")
-                and known not in HOOKS
-                and callable(getattr(self._worker, known, None))
-            ]
+            known = [each for each in dir(self._worker) if _is_public(each)]
+            names = [each for each in known if callable(getattr(self._worker, each, None))]
             msg = f"{self._worker.__qualname__} has no method {name!r}; it has {', '.join(names)}"
             raise UnknownMethod(msg)
         if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
@@ -330,6 +310,10 @@ class Methods:
             parameters = list(signature.parameters.values())[1:]
             signature = signature.replace(parameters=parameters)
         return Method(name, signature, *_arity(signature), declared)
+
+
+def _is_public(name: str) -> bool:
+    return not name.startswith("_") and name not in HOOKS
 
 
 def _arity(signature: inspect.Signature) -> tuple[int, int | None]:
