@@ -36,7 +36,6 @@ if TYPE_CHECKING:
         RestartPolicy,
     )
     from phalanx.actors.spec.results import Status
-    from phalanx.actors.spec.worker import Method
     from phalanx.runtime import RankInfo, ReportFolder, Runtime
     from phalanx.supervision import ExitReason, Intensity, Strategy
 
@@ -132,15 +131,8 @@ class Executor(CallMethods[W]):
         executor._start(spec, runtime, parent=parent)
         return executor
 
-    def _start(
-        self,
-        spec: ExecutorSpec,
-        runtime: Runtime | None,
-        *,
-        named: str | None = None,
-        replace: bool = False,
-        parent: Parent | None = None,
-    ) -> None:
+    def _start(self, spec: ExecutorSpec, runtime: Runtime | None, **how: Any) -> None:
+        """Build the group, *how* `Group` says, and return once it serves."""
         methods = Methods(spec.worker)
         steps = methods.steps()
         for each in steps:
@@ -157,7 +149,7 @@ class Executor(CallMethods[W]):
             raise called_from_inside("building an executor")
         interrupts.install()
         try:
-            group = self._build(methods, steps, runtime, named, parent, replace=replace)
+            group = self._build(methods, runtime, **how)
             group.start()
             group.wait_ready()
         except BaseException:
@@ -166,19 +158,10 @@ class Executor(CallMethods[W]):
             raise
 
     @uninterrupted
-    def _build(
-        self,
-        methods: Methods,
-        steps: Mapping[str, Method],
-        runtime: Runtime | None,
-        named: str | None,
-        parent: Parent | None,
-        *,
-        replace: bool,
-    ) -> RankGroup:
+    def _build(self, methods: Methods, runtime: Runtime | None, **how: Any) -> RankGroup:
         with occupied:
-            group = RankGroup(self._spec, methods, runtime, named, parent, replace=replace)
-            super().__init__(group, steps)
+            group = RankGroup(self._spec, methods, runtime, **how)
+            super().__init__(group, methods.steps())
             self._finalizer = weakref.finalize(self, group.request_close)
             self._finalizer.atexit = False  # `process_exit` ends it at the end of the program
             return group

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from phalanx.actors.calls.call import OnTimeout, Shape
     from phalanx.actors.calls.streams import StreamInbox
-    from phalanx.actors.group.handle import Parent
     from phalanx.actors.observe.hooks import CallProbe
     from phalanx.actors.observe.tracing import CallSpan
     from phalanx.actors.spec.options import ExecutorSpec
@@ -37,17 +36,9 @@ class RankGroup(Group):
     """A group of which calls can be made; its worker class has *methods*; see `Group`."""
 
     def __init__(
-        self,
-        spec: ExecutorSpec,
-        methods: Methods,
-        runtime: Runtime | None,
-        named: str | None,
-        parent: Parent | None,
-        *,
-        replace: bool = False,
-        **seams: Any,
+        self, spec: ExecutorSpec, methods: Methods, runtime: Runtime | None, **how: Any
     ) -> None:
-        super().__init__(spec, runtime, named, parent, replace=replace, **seams)
+        super().__init__(spec, runtime, **how)
         self._methods = methods
         self._hang_after = self.spec.limits.hang
         self._bare: dict[str, tuple[Payload]] = {}  # calls without arguments, by method

@@ -90,26 +90,27 @@ class _LastingGroup:
     ) -> Any:
         if at_once and not options.get("tell") and options.get("stream") is None:
             return self._awaited(args, timeout, options)
-        deadline, left = _deadline(timeout), 0.0 if at_once else timeout
+        deadline = _deadline(timeout)
         while True:
-            executor = self._find(args[1], left)
-            left = _left(deadline)
+            executor = self._find(args[1], 0.0 if at_once else _left(deadline), timeout)
+            options |= {"timeout": _left(deadline), "at_once": at_once}
             try:
-                return executor.parts()[0].call(*args, timeout=left, at_once=at_once, **options)
+                return executor.parts()[0].call(*args, **options)
             except (ExecutorClosed, WorkerDied) as error:
-                if error.sent:
+                if error.sent or at_once:
                     raise
-            self._wait_end(executor, 0.0 if at_once else left)
+            self._wait_end(executor, _left(deadline))
 
     async def _awaited(
         self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
     ) -> Any:
-        deadline, left = _deadline(seconds), seconds
+        deadline = _deadline(seconds)
         while True:
             try:
                 executor = self.executor(0.0)
             except TimeoutError:
-                executor = await asyncio.to_thread(self._find, args[1], left)
+                find = functools.partial(self._find, args[1], _left(deadline), seconds)
+                executor = await asyncio.to_thread(find)
             group = executor.parts()[0]
             options |= {"timeout": _left(deadline), "at_once": True}
             try:
@@ -117,12 +118,12 @@ class _LastingGroup:
             except (ExecutorClosed, WorkerDied) as error:
                 if error.sent:
                     raise
-            left = _left(deadline)
-            await asyncio.to_thread(self._wait_end, executor, left)
+            await asyncio.to_thread(self._wait_end, executor, _left(deadline))
 
-    def _find(self, method: Any, timeout: float | None) -> Executor[Any]:
+    def _find(self, method: Any, left: float | None, timeout: float | None) -> Executor[Any]:
+        """Return the executor that runs, after *left* seconds at most, for a call of *method*."""
         try:
-            return self.executor(timeout)
+            return self.executor(left)
         except TimeoutError:
             name = method if isinstance(method, str) else repr(method)
             raise CallTimeout(name, (), timeout or 0.0, sent=False) from None

@@ -18,7 +18,17 @@ from functools import partial
 from select import EPOLLIN
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import Kind, LaunchSpec, Payload, WorkerLabels, descriptors, occupied, send
+from phalanx.runtime import (
+    Frame,
+    Kind,
+    LaunchSpec,
+    Payload,
+    WorkerLabels,
+    descriptors,
+    occupied,
+    receive,
+    send,
+)
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
@@ -332,15 +342,24 @@ class Membership:
     def _hear(self, worker: Worker, _events: int) -> None:
         """Pass on the messages of *worker*."""
         group, remote = self._group, worker.remote
-        frames, foreign, ended = worker.read_control()
-        if foreign:
-            group.post(group.plane.count_foreign, worker.rank, worker.incarnation, foreign)
-        for frame in frames:
-            if frame.kind == Kind.PULSE:
+        while True:
+            try:
+                frame = receive(worker.control)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue
+            except OSError:
+                break
+            if frame is None:
+                group.post(group.plane.count_foreign, worker.rank, worker.incarnation, 1)
+            elif not isinstance(frame, Frame):
+                break
+            elif frame.kind == Kind.PULSE:
                 group.heartbeats.receive(worker.rank, frame)
             elif remote is None or not remote.heard(frame):
                 group.tell((worker, frame))
-        if ended and worker.watch is not None:
+        if worker.watch is not None:
             worker.watch.cancel()
             if remote is not None:
                 remote.ended()

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Frame, read_crash_output, receive
+from phalanx.runtime import read_crash_output
 
 if TYPE_CHECKING:
     import socket
@@ -112,26 +112,6 @@ class Worker:
         self.output.close_child_ends()
         if self.remote is not None:
             self.remote.outpost.close_ends()
-
-    def read_control(self) -> tuple[list[Frame], int, bool]:
-        """Return what has arrived, how many packets were no messages, and whether that was all."""
-        frames: list[Frame] = []
-        foreign = 0
-        while True:
-            try:
-                frame = receive(self.control)
-            except BlockingIOError:
-                return frames, foreign, False
-            except ConnectionResetError:
-                continue
-            except OSError:
-                return frames, foreign, True
-            if isinstance(frame, Frame):
-                frames.append(frame)
-            elif frame is None:
-                foreign += 1
-            else:
-                return frames, foreign, True
 
     def stacks(self) -> str:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -54,8 +55,7 @@ class CallSpan:
 
     def __init__(self, trace: GroupTrace, tracer: Any, name: str, about: dict[str, Any]) -> None:
         self._trace = trace
-        self._lock = threading.Lock()
-        self._ended = False
+        self._open = threading.Lock()  # taken by the first that ends the span
         self._settled_at: int | None = None
         self._span = tracer.start_span(name, kind=_api().SpanKind.CLIENT, attributes=about)
         self.carrier = carried(_api().set_span_in_context(self._span))
@@ -70,7 +70,7 @@ class CallSpan:
         if fate is not None:
             about["phalanx.fate"] = str(fate.fate)
         self._span.add_event("phalanx.rank_died", about)
-        self._trace.interrupted(self._span.get_span_context())
+        self._trace.interrupted.append(self._span.get_span_context())
 
     def settled(self, _call: Call) -> None:
         """Note when the call got its outcome. Under the plane's lock: must not block."""
@@ -85,10 +85,8 @@ class CallSpan:
         self._end(_kind_of(error), {}, f"{type(error).__name__}: {error}")
 
     def _end(self, outcome: str, about: dict[str, Any], problem: str) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = True
+        if not self._open.acquire(blocking=False):
+            return
         self._span.set_attributes({"phalanx.outcome": outcome, **about})
         if problem:
             self._span.set_status(_api().StatusCode.ERROR, problem)
@@ -96,14 +94,17 @@ class CallSpan:
 
 
 class GroupTrace:
-    """The spans of one group; that of its start is a child of the one current where it is built."""
+    """The spans of one group; that of its start is a child of the one current where it is built.
+
+    Attributes:
+        interrupted: The spans of calls, to which the next restart gets a link. For any thread.
+    """
 
     def __init__(self, group: str, worker: str) -> None:
         self._group = group
         self._worker = worker
         self._telemetry = Telemetry()
-        self._lock = threading.Lock()
-        self._links: list[Any] = []  # to the calls that the next restart interrupts
+        self.interrupted: deque[Any] = deque()
         self._span: Any = None  # of the start or restart under way
         self._context: Any = None
         if self._telemetry.tracer is not None:
@@ -128,11 +129,6 @@ class GroupTrace:
         if rank is not None:
             about["phalanx.rank"] = rank
         return CallSpan(self, tracer, f"{self._worker}/{name}", about)
-
-    def interrupted(self, context: Any) -> None:
-        """Have the next restart link to the span of *context*."""
-        with self._lock:
-            self._links.append(context)
 
     def starting(self) -> dict[str, str]:
         """Return the context of the start or restart for the ranks that are about to be started."""
@@ -170,8 +166,7 @@ class GroupTrace:
                     pass
 
     def _open(self, tracer: Any, what: str, context: Any) -> Any:
-        with self._lock:
-            interrupted, self._links = self._links, []
+        interrupted = [self.interrupted.popleft() for _ in range(len(self.interrupted))]
         if self._span is not None:  # a further death in the same restart
             for each in interrupted:
                 self._span.add_link(each)

@@ -186,9 +186,9 @@ def _former(name: str, **defaults: Any) -> Any:
     """Return `method` under its former *name*, which is deprecated."""
 
     def decorate(target: Any = None, /, **given: Any) -> Any:
+        mark = method(**{**defaults, **given})
         text = f"phalanx: @{name} is deprecated: write @method(...)"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
-        mark = method(**{**defaults, **given})
         return mark if target is None else mark(target)
 
     return decorate

@@ -442,7 +442,7 @@ def freezer() -> Iterator[Freezer]:
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a process that withstands SIGKILL given up after half a second, not after ten."""
-    monkeypatch.setattr(shutdown, "_UNDEAD", 0.5)
+    monkeypatch.setattr(shutdown, "_KILL_LIMIT", 0.5)
 
 
 @pytest.mark.usefixtures("soon")

@@ -88,8 +88,7 @@ class Child:
             spec,
             Methods(Shard),
             runtime,
-            None,
-            parent,
+            parent=parent,
             **self.machine.seams(),
         )
         self.groups.append(group)
