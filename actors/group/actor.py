@@ -468,10 +468,9 @@ class GroupActor(ProtectedActor):
 
     def _launched(self, launch: Launch) -> None:
         """Take over what *launch* has brought, once."""
-        if not self._membership.take(launch):
+        if not self._membership.land(launch):
             return
-        workers = launch.workers
-        error = self._membership.land(launch)
+        workers, error = launch.workers, launch.error
         if error is None:
             self._started(workers)
             for worker in workers:

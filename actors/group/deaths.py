@@ -16,7 +16,7 @@ import math
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.rank import Progress
@@ -184,7 +184,7 @@ def report_on(
             signal=status.signal,
             core_dumped=status.core_dumped,
             oom=status.out_of_memory,
-            rusage=_used(status.usage),
+            rusage={n: getattr(status.usage, n) for n in _COUNTED if status.usage is not None},
         )
     return CrashReport.of(
         worker.labels,
@@ -241,10 +241,6 @@ def start_error(worker: Worker, reason: ExitReason, report: CrashReport) -> Star
         return error
     tail = (report.last_words or report.stderr).strip()
     return StartFailed(f"{detail}\n{tail}" if tail else detail, (report,))
-
-
-def _used(usage: Any) -> dict[str, float]:
-    return {} if usage is None else {name: getattr(usage, name) for name in _COUNTED}
 
 
 class Deaths:

@@ -216,14 +216,6 @@ class Membership:
         except RuntimeError as error:
             raise RuntimeFault(f"no thread to start processes from: {error}") from error
 
-    def take(self, launch: Launch) -> bool:
-        """Return whether *launch*, which is over, was not taken over yet; it is from now on."""
-        join = self._launches.pop(launch, None)
-        if join is None:
-            return False
-        join(_LAUNCHES_END)  # the message was the last thing that its thread did
-        return True
-
     def end_launches(self) -> list[Launch]:
         """Give up what is under way; return it once it has come to an end, to be taken over."""
         for launch in self._launches:
@@ -233,14 +225,21 @@ class Membership:
         launches = self._launches.items()
         return [each for each, join in launches if join(max(0.0, deadline - time.monotonic()))]
 
-    def land(self, launch: Launch) -> BaseException | None:
-        """Take over what *launch* has brought; return why it failed: nothing is left of it then."""
+    def land(self, launch: Launch) -> bool:
+        """Take over what *launch*, which is over, has brought; False if that has been done.
+
+        Nothing is left of one that has failed.
+        """
+        join = self._launches.pop(launch, None)
+        if join is None:
+            return False
+        join(_LAUNCHES_END)  # the message was the last thing that its thread did
         for worker in launch.workers:
             worker.close_child_ends()
         if launch.error is not None:
             for worker in launch.workers:
                 self.release(worker)
-            return launch.error
+            return True
         for worker, process in zip(launch.workers, launch.processes, strict=True):
             worker.process = process
         for worker, process in zip(launch.workers, launch.processes, strict=True):
@@ -252,7 +251,7 @@ class Membership:
             if process.status is not None:
                 # Dead already. Where that was told, nothing could be made of it yet.
                 self._loop.post(partial(self._exited, worker))
-        return None
+        return True
 
     def _assign(self, spare: Worker, epoch: EpochSpec, rank: int, incarnation: int) -> None:
         """Make *spare* that rank."""
