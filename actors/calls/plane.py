@@ -66,11 +66,8 @@ class CallPlane:
         spins: Whether callers and ranks may poll for a moment before blocking (`spin_time`).
         on_end: Under the lock, called with (rank, incarnation) when a rank's channel ends, once or
             more.
-        on_foreign: Under the lock, called with the rank whose channel brought a packet that is no
-            message, once for each incarnation.
         on_busy: Under the lock, called when ranks owe answers again, and for each call with a
             limit, which it gets.
-        on_untaken: Called with each stream that was closed because its items were not taken.
         on_desync: Under the lock, called with the number of a sending after which the ranks are out
             of step, again and again until `out_of_step` is.
         inner: Each returns whether this thread has a lock that is taken under the plane's.
@@ -91,16 +88,16 @@ class CallPlane:
         depth: int,
         snapshots: CheckpointCoordinator | None,
         spins: bool,
+        log: Any,
         on_end: Callable[[int, int], None],
-        on_foreign: Callable[[int], None],
         on_busy: Callable[[float | None], None],
-        on_untaken: Callable[[Call], None],
         on_desync: Callable[[int], None],
         inner: tuple[Callable[[], bool], ...],
         poller: Poller | None,
         clock: Callable[[], float],
     ) -> None:
         self.loop = loop
+        self.log = log
         self.clock = clock
         self.pid = os.getpid()
         self.arena = Arena.create()
@@ -109,7 +106,6 @@ class CallPlane:
         self._snapshots = snapshots
         self._spins = spins
         self._on_end = on_end
-        self._on_foreign = on_foreign
         self._queue = CallQueue(size, depth)
         self._table = table = RankTable(size)
         self._reader = reader = Reader(
@@ -118,7 +114,7 @@ class CallPlane:
         self.wait = reader.wait
         self._sender = Sender(table, reader, snapshots, self._refused, on_busy)
         self._desyncs = DesyncMonitor(self, table, self._sender, on_desync)
-        self.streams = Streams(self, table, self._sender, reader, on_untaken)
+        self.streams = Streams(self, table, self._sender, reader)
         self.pauses = Pauses(self, table, reader)
         self._idle = self.pauses.idle  # looked at for every answer
         self._trimmer: Timer | None = None
@@ -627,7 +623,7 @@ class CallPlane:
         self._dropped += packets
         if not slot.foreign:
             slot.foreign = True
-            self._on_foreign(slot.rank)
+            self.log.warning("phalanx.foreign_packet", rank=slot.rank, on="driver")
 
     def _arrive(self, slot: RankSlot, frame: Frame) -> None:
         """Match *frame* to the sending it answers.

@@ -81,25 +81,13 @@ class StreamInbox:
 
 
 class Streams:
-    """The open streams of one group. Guarded by the plane's lock, which callers' methods take.
+    """The open streams of one group. Guarded by the plane's lock, which callers' methods take."""
 
-    Args:
-        on_untaken: See `CallPlane`.
-    """
-
-    def __init__(
-        self,
-        plane: CallPlane,
-        table: RankTable,
-        sender: Sender,
-        reader: Reader,
-        on_untaken: Callable[[Call], None],
-    ) -> None:
+    def __init__(self, plane: CallPlane, table: RankTable, sender: Sender, reader: Reader) -> None:
         self._plane = plane
         self._table = table
         self._sender = sender
         self._reader = reader
-        self._on_untaken = on_untaken
         reader.on_nudge = self._end_abandoned
         self._abandoned: deque[Call] = deque()  # their consumers were cancelled or collected
 
@@ -214,7 +202,8 @@ class Streams:
             )
             self._plane.withdraw(call, StreamNotTaken(msg))
             self._plane.pump()
-        self._on_untaken(call)
+        event, seconds = "phalanx.stream_not_taken", inbox.take_within
+        self._plane.log.warning(event, rank=call.rank, method=call.name, seconds=seconds)
 
 
 class ReplyStream:

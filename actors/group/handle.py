@@ -58,7 +58,6 @@ from .launcher import spawn_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.actors.calls.call import Call
     from phalanx.actors.calls.rank import Progress
     from phalanx.actors.calls.reader import Poller
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
@@ -221,24 +220,15 @@ class Group:
             raise
 
     def _make_plane(self) -> CallPlane:
-        log = self.log
-
-        def untaken(call: Call) -> None:
-            assert call.stream is not None
-            seconds = call.stream.take_within
-            event = "phalanx.stream_not_taken"
-            log.warning(event, rank=call.rank, method=call.name, seconds=seconds)
-
         return CallPlane(
             self.runtime.loop,
             self.spec.world_size,
             depth=self.spec.limits.queue_depth,
             snapshots=self.checkpoints,
             spins=self.spec.transport is None,
-            on_foreign=lambda rank: log.warning("phalanx.foreign_packet", rank=rank, on="driver"),
+            log=self.log,
             on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
             on_busy=self.watchdog.wake,
-            on_untaken=untaken,
             on_desync=lambda wire: self.post(self.actor.health.out_of_step, wire),
             inner=(self._state_lock.is_mine,),
             poller=self._poller,
