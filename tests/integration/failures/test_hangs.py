@@ -409,7 +409,7 @@ def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: o
     with pytest.raises(SpecError, match=f"limits.{field}"):
         make(limits=Limits(**{field: value}))  # type: ignore[arg-type]  # what is tested
     with pytest.raises(SpecError, match="hang_after"):
-        limits(hang_after=value)  # type: ignore[arg-type]  # what is tested
+        limits(hang_after=value)
 
 
 @pytest.mark.both_transports
