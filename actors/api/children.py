@@ -100,13 +100,7 @@ def executor_child(
             mine.append(checkpoints)
             ctx.exited(reason)
 
-        parent = Parent(
-            on_end=ended,
-            on_use=ctx.progressed,
-            emit_by=ctx.emit_by,
-            look=ctx.snapshot,
-            checkpoints=checkpoints,
-        )
+        parent = Parent(ctx=ctx, on_end=ended, checkpoints=checkpoints)
         try:
             executor = Executor.in_tree(replace(spec, name=ctx.path), runtime, parent)
         except BaseException:

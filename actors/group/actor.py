@@ -320,7 +320,7 @@ class GroupActor(ProtectedActor):
         self._checkpoints.blame(worker, reason)
         progress = self._plane.progress(worker.rank, worker.incarnation)
         if progress.served and self._parent is not None:
-            self._parent.on_use()
+            self._parent.ctx.progressed()
         epoch = self._state.epoch
         self._state, actions = decide.rank_exited(
             self._state,

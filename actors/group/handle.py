@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import Arena, DeviceStatus, Frame, RankInfo, Runtime
-    from phalanx.supervision import ExitReason, ProtectedActor, SupervisorSnapshot
+    from phalanx.supervision import ExitReason, ProtectedActor, StartContext
 
     from .actor import PlannedChange
     from .launcher import Spawn
@@ -80,20 +80,16 @@ _SETTLED = (Phase.SERVING, Phase.CLOSING, Phase.ENDED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parent:
-    """The supervisor that an executor is a child of; holds no reference to the executor.
+    """The supervisor that an executor is a child of.
 
     Attributes:
+        ctx: The start as whose child it runs.
         on_end: Called with the reason once the group has ended, once, whatever the cause.
-        on_use: Called when a rank has served a call, at the rank's end at the latest.
-        emit_by: Given what logs events, for those of the tree.
-        look: Returns a snapshot of the tree.
         checkpoints: Coordinates checkpoints beyond one executor; None without a policy.
     """
 
+    ctx: StartContext
     on_end: Callable[[ExitReason], None]
-    on_use: Callable[[], None]
-    emit_by: Callable[[Callable[[Any], object]], None]
-    look: Callable[[], SupervisorSnapshot]
     checkpoints: CheckpointCoordinator | None
 
 
@@ -191,7 +187,7 @@ class Group:
             if spec.transport is not None:
                 self.runtime.launcher.warm(RELAY_PRELOAD)
             if parent is not None:
-                parent.emit_by(self.runtime.collector.emit)
+                parent.ctx.emit_by(self.runtime.collector.emit)
             self.log = self.runtime.collector.log.bind(group=spec.name)
             checkpoints = None if parent is None else parent.checkpoints
             self.owns_checkpoints = checkpoints is None
@@ -205,7 +201,7 @@ class Group:
             self.plane = plane = self._make_plane()
             if probe is not None:
                 self.probe = probe.attach(spec, self)
-            look = None if parent is None else parent.look
+            look = None if parent is None else parent.ctx.snapshot
             unshow = self.runtime.status_source.add(partial(status_of, spec, self, look))
             release.callback(unshow)
             release.callback(open_executors.remove, self)

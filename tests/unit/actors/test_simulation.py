@@ -76,13 +76,7 @@ class Child:
             hang_after=5.0,
             launch={"preload": ()},
         )
-        parent = Parent(
-            on_end=ctx.exited,
-            on_use=ctx.progressed,
-            emit_by=ctx.emit_by,
-            look=ctx.snapshot,
-            checkpoints=None,
-        )
+        parent = Parent(ctx=ctx, on_end=ctx.exited, checkpoints=None)
         runtime: Any = self.machine
         group = RankGroup(
             spec,
