@@ -361,12 +361,12 @@ class CallPlane:
         with self.lock.asked():
             self._is_open = False
 
-    def count_foreign(self, rank: int, incarnation: int, packets: int) -> None:
-        """Count *packets* that a rank has sent beside its answers and that are no messages."""
+    def count_foreign(self, rank: int, incarnation: int) -> None:
+        """Count a packet that a rank has sent beside its answers and that is no message."""
         with self.lock.asked():
             slot = self._table.find(rank, incarnation)
             if slot is not None:
-                self._drop_foreign(slot, packets)
+                self._drop_foreign(slot)
 
     def expect_end(self, rank: int, incarnation: int) -> None:
         """Note that an incarnation is about to end: errors of the others may be its echo."""
@@ -618,9 +618,9 @@ class CallPlane:
             self._reader.remove(fd)
             del self._table.by_fd[fd]
 
-    def _drop_foreign(self, slot: RankSlot, packets: int = 1) -> None:
-        """Count *packets* of *slot* that are no messages; report the first."""
-        self._dropped += packets
+    def _drop_foreign(self, slot: RankSlot) -> None:
+        """Count a packet of *slot* that is no message; report the first."""
+        self._dropped += 1
         if not slot.foreign:
             slot.foreign = True
             self.log.warning("phalanx.foreign_packet", rank=slot.rank, on="driver")

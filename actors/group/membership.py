@@ -351,7 +351,7 @@ class Membership:
             except OSError:
                 break
             if frame is None:
-                group.post(group.plane.count_foreign, worker.rank, worker.incarnation, 1)
+                group.post(group.plane.count_foreign, worker.rank, worker.incarnation)
             elif not isinstance(frame, Frame):
                 break
             elif frame.kind == Kind.PULSE:
