@@ -37,7 +37,7 @@ from phalanx.chaos import (
 from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
-from .terminal import ESCAPED, ctrl_c, output_to, width_of
+from .terminal import ESCAPED, ctrl_c, output_to
 
 if TYPE_CHECKING:
     import argparse
@@ -264,7 +264,8 @@ class _ProgressLine:
         )
         if self._stream.isatty():
             self._drawn = True
-            self._stream.write(f"\r\x1b[K{line[: width_of(self._stream) - 1]}")
+            width = os.get_terminal_size(self._stream.fileno()).columns
+            self._stream.write(f"\r\x1b[K{line[: width - 1]}")
         elif time.monotonic() - self._written >= _QUIET_LINE:
             self._written = time.monotonic()
             self._stream.write(f"{line}\n")

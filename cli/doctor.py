@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping
 
-    from phalanx.runtime import Process
-
 _PACKAGES = ("phalanx", "torch", "pykka", "pyzmq", "structlog", "cloudpickle")
 _EXTRAS = {"rich": "phalanx[cli]", "pynvml": "phalanx[gpu]", "tokenizers": "phalanx[examples]"}
 _START = 120.0  # seconds; a cold disk takes long to import torch
@@ -205,7 +203,7 @@ def _start() -> Finding:
                 LaunchSpec(
                     entry=_ENTRY, fds={"answer": writer}, label="doctor", preload=("torch",)
                 ),
-                on_exit=_ignore,
+                on_exit=lambda _process: None,  # the check itself waits for the exit
                 deadline=limit,
             )
         finally:
@@ -224,10 +222,6 @@ def _start() -> Finding:
         remedy = "each worker imports torch by itself, which takes seconds; see the log above"
         return Finding("note", "a process starts, but not from a zygote with torch", remedy)
     return Finding("ok", f"zygote with torch, first process after {took:.1f} s")
-
-
-def _ignore(_process: Process) -> None:
-    """Do nothing: the check itself waits for the exit."""
 
 
 def _works(name: str, call: Callable[[], object], needs: str) -> Finding:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 ESCAPED: Final = "backslashreplace"
 """What becomes of text that an encoding lacks: an error in ``open`` would hide all the rest."""
-_WIDTH: Final = 100  # characters, if it is not a terminal
 
 
 @contextmanager
@@ -84,11 +83,3 @@ def output_to(path: Path) -> Generator[None]:
         for number, fd in zip((1, 2), kept, strict=True):
             os.dup2(fd, number)
             os.close(fd)
-
-
-def width_of(stream: Any) -> int:
-    """Return the columns of the terminal that *stream* is; 100 if it is none."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except OSError:
-        return _WIDTH

@@ -51,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise RuntimeFault("rich is not installed: pip install 'phalanx[cli]'")
     with reader_may_leave(), Observer(driver, watch=True) as observer:
         if arguments.json:
-            shown = {"driver": asdict(driver), **_first(observer, driver).as_json()}
+            first = _first(observer, driver)
+            shown = {"driver": asdict(driver), "groups": first.groups, "trees": first.trees}
             print(json.dumps(shown, indent=2))
         elif arguments.once:
             _print(driver, _first(observer, driver))
@@ -129,10 +130,6 @@ class Picture:
     groups: list[dict[str, Any]]
     trees: list[dict[str, Any]]
     at: float
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
-        return {"groups": self.groups, "trees": self.trees}
 
 
 @dataclass(slots=True)

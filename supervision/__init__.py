@@ -8,7 +8,6 @@ from .core.decider import Decider as Decider
 from .core.decider import Directive as Directive
 from .core.decider import Rule as Rule
 from .core.decider import is_broken_process_group as is_broken_process_group
-from .core.decider import is_sticky_device_error as is_sticky_device_error
 from .core.messages import ChildRow as ChildRow
 from .core.messages import Counts as Counts
 from .core.messages import Shown as Shown
@@ -23,7 +22,6 @@ from .core.notices import SupervisorExited as SupervisorExited
 from .core.notices import SupervisorGaveUp as SupervisorGaveUp
 from .core.notices import SupervisorReady as SupervisorReady
 from .core.notices import SupervisorStartFailed as SupervisorStartFailed
-from .core.notices import notice_fields as notice_fields
 from .core.policy import KILLED as KILLED
 from .core.policy import NORMAL as NORMAL
 from .core.policy import SHUTDOWN as SHUTDOWN

@@ -110,10 +110,7 @@ class SupervisorActor(ProtectedActor):
             if self._is_killed or self._is_closed:
                 return
             self._is_killed = True
-        path = self.machine.path
-        self.services.announce(SupervisorExited(path, self.services.clock(), KILLED))
-        self._drop_children(KILLED)
-        self._finish(KILLED)
+        self._end_now(KILLED)
         self.post(msg.StopRequested(KILLED))  # wakes the thread, which then ends
 
     def start_of(self, key: str) -> StartContext | None:
@@ -267,7 +264,10 @@ class SupervisorActor(ProtectedActor):
             self.ended = reason
             self._on_exit(reason)
 
-    def _drop_children(self, reason: ExitReason) -> None:
+    def _end_now(self, reason: ExitReason, error: BaseException | None = None) -> None:
+        """End the children and report the end, or a start that failed by *error*."""
+        path = self.machine.path
+        self.services.announce(SupervisorExited(path, self.services.clock(), reason))
         with self._lock:
             starts = list(self._starts.values())
         for start in reversed(starts):
@@ -275,18 +275,16 @@ class SupervisorActor(ProtectedActor):
             # One that still starts would handle a request to stop only after a start that may hang.
             if start.nested is not None and not start.nested.machine.is_ready:
                 start.nested.kill()
+        if error is not None and not self.machine.is_ready:
+            self._on_start(error)
+        self._finish(reason)
 
     def failed(self, error: BaseException, /) -> None:
         """End after *error*, a fault of the supervisor: the children end too."""
         reason = ExitReason(ExitKind.CRASH, f"supervisor failed: {error_text(error)}")
         with self._lock:
             self._is_killed = True
-        self._drop_children(reason)
-        path = self.machine.path
-        self.services.announce(SupervisorExited(path, self.services.clock(), reason))
-        if not self.machine.is_ready:
-            self._on_start(error)
-        self._finish(reason)
+        self._end_now(reason, error)
         self.stop()
 
     def _actor_loop_teardown(self) -> None:

@@ -83,10 +83,10 @@ class Lifeline:
         except BaseException as error:  # noqa: BLE001 # the other watchers are still called
             self._failed(self.path, "monitor", error)
 
-    def terminate(self, reason: ExitReason) -> None:
-        """Ask for the end, if it has not ended."""
-        if self._reason is None:
-            self._terminate(reason)
+    def follow(self, down: Down) -> None:
+        """Ask for the end with that of another, unless this has ended or that was normal."""
+        if self._reason is None and down.reason.kind is not ExitKind.NORMAL:
+            self._terminate(down.reason)
 
 
 def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> Cancel:
@@ -95,18 +95,10 @@ def link(one: Lifeline, other: Lifeline, *, on_down: Watcher | None = None) -> C
     With *on_down* the side of *other* traps: it is not asked to end when *one* ends, *on_down* is
     called instead, for normal ends too. Returns a function that unlinks them.
     """
-    cancels = one.monitor(on_down or _terminates(other)), other.monitor(_terminates(one))
+    cancels = one.monitor(on_down or other.follow), other.monitor(one.follow)
 
     def unlink() -> None:
         for cancel in cancels:
             cancel()
 
     return unlink
-
-
-def _terminates(linked: Lifeline) -> Watcher:
-    def terminate(down: Down) -> None:
-        if down.reason.kind is not ExitKind.NORMAL:
-            linked.terminate(down.reason)
-
-    return terminate

@@ -23,7 +23,7 @@ field is the dotted place in the document. Supervisors name their children::
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -47,7 +47,6 @@ Kind: TypeAlias = "Callable[[str, dict[str, Any], Load], ChildSpec]"
 Built = TypeVar("Built")
 
 _AS_CHILD = {"restart", "shutdown", "significant", "start_within", "kill_within"}
-_WORKER = _AS_CHILD | {"start", "args"}
 _SUPERVISOR = _AS_CHILD | {one.name for one in fields(SupervisorSpec)} - {"id", "decider"}
 
 
@@ -72,10 +71,11 @@ def tree_from_toml(
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SpecError("toml", str(error), "is not TOML") from error
-    _known("", document, {"root", "supervisor", "worker", *kinds})
+    kinds = {"worker": _worker, **kinds}
+    _known("", document, {"root", "supervisor", *kinds})
     declared = _Document(
         _table("supervisor", document.get("supervisor", {})),
-        {kind: _table(kind, document.get(kind, {})) for kind in ("worker", *kinds)},
+        {kind: _table(kind, document.get(kind, {})) for kind in kinds},
         starts or {},
         kinds,
     )
@@ -144,23 +144,17 @@ class _Document:
 
     def _child(self, place: str, name: str, built: Mapping[str, SupervisorSpec]) -> ChildSpec:
         """Return the spec of the child *name*, which the supervisor at *place* lists."""
-        kinds = [kind for kind, tables in self.leaves.items() if name in tables]
-        where = f"{kinds[0] if kinds else 'supervisor'}.{name}"
         if name in self.supervisors:
+            where = f"supervisor.{name}"
             table = _table(where, self.supervisors[name])
-            start: StartFunction | SupervisorSpec = built[name]
-        elif not kinds:
-            raise SpecError(f"{place}.children", name, "names nothing that is declared")
-        elif kinds[0] != "worker":
-            table = _table(where, self.leaves[kinds[0]][name])
-            build = partial(self.kinds[kinds[0]], name, dict(table), self.load)
-            return _placed(where, build, {})
-        else:
-            table = _table(where, self.leaves["worker"][name])
-            _known(where, table, _WORKER)
-            start = _placed(where, partial(self.load, "start", table.get("start")), {})
-        given = {key: value for key, value in table.items() if key in _AS_CHILD | {"args"}}
-        return _placed(where, ChildSpec, {"id": name, "start": start, **given})
+            given = {key: value for key, value in table.items() if key in _AS_CHILD}
+            return _placed(where, ChildSpec, {"id": name, "start": built[name], **given})
+        for kind, tables in self.leaves.items():
+            if name in tables:
+                where = f"{kind}.{name}"
+                table = dict(_table(where, tables[name]))
+                return _placed(where, partial(self.kinds[kind], name, table, self.load), {})
+        raise SpecError(f"{place}.children", name, "names nothing that is declared")
 
     def load(self, field: str, name: object) -> Any:
         """Return what the *field* of a table names."""
@@ -170,13 +164,15 @@ class _Document:
         if not module or not attribute or module.startswith("."):
             raise SpecError(field, name, "must be module:attribute, or be passed in")
         try:
-            found: Any = importlib.import_module(module)
-            for part in attribute.split("."):
-                found = getattr(found, part)
+            return pkgutil.resolve_name(f"{module}:{attribute}")
         except (Exception, SystemExit) as error:  # a module may raise anything
             why = f"cannot be imported: {error_text(error)}"
             raise SpecError(field, name, why) from error
-        return found
+
+
+def _worker(name: str, table: dict[str, Any], load: Load) -> ChildSpec:
+    _known("", table, _AS_CHILD | {"start", "args"})
+    return ChildSpec(name, load("start", table.pop("start", None)), **table)
 
 
 def _table(place: str, value: object) -> Table:
