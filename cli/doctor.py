@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Literal
 from phalanx.runtime import (
     DevicePool,
     LaunchSpec,
-    OomCounter,
     Runtime,
     descriptor_limit,
     find_gpus,
+    oom_count,
     writable_bytes,
 )
 
@@ -199,7 +199,7 @@ def _start() -> Finding:
     reader, writer = os.pipe()
     with os.fdopen(reader, "rb") as answer, Runtime(console=None, stream=False) as runtime:
         try:
-            process = runtime.launcher.launch(
+            [process] = runtime.launcher.launch(
                 LaunchSpec(
                     entry=_ENTRY, fds={"answer": writer}, label="doctor", preload=("torch",)
                 ),
@@ -297,7 +297,7 @@ def _ptrace() -> Finding:
 
 
 def _oom() -> Finding:
-    counter = OomCounter().sample().counter
+    counter, _ = oom_count() or (None, 0)
     if counter is not None:
         return Finding("ok", f"the count of this control group, {counter}")
     found = "none: a kill for lack of memory looks like any other SIGKILL"

@@ -6,7 +6,7 @@ import datetime as dt
 import time
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import command_of, find_drivers, safe_text
+from phalanx.runtime import find_drivers, procfs, safe_text
 from phalanx.supervision import SpecError
 
 if TYPE_CHECKING:
@@ -39,7 +39,10 @@ def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
     if not arguments.list:
         return choose(drivers, arguments.driver)
     for driver in drivers:
-        name, command = safe_text(driver.name) or "-", safe_text(command_of(driver.pid))[:_WIDTH]
+        name, command = (
+            safe_text(driver.name) or "-",
+            safe_text(procfs.command(driver.pid))[:_WIDTH],
+        )
         print(driver.pid, name, f"up {uptime(driver)}", command, sep="\t")
     return None
 

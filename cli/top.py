@@ -160,7 +160,7 @@ class Sketch:
                     self._groups[content["group"]] = content
             case "phalanx.tree_state":
                 self._trees[record["root"]["path"]] = content
-            case "phalanx.glance_ended":
+            case "phalanx.status_ended":
                 return self._finish(int(record["groups"]))
             case event if record.get("kind") == "event" and event not in _QUIET:
                 if record.get("level") != "debug":

@@ -31,12 +31,10 @@ from .event import Event as Event
 from .event import LoggedEvent as LoggedEvent
 from .linux import descriptor_limit as descriptor_limit
 from .linux import descriptors as descriptors
-from .linux import process_tree, procfs
+from .linux import process_tree as process_tree
+from .linux import procfs as procfs
 from .linux.cgroup import usable_processors as usable_processors
-from .linux.oom import OomCounter as OomCounter
-from .linux.process_tree import TreeTarget as TreeTarget
-from .linux.procfs import Task as Task
-from .linux.procfs import descendants as descendants
+from .linux.oom import oom_count as oom_count
 from .memory.arena import ARENA_IDLE as ARENA_IDLE
 from .memory.arena import Arena as Arena
 from .memory.budget import writable_bytes as writable_bytes
@@ -77,9 +75,9 @@ from .observe.stream import DriverStream as DriverStream
 from .observe.stream import Observer as Observer
 from .observe.stream import find_drivers as find_drivers
 from .output.collector import OutputCollector as OutputCollector
-from .output.worker_output import WorkerOutput as WorkerOutput
+from .output.collector import WorkerOutput as WorkerOutput
+from .process.launch_spec import LaunchSpec as LaunchSpec
 from .process.launcher import Launcher as Launcher
-from .process.launcher import LaunchSpec as LaunchSpec
 from .process.process import Process as Process
 from .process.process import exit_of_process as exit_of_process
 from .remote.driver_relay import Gateway as Gateway
@@ -108,15 +106,15 @@ from .wire.codec import Encoded as Encoded
 from .wire.codec import decode as decode
 from .wire.codec import encode as encode
 from .wire.codec import encode_by_value as encode_by_value
-from .wire.frame import FarFrame as FarFrame
 from .wire.frame import Frame as Frame
+from .wire.frame import LargeFrame as LargeFrame
 from .wire.frame import bundle as bundle
 from .wire.frame import call_id_of as call_id_of
 from .wire.frame import receive as receive
 from .wire.frame import send as send
 from .wire.message import Payload as Payload
 from .wire.message import call_packet as call_packet
-from .wire.progress_page import Board as Board
+from .wire.progress_page import ProgressPage as ProgressPage
 from .wire.progress_page import withdraw as withdraw
 from .wire.protocol import BUNDLE_LIMIT as BUNDLE_LIMIT
 from .wire.protocol import EVERY_RANK as EVERY_RANK
@@ -137,11 +135,3 @@ from .worker.tracing import Telemetry as Telemetry
 from .worker.tracing import carried as carried
 from .worker.tracing import outside as outside
 from .worker.tracing import within as within
-
-TAG_VARIABLE = process_tree.VARIABLE
-find_tree = process_tree.find
-kill_tree = process_tree.kill
-command_of = procfs.command
-read_proc = procfs.content
-read_task = procfs.read
-read_tasks = procfs.read_all

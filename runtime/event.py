@@ -11,17 +11,8 @@ from phalanx.supervision import ExitReason
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
-class _Named:
-    event: ClassVar[str]
-
-    def __init_subclass__(cls, event: str = "", level: str = "info") -> None:
-        cls.event = f"phalanx.{event}"
-        if "level" not in cls.__annotations__:  # else it is a field of the value
-            setattr(cls, "level", level)  # noqa: B010  # no class attribute for type checkers
-        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
-
-
-class Event(_Named):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Event:
     """Base class of events; a subclass is a frozen dataclass of keywords.
 
     Subclasses name themselves: ``class GroupDown(Event, event="group_down", level="warning")``.
@@ -30,7 +21,14 @@ class Event(_Named):
         at: When it happened, in seconds on the monotonic clock.
     """
 
+    event: ClassVar[str]
     at: float
+
+    def __init_subclass__(cls, event: str = "", level: str = "info") -> None:
+        cls.event = f"phalanx.{event}"
+        if "level" not in cls.__annotations__:  # else it is a field of the value
+            setattr(cls, "level", level)  # noqa: B010  # no class attribute for type checkers
+        dataclasses.dataclass(frozen=True, kw_only=True)(cls)
 
 
 class LoggedEvent(Protocol):

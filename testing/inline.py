@@ -27,6 +27,7 @@ from phalanx.runtime import (
     AsyncOutput,
     DevicePool,
     RankInfo,
+    Request,
     WorkerLabels,
     create_lock_file,
     decode,
@@ -57,7 +58,7 @@ class InlineGroup:
         self._closed = False
         share = spec.devices.per_rank
         self._pool = DevicePool.of(spec.devices.names, 1, devices_per_rank=share)
-        self._lease = self._pool.acquire(0, share=share, holder=f"{spec.name}/0")
+        [self._lease] = self._pool.acquire([Request(0, f"{spec.name}/0")], share)
         self._lock_file = create_lock_file()
         place: dict[str, Any] = {
             "layout": spec.layout,

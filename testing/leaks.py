@@ -21,21 +21,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import (
-    TreeTarget,
-    command_of,
-    find_gpus,
-    find_tree,
-    kill_tree,
-    read_proc,
-    read_task,
-    read_tasks,
-)
+from phalanx.runtime import find_gpus, process_tree, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from phalanx.runtime import Task
 
 _SHM = Path("/dev/shm")  # noqa: S108  # looked at, not written to
 # Folders that pytest prunes, and semaphores of multiprocessing: these count if a tree holds them.
@@ -119,7 +109,7 @@ class LeakDetector:
         self._looks: Counter[Path] = Counter()
         if own:
             gc.collect()
-        tasks = read_tasks().values()
+        tasks = procfs.read_all().values()
         self._there = frozenset(task.key for task in tasks)
         # The helpers of a tree that is here already may be started again.
         self._trees = {_helper_of(t.pid) for t in tasks if t.parent == os.getpid()} - {b""}
@@ -146,7 +136,7 @@ class LeakDetector:
     def leaks(self) -> list[Leak]:
         """Return what is left now, including what is about to end."""
         found = [
-            Leak("process", f"{task.pid} ({task.state}) {command_of(task.pid)}".rstrip())
+            Leak("process", f"{task.pid} ({task.state}) {procfs.command(task.pid)}".rstrip())
             for task in self._left()
         ]
         there = {*self._entries(), *(path for path in self.files if path.exists())}
@@ -184,20 +174,21 @@ class LeakDetector:
         roots = {task.key for task in self._left()}
         spare = [pid for pid, _ in self._there]
         for mark in self.marks if roots else ():
-            quarry = TreeTarget(f"{mark}/".encode(), roots=roots, spare=spare)
-            kill_tree(quarry, time.monotonic() + _KILL)
+            quarry = process_tree.TreeTarget(f"{mark}/".encode(), roots=roots, spare=spare)
+            process_tree.kill(quarry, time.monotonic() + _KILL)
 
-    def _members(self) -> list[Task]:
+    def _members(self) -> list[procfs.Task]:
         """The living processes of the trees, and those that descend from them."""
-        found: dict[int, Task] = {}
+        found: dict[int, procfs.Task] = {}
         for mark in self.marks:
-            found |= find_tree(TreeTarget(f"{mark}/".encode(), roots=self.processes))[0]
+            target = process_tree.TreeTarget(f"{mark}/".encode(), roots=self.processes)
+            found |= process_tree.find(target)[0]
         return list(found.values())
 
-    def _left(self) -> list[Task]:
+    def _left(self) -> list[procfs.Task]:
         found = {task.key: task for task in self._members()}
         if self._own:
-            for task in read_tasks().values():
+            for task in procfs.read_all().values():
                 if task.parent == os.getpid() and (self._children or task.is_dead):
                     found[task.key] = task
         return [
@@ -230,12 +221,12 @@ class LeakDetector:
     def _is_mine(self, pid: int) -> bool:
         if self.pids is not None:  # another container may share the folder and not the numbers
             return pid in self.pids
-        return pid == os.getpid() or read_task(pid) is None
+        return pid == os.getpid() or procfs.read(pid) is None
 
 
 def _helper_of(pid: int) -> bytes:
     """The tree of which process *pid* is zygote or output collector; empty if it is neither."""
-    found = _HELPER.findall(read_proc(f"/proc/{pid}/environ") or b"")
+    found = _HELPER.findall(procfs.content(f"/proc/{pid}/environ") or b"")
     return found[-1] if found else b""
 
 
@@ -260,7 +251,7 @@ def _held_by(pid: int) -> Iterator[Path]:
     for target in _links(pid):
         if target.startswith(f"{_SHM}/"):
             yield Path(target)
-    for line in (read_proc(f"/proc/{pid}/maps") or b"").decode(errors="replace").splitlines():
+    for line in (procfs.content(f"/proc/{pid}/maps") or b"").decode(errors="replace").splitlines():
         _, _, name = line.partition(f" {_SHM}/")
         if name:
             yield _SHM / name

@@ -224,11 +224,11 @@ def phalanx_leak_scope(leak_scope: LeakScope) -> LeakScope:
 @pytest.fixture(scope="session")
 def phalanx_mark() -> Iterator[None]:
     """Mark every tree that is made from now on, here or in a process that is started from here."""
-    from phalanx.runtime import TAG_VARIABLE  # noqa: PLC0415  # imported for those who use it
+    from phalanx.runtime import process_tree  # noqa: PLC0415  # imported for those who use it
 
     with pytest.MonkeyPatch.context() as patch:
-        outer = os.environ.get(TAG_VARIABLE, "").rstrip(";")
-        patch.setenv(TAG_VARIABLE, f"{outer};{_SESSION}/pytest;".lstrip(";"))
+        outer = os.environ.get(process_tree.VARIABLE, "").rstrip(";")
+        patch.setenv(process_tree.VARIABLE, f"{outer};{_SESSION}/pytest;".lstrip(";"))
         yield
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import FarFrame, Flag, Frame, Kind, RemoteFailure
+from phalanx.runtime import Flag, Frame, Kind, LargeFrame, RemoteFailure
 
 from .call import Shape
 
@@ -265,7 +265,7 @@ class DesyncMonitor:
                 self._plane.withdraw(split.call)
             # A rank that has not come to that call is in an earlier one, which is independent.
             late = [
-                max(split.since, slot.channel.board.begun_at) + _GRACE
+                max(split.since, slot.channel.page.begun_at) + _GRACE
                 for slot in self._inside(wire)
                 if slot.has_begun(wire)
             ]
@@ -282,7 +282,7 @@ class DesyncMonitor:
 
 def _raised(frame: Frame, *, headline: bool = False) -> str:
     """Return the exception's type or *headline*, as far as it is known without decoding *frame*."""
-    failure = None if isinstance(frame, FarFrame) else RemoteFailure.read(frame)
+    failure = None if isinstance(frame, LargeFrame) else RemoteFailure.read(frame)
     if failure is None:
         return "an exception"
     return failure.headline if headline else failure.type_name

@@ -336,7 +336,7 @@ class CallPlane:
     def attach(self, rank: int, incarnation: int, channel: Channel) -> None:
         """Add a new incarnation; from here on it may be sent calls of its own."""
         with self.lock.asked():
-            channel.board.enter(self._sender.round)
+            channel.page.enter(self._sender.round)
             limit = None if self._snapshots is None else self._snapshots.limit
             self._table.attach(RankSlot(rank, incarnation, channel, saving_limit=limit))
             self._reader.add(channel.fileno())
@@ -349,7 +349,7 @@ class CallPlane:
         with self.lock.asked():
             self._reader.spin = spin
             for slot in self._table:
-                slot.channel.board.let_spin(spin)
+                slot.channel.page.let_spin(spin)
             self._desyncs.begin_epoch()
             self._sender.epoch = epoch
             self._is_open = True

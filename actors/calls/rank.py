@@ -80,20 +80,20 @@ class RankSlot:
 
     def has_begun(self, wire: int) -> bool:
         """Whether it has been sent *wire* and has begun it."""
-        return wire in self.sent and wire <= self.channel.board.begun
+        return wire in self.sent and wire <= self.channel.page.begun
 
     def has_left(self, wire: int) -> bool:
         """Whether it has left the method of the call *wire*; its answer may be under way."""
-        return wire not in self.sent or wire <= self.channel.board.finished
+        return wire not in self.sent or wire <= self.channel.page.finished
 
     def progress(self, now: float, *, spoke: bool = False) -> Progress:
         """Return what it is doing *now*, or was doing when it died; see `Progress.spoke`."""
-        board = self.channel.board
-        begun, runs = board.begun, board.begun > board.finished
-        began = board.begun_at if runs else 0.0
+        page = self.channel.page
+        begun, runs = page.begun, page.begun > page.finished
+        began = page.begun_at if runs else 0.0
         call = self.sent.get(begun) if runs else None
         method, limit = ("", None) if call is None else (call.name, call.hang_after)
-        if runs and board.saving == begun:
+        if runs and page.saving == begun:
             method, limit = f"checkpoint behind {method or 'a call'}", self.saving_limit
         limits = [self.saving_limit, *[each.hang_after for each in self.sent.values()]]
         return Progress(
@@ -106,7 +106,7 @@ class RankSlot:
             spoke,
             running=now - began if began else None,
             call=None if call is None else call.seq,
-            served=board.served,
+            served=page.served,
             queued=sum(1 for wire in self.sent if wire > begun),
             abandoned=call is not None and call.done,
         )

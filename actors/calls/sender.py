@@ -136,7 +136,7 @@ class Sender:
         ):
             if extent is not None:
                 for slot in slots:
-                    slot.channel.lend(payload)
+                    extent.lend(slot.channel.borrower)
             return
         if self.batch:
             self.send_batch()
@@ -148,12 +148,12 @@ class Sender:
                 for slot in rest:
                     channel = slot.channel
                     if extent is not None:
-                        channel.lend(payload)
+                        extent.lend(channel.borrower)
                     try:
                         if not channel.send(packet, file):
                             self._reader.want_to_write(channel.fileno(), on=True)
                     except OSError as error:
-                        channel.take_back(payload)
+                        payload.take_back(channel.borrower)
                         refused.append((slot, error))
                     else:
                         if call.stream is not None:
@@ -211,11 +211,11 @@ class Sender:
         """
         if self.batch:
             self.send_batch()
-        boards = [slot.channel.board for slot in self._table]
+        pages = [slot.channel.page for slot in self._table]
         self.round += 1
-        shut = [slot.channel.board for slot in lost]
+        shut = [slot.channel.page for slot in lost]
         # A rank that died earlier may have begun, and answered, what others still run.
-        self._reached = withdraw(boards, self.round, self._reached, shut)
+        self._reached = withdraw(pages, self.round, self._reached, shut)
         return self._reached
 
     def _keep(self, packet: bytes) -> bool:

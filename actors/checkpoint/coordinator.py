@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
 from phalanx.actors.spec.checkpoint_policy import Checkpoint
 from phalanx.actors.spec.worker import declared_limit
-from phalanx.runtime import FarFrame, Flag, Kind, OwnedLock, RemoteFailure, descriptors, encode
+from phalanx.runtime import Flag, Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
 from .snapshot import Snapshot, SnapshotPart
@@ -154,7 +154,7 @@ class CheckpointCoordinator:
                     self._observer.failed(rank, snapshot.number, failure)
             elif frame.flags & Flag.LOST:
                 frame.drop()  # so the part is missing when the call is answered
-            elif isinstance(frame, FarFrame) and frame.fds:
+            elif isinstance(frame, LargeFrame) and frame.fds:
                 file = descriptors.own(frame.fds.pop())
                 snapshot.parts[rank] = SnapshotPart(file, os.fstat(file).st_size)
             else:

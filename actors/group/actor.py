@@ -271,7 +271,8 @@ class GroupActor(ProtectedActor):
 
     def _attach(self, worker: Worker) -> None:
         """Have *worker*, which is ready for the first time, take part in calls."""
-        greeting = worker.channel.receive()
+        greeting = worker.channel.peek()
+        worker.channel.unhandled = None
         if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
             worker.hung = f"its call socket is broken: {greeting!r}"
             self._shutdown.kill(worker)

@@ -158,16 +158,11 @@ def deaths_behind(end: GroupState, reports: Iterable[CrashReport]) -> tuple[Cras
     return tuple(report for report in known if report.at_monotonic >= since)
 
 
-# What Linux counts of a process, of ``struct rusage``.
-_COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
-
-
 def report_on(
     worker: Worker, reason: ExitReason, progress: Progress, decided: Decided, now: float
 ) -> CrashReport:
     """Return the report on *worker*, whose process has ended, as far as it can be told by now."""
     assert worker.process is not None
-    status = worker.process.status
     last = worker.last_lines()
     call = None
     if progress.call is not None:
@@ -176,15 +171,6 @@ def report_on(
             call_id=progress.call,
             running_for=progress.running,
             abandoned=progress.abandoned,
-        )
-    evidence = ExitEvidence()
-    if status is not None:
-        evidence = ExitEvidence(
-            code=status.code,
-            signal=status.signal,
-            core_dumped=status.core_dumped,
-            oom=status.out_of_memory,
-            rusage={n: getattr(status.usage, n) for n in _COUNTED if status.usage is not None},
         )
     return CrashReport.of(
         worker.labels,
@@ -198,7 +184,7 @@ def report_on(
         stderr=last.stderr,
         last_words=last.last_words or (worker.failure.trace if worker.failure is not None else ""),
         stacks=worker.stacks(),
-        evidence=evidence,
+        evidence=worker.process.status or ExitEvidence(),
         decision=decided.text,
         why=decided.why,
     )
@@ -212,11 +198,10 @@ def reason_of(worker: Worker) -> ExitReason:
     detail = "restart(force=True)" if worker.forced else ""
     if worker.failure is not None:
         detail = worker.failure.headline
-    if status.out_of_memory:
+    if status.oom:
         detail = "out of memory"
     reason = exit_of_process(
-        status.code,
-        status.signal,
+        status,
         asked=worker.asked and not worker.hung,
         unresponsive=bool(worker.hung),
         detail=worker.hung or detail,

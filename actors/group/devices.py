@@ -80,9 +80,7 @@ class DeviceLeases:
             for rank, _ in start.ranks
         ]
         try:
-            leases = self._pool.acquire_all(
-                requests, spec.devices.per_rank, spec.devices.visibility
-            )
+            leases = self._pool.acquire(requests, spec.devices.per_rank, spec.devices.visibility)
         except NoDevice as none:
             self._wait(start, none, first=first)
             return None

@@ -196,8 +196,8 @@ class Membership:
                 replace(spec, fds={**spec.fds, **worker.worker_fds()}, preload=preload)
                 for spec, worker in zip(specs, made, strict=True)
             ]
-            launch.processes = self._group.runtime.launcher.launch_many(
-                complete,
+            launch.processes = self._group.runtime.launcher.launch(
+                *complete,
                 on_exit=lambda process: self._exited(by_label[process.label]),
                 deadline=deadline,
                 is_wanted=is_wanted,

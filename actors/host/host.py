@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.runtime import (
-    Board,
-    FarFrame,
     Kind,
+    LargeFrame,
+    ProgressPage,
     ServerSpan,
     Stamp,
     Telemetry,
@@ -157,7 +157,7 @@ class WorkerHost:
         self._telemetry = Telemetry()
         if config.probe and link is not None:
             self._probe = pickle.loads(config.probe)
-            self._board = Board(link.fds["board"])
+            self._page = ProgressPage(link.fds["page"])
 
     @property
     def after_reply(self) -> Callable[[], None] | None:
@@ -206,7 +206,7 @@ class WorkerHost:
     def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
         assert self._link is not None
         frame = self._link.receive()
-        if not isinstance(frame, FarFrame) or frame.kind != Kind.RESTORE or not frame.fds:
+        if not isinstance(frame, LargeFrame) or frame.kind != Kind.RESTORE or not frame.fds:
             msg = "the control socket did not carry the state to restore"
             raise RuntimeFault(msg)
         self._link.tell(Kind.RESTORING)
@@ -242,7 +242,7 @@ class WorkerHost:
         """Run one call: a method by name, or a callable that gets the actor first."""
         try:
             if self._probe is not None:
-                return self._probe.invoke(self._run, method, args, kwargs, self._board.begun)
+                return self._probe.invoke(self._run, method, args, kwargs, self._page.begun)
             return self._run(method, args, kwargs)
         finally:
             self.end_copy()

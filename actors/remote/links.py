@@ -141,8 +141,8 @@ class Links:
             self._gateway.open(is_wanted)
             remotes = [self._equip(worker) for worker in workers]
         by_label = {remote.outpost.label: remote for remote in remotes}
-        processes = self._runtime.launcher.launch_many(
-            [remote.outpost.launch_spec() for remote in remotes],
+        processes = self._runtime.launcher.launch(
+            *(remote.outpost.launch_spec() for remote in remotes),
             on_exit=lambda process: by_label[process.label].outpost_gone(process),
             deadline=deadline,
             is_wanted=is_wanted,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import Board, Kind, SharedLock
+from phalanx.runtime import Kind, ProgressPage, SharedLock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,7 +48,7 @@ class WorkerContext:
     _lock_file: int = field(repr=False)
     _link: Link | None = field(default=None, repr=False)
     _listener: Any = field(default=None, repr=False)
-    _board: Board | None = field(default=None, repr=False)
+    _page: ProgressPage | None = field(default=None, repr=False)
 
     @property
     def device(self) -> str:
@@ -74,19 +74,19 @@ class WorkerContext:
 
     def report_progress(self) -> None:
         """Have the limit of the call that runs (`hang_after`) begin anew; from any thread."""
-        if (board := self._progress_page()) is not None:
-            board.go_on()
+        if (page := self._progress_page()) is not None:
+            page.go_on()
 
     @property
     def is_stopping(self) -> bool:
         """Whether this worker begins no further call, since it, or the group it is in, is ended."""
-        board = self._progress_page()
-        return board is not None and board.is_shut
+        page = self._progress_page()
+        return page is not None and page.is_shut
 
-    def _progress_page(self) -> Board | None:
-        if self._board is None and self._link is not None:
-            self._board = Board(self._link.fds["board"])
-        return self._board
+    def _progress_page(self) -> ProgressPage | None:
+        if self._page is None and self._link is not None:
+            self._page = ProgressPage(self._link.fds["page"])
+        return self._page
 
     def lock(self, name: str, timeout: float | None = None) -> SharedLock:
         """Return the lock *name*, which the workers of this group share.

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import descendants, read_tasks
+from phalanx.runtime import procfs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,13 +51,13 @@ class Family:
 
     def pids(self) -> list[int]:
         """Return its living processes, the root first."""
-        tasks = {pid: task for pid, task in read_tasks().items() if not task.is_dead}
+        tasks = {pid: task for pid, task in procfs.read_all().items() if not task.is_dead}
         found = {pid for pid, task in tasks.items() if task.key in self._known}
         tag = f"{MARK}={self.mark}".encode()
         found |= {
             pid for pid in tasks if pid != os.getpid() and tag in _read(f"/proc/{pid}/environ")
         }
-        found |= descendants(tasks, found).keys()
+        found |= procfs.descendants(tasks, found).keys()
         self._known |= {tasks[pid].key for pid in found}
         return sorted(found, key=lambda pid: (pid != self.root, pid))
 

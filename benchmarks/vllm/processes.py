@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from phalanx.runtime import descendants, read_tasks
+from phalanx.runtime import procfs
 
 _TITLE = re.compile(r"^(?:phalanx: vllm-\S+ rank (\d+)/|VLLM::Worker_[TP]P(\d+))")
 
@@ -31,7 +31,7 @@ def find_ranks(root: int) -> dict[int, int]:
 
 def below(root: int) -> list[int]:
     """Return the processes that descend from *root*, but for those that have ended."""
-    found = descendants(read_tasks(), [root])
+    found = procfs.descendants(procfs.read_all(), [root])
     return [pid for pid, task in found.items() if not task.is_dead]
 
 

@@ -17,7 +17,7 @@ from phalanx.actors import AsyncOutput
 from phalanx.chaos.history.events import CallBegan, CallEnded, WorkerStarted
 from phalanx.chaos.history.journal import Journal, now
 from phalanx.chaos.nemesis.worker_faults import Orders, inject_here
-from phalanx.runtime import is_in_process_group, read_task
+from phalanx.runtime import is_in_process_group, procfs
 
 from .leaks import WORKERS, keys_in
 
@@ -105,12 +105,12 @@ class WorkerProbe:
     def _outlived(self) -> Iterator[int]:
         """Yield the processes of earlier incarnations of this rank that still exist."""
         for pid, ticks in sorted(keys_in(self._folder, self._pids)):
-            task = read_task(pid)
+            task = procfs.read(pid)
             if task is not None and task.ticks == ticks and task.state not in ("Z", "X", "x"):
                 yield pid
 
     def _note(self, pid: int) -> None:
-        task = read_task(pid)
+        task = procfs.read(pid)
         if task is not None:
             with (self._folder / self._pids).open("a") as file:
                 file.write(f"{pid} {task.ticks}\n")
@@ -205,7 +205,7 @@ class WorkerProbe:
 
 def _age() -> float:
     """Return how long ago this process was started, up to a tick too much."""
-    task = read_task(os.getpid())
+    task = procfs.read(os.getpid())
     assert task is not None
     return time.clock_gettime(time.CLOCK_BOOTTIME) - task.ticks / os.sysconf("SC_CLK_TCK")
 

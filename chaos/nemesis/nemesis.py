@@ -14,7 +14,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from phalanx.runtime import read_task
+from phalanx.runtime import procfs
 from phalanx.supervision import Phase
 
 from .catalog import FAULTS, HELPERS, is_rank
@@ -217,7 +217,7 @@ def process_of(group: Group, rank: int) -> TargetProcess | None:
     """Return the process of *rank*, if it has one; a child of this process, not yet collected."""
     for info in group.shared.view.ranks:
         if info.rank == rank and info.pid is not None:
-            task = read_task(info.pid)
+            task = procfs.read(info.pid)
             if task is not None and task.parent == os.getpid():
                 return TargetProcess(*task.key, rank=(rank, info.incarnation))
     return None

@@ -16,14 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import TAG_VARIABLE, read_task, read_tasks
+from phalanx.runtime import process_tree, procfs
 
 from .catalog import SIGNALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from phalanx.runtime import Task
 
 _CONTINUE = (
     "import signal, sys, time; time.sleep(float(sys.argv[1])); "
@@ -57,7 +56,7 @@ class TargetProcess:
     @classmethod
     def of(cls, pid: int) -> TargetProcess:
         """Return the process *pid*, which must exist."""
-        task = read_task(pid)
+        task = procfs.read(pid)
         assert task is not None
         return cls(*task.key)
 
@@ -70,7 +69,7 @@ class TargetProcess:
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(self.pid)
             try:
-                task = read_task(self.pid)
+                task = procfs.read(self.pid)
                 if task is None or task.ticks != self.ticks or task.state in ("Z", "X"):
                     return
                 if number == signal.SIGSTOP:
@@ -102,13 +101,14 @@ def trees_of(driver: int) -> set[str]:
     return {each[-1].partition("/")[0] for each in trees}
 
 
-def _children(driver: int) -> Iterator[tuple[Task, str, bool]]:
+def _children(driver: int) -> Iterator[tuple[procfs.Task, str, bool]]:
     """Yield the living children of *driver*, their marks, and whether each is a guardian."""
-    for task in read_tasks().values():
+    for task in procfs.read_all().values():
         if task.parent == driver and task.state not in ("Z", "X"):
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{task.pid}/environ").read_text(errors="replace")
                 command = Path(f"/proc/{task.pid}/cmdline").read_text(errors="replace")
-                marks = [e for e in environ.split("\0") if e.startswith(f"{TAG_VARIABLE}=")]
-                mark = "".join(marks[:1]).removeprefix(f"{TAG_VARIABLE}=")
+                head = f"{process_tree.VARIABLE}="
+                marks = [e for e in environ.split("\0") if e.startswith(head)]
+                mark = "".join(marks[:1]).removeprefix(head)
                 yield task, mark, "guardian" in command

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime import Vitals, descendants, read_tasks
+from phalanx.runtime import Vitals, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,7 +34,7 @@ class Activity:
         pid, before = os.getpid(), 0.0
         while True:
             time.sleep(self._interval)
-            tasks = descendants(read_tasks(), [pid])
+            tasks = procfs.descendants(procfs.read_all(), [pid])
             waits = (Vitals.of(each) for each in tasks)
             children = [each for each in waits if each.state]
             # Without this thread's own.

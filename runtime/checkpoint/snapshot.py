@@ -16,10 +16,11 @@ import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.wire.codec import encode
+from phalanx.runtime.linux import descriptors
+from phalanx.runtime.wire.codec import Encoded, encode
 from phalanx.runtime.wire.message import (
     Payload,
-    decode_far,
+    decode_large,
     lay_out,
     new_message_file,
     read_file,
@@ -31,7 +32,6 @@ from phalanx.runtime.wire.message import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from phalanx.runtime.wire.codec import Encoded
 
 MAGIC = b"phxstate"
 VERSION = 2
@@ -116,11 +116,9 @@ def _keep_in_folder(encoded: Encoded, stamp: Stamp, path: Path) -> int:
     Raises:
         OSError: it cannot be written; nothing is left of it.
     """
-    import hashlib  # noqa: PLC0415  # for snapshots on a disk only
-
     parts, offsets, size = lay_out(encoded)
     stamped = stamp.pack(size)
-    digest = hashlib.sha256(stamped)
+    digest = _sha256(stamped)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     file = os.open(temporary, flags, 0o600)
@@ -164,14 +162,12 @@ def verify(file: int) -> Stamp:
     Raises:
         ValueError: it is torn, altered, or no snapshot.
     """
-    import hashlib  # noqa: PLC0415  # as above
-
     head = os.pread(file, HEAD, 0)
     stamp = Stamp.unpack(head)
     there = os.fstat(file).st_size
     if there != HEAD + stamp.size:
         raise ValueError(f"it is torn: {there} bytes of {HEAD + stamp.size}")
-    digest = hashlib.sha256(head[: _STAMP.size])
+    digest = _sha256(head[: _STAMP.size])
     buffer = memoryview(bytearray(min(_CHUNK, stamp.size)))
     at = HEAD
     while got := os.preadv(file, [buffer], at):
@@ -179,6 +175,12 @@ def verify(file: int) -> Stamp:
         at += got
     _compare(digest.digest(), head)
     return stamp
+
+
+def _sha256(stamped: bytes) -> Any:
+    import hashlib  # noqa: PLC0415  # for snapshots on a disk only
+
+    return hashlib.sha256(stamped)
 
 
 def _compare(digest: bytes, head: bytes) -> None:
@@ -193,7 +195,10 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
         ValueError: it is no snapshot, or torn.
         Exception: whatever unpickling raises.
     """
-    sealed = _is_sealed(file)
+    try:
+        sealed = bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
+    except OSError:  # only memory has seals
+        sealed = False
     if sealed:
         # Mapped copy-on-write.
         whole = read_file(file, start + size)[start:]
@@ -207,12 +212,10 @@ def load_snapshot(file: int, start: int, size: int) -> Any:
     if Stamp.unpack(head).size + HEAD != size:
         raise ValueError(f"it is torn: {size} bytes, which is not what it says")
     if not sealed:
-        import hashlib  # noqa: PLC0415  # as above
-
-        digest = hashlib.sha256(head[: _STAMP.size])
+        digest = _sha256(head[: _STAMP.size])
         digest.update(whole[HEAD:])
         _compare(digest.digest(), head)
-    return decode_far(whole[HEAD:])
+    return decode_large(whole[HEAD:])
 
 
 def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, int], ...]]:
@@ -227,21 +230,11 @@ def join_snapshots(files: list[tuple[int, int]]) -> tuple[int, tuple[tuple[int, 
         spans.append((end, size))
         end = -(-(end + size) // mmap.PAGESIZE) * mmap.PAGESIZE
     target = new_message_file(end, "phalanx-snapshots")
-    try:
+    with descriptors.closed_on_error(target):
         for (file, _), (start, size) in zip(files, spans, strict=True):
             os.lseek(target, start, os.SEEK_SET)
             done = 0
             while done < size:
                 done += os.sendfile(target, file, done, size - done)
         seal_message_file(target)
-    except BaseException:
-        os.close(target)
-        raise
     return target, tuple(spans)
-
-
-def _is_sealed(file: int) -> bool:
-    try:
-        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK)
-    except OSError:  # only memory has seals
-        return False

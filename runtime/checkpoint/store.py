@@ -115,14 +115,11 @@ class SnapshotFolder:
             if error.errno not in _DAMAGED:
                 raise
             raise ValueError(error.strerror) from error
-        try:
-            _check_file(fd, name)
-        except OSError as error:
-            os.close(fd)
-            raise ValueError(str(error)) from error  # it cannot be read
-        except BaseException:
-            os.close(fd)
-            raise
+        with descriptors.closed_on_error(fd):
+            try:
+                _check_file(fd, name)
+            except OSError as error:
+                raise ValueError(str(error)) from error  # it cannot be read
         return fd
 
     def look(self, name: SnapshotName) -> os.stat_result:

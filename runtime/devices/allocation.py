@@ -72,7 +72,14 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request for a lease; see `DevicePool.acquire`."""
+    """A request for a lease.
+
+    Attributes:
+        rank: Gets the device of that number if it is free, else the first.
+        holder: A name for status and messages.
+        again: The devices of its last lease: they are leased again if they are well, and waited
+            for if their memory is being released.
+    """
 
     rank: int
     holder: str = ""

@@ -1,12 +1,10 @@
 """State of one device of a pool: leases, release of a dead worker's memory, quarantine; events.
 
-Guarantees: no more of a device is leased than there is; the part of a dead worker counts as leased
-until its memory is seen to be released.
-
-Release: while no other lease is left, as much memory is in use as before the first lease, or less.
-Memory of other programs is left out as far as NVML lists it per process. While other leases remain
-nothing tells whose memory it is: the dead process must have left NVML's list, and what it left
-behind is found when the last lease ends.
+The part of a dead worker counts as leased until its memory is seen to be released: while no other
+lease is left, as much memory is in use as before the first lease, or less. Memory of other programs
+is left out as far as NVML lists it per process. While other leases remain nothing tells whose
+memory it is: the dead process must have left NVML's list, and what it left behind is found when the
+last lease ends.
 """
 
 from __future__ import annotations

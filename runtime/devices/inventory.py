@@ -19,12 +19,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .gpu import Fault, Gpu
+from .gpu import Fault, Gpu, GpuInventory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from .gpu import GpuInventory
 
 _PROC = Path("/proc/driver/nvidia")
 _PATIENCE = 5.0  # seconds for one question; a healthy driver answers within milliseconds
@@ -177,15 +176,15 @@ class NvmlInventory:
         index = 0
         for number in range(nvml.nvmlDeviceGetCount()):
             handle = nvml.nvmlDeviceGetHandleByIndex(number)
-            uuid = _text(nvml.nvmlDeviceGetUUID(handle))
+            uuid = nvml.nvmlDeviceGetUUID(handle)
             instances = list(self._instances(handle))
             for instance in instances:
                 name, own = nvml.nvmlDeviceGetName(instance), nvml.nvmlDeviceGetUUID(instance)
-                self._parents[_text(own)] = uuid
-                yield Gpu(_text(own), index, _text(name), uuid)
+                self._parents[own] = uuid
+                yield Gpu(own, index, name, uuid)
                 index += 1
             if not instances:
-                yield Gpu(uuid, index, _text(nvml.nvmlDeviceGetName(handle)))
+                yield Gpu(uuid, index, nvml.nvmlDeviceGetName(handle))
                 index += 1
 
     def _instances(self, handle: Any) -> Iterator[Any]:
@@ -248,7 +247,7 @@ class NvmlInventory:
         while self._events is not None:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
-                uuid = _text(nvml.nvmlDeviceGetUUID(event.device))
+                uuid = nvml.nvmlDeviceGetUUID(event.device)
             except nvml.NVMLError:  # a timeout: no more
                 return
             number = int(event.eventData)
@@ -296,11 +295,6 @@ class NvmlInventory:
             return question()
 
         return self._caller.call(opened)
-
-
-def _text(value: str | bytes) -> str:
-    # nvidia-ml-py before 11.5 returned bytes.
-    return value.decode() if isinstance(value, bytes) else value
 
 
 class ProcInventory:

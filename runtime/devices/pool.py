@@ -21,25 +21,31 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from phalanx.supervision import SpecError, check_number, check_seconds
 
-from .allocation import Lease, Request, check_room, check_share, lease_of, names_of, place
+from .allocation import (
+    Lease,
+    Request,
+    Visibility,
+    check_room,
+    check_share,
+    lease_of,
+    names_of,
+    place,
+)
 from .device import (
     Device,
     DeviceEvent,
     DeviceQuarantined,
     DeviceRestored,
+    DeviceStatus,
     Leaving,
     Quarantine,
     Reading,
 )
-from .gpu import named_gpus, select_gpu, visible
+from .gpu import Fault, Gpu, GpuInventory, named_gpus, select_gpu, visible
 from .inventory import find_gpus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-
-    from .allocation import Visibility
-    from .device import DeviceStatus
-    from .gpu import Fault, Gpu, GpuInventory
 
     Listener = Callable[[DeviceEvent], None]
 
@@ -157,34 +163,19 @@ class DevicePool:
         return bool(self._devices)
 
     def acquire(
-        self,
-        rank: int,
-        *,
-        share: float = 1,
-        visibility: Visibility = "one",
-        holder: str = "",
-        again: tuple[str, ...] = (),
-    ) -> Lease:
-        """Lease a device to *rank*: the one of that number if it is free, else the first.
+        self, requests: Sequence[Request], share: float = 1, visibility: Visibility = "one"
+    ) -> list[Lease]:
+        """Lease devices for all of *requests*, or for none.
 
         Args:
-            rank: Decides between devices that are as good as each other.
-            share: How many devices, or which part of one.
+            requests: One for each rank.
+            share: How many devices each gets, or which part of one.
             visibility: ``"one"``: the worker sees only what is leased to it; ``"all"``: it sees
                 every device of the pool, each under the same name in every worker.
-            holder: A name for status and messages.
-            again: The names of the last lease's devices: they are leased again if they are well,
-                and waited for if their memory is being released.
 
         Raises:
             NoDevice: There is none now; it names the holders, and the devices in quarantine.
         """
-        return self.acquire_all([Request(rank, holder, again)], share, visibility)[0]
-
-    def acquire_all(
-        self, requests: Sequence[Request], share: float = 1, visibility: Visibility = "one"
-    ) -> list[Lease]:
-        """Lease devices for all of *requests*, or for none; see `acquire`."""
         check_share(share)
         if self._is_cpu:
             return [Lease.cpu(request.holder, max(1, int(share))) for request in requests]
@@ -241,11 +232,6 @@ class DevicePool:
             time.sleep(_POLL)
 
     # --- health ---------------------------------------------------------------------------
-
-    @property
-    def inventory(self) -> GpuInventory | None:
-        """What measures the devices; None if there is nothing to measure."""
-        return self._inventory
 
     def look(self) -> dict[Lease, str]:
         """Examine the devices; return the leases that cannot go on, and why."""

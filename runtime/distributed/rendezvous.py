@@ -26,16 +26,15 @@ from importlib import import_module
 from select import EPOLLIN
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.event import Event, unheard
+from phalanx.runtime.event import Event, LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.process.process import Process
     from phalanx.runtime.threads.event_loop import EventLoop, Watch
@@ -164,7 +163,7 @@ class RendezvousStore:
             on_exit=on_exit,
             deadline=time.monotonic() + _START,
             is_wanted=lambda: not self._helper.closed,
-        )
+        )[0]
 
     def _replay(self) -> Iterator[tuple[bytes, list[int]]]:
         if self._listener is not None:
@@ -195,22 +194,18 @@ def rendezvous_environment(
     rank: int,
     local_rank: int,
     world_size: int,
-    *,
-    local_world_size: int | None = None,
-    given: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Return what torchrun would set, so that ``env://`` works in a worker.
 
-    Args:
-        local_world_size: Ranks on this machine; None says all of them.
-        given: What is set already; decides whether gloo and NCCL are kept on loopback.
+    gloo and NCCL are kept on loopback unless the driver's environment names their interface: by the
+    host's name they would listen on whatever interface that resolves to, or find none at all in a
+    sandbox without a network.
     """
-    local = world_size if local_world_size is None else local_world_size
     variables = {
         "RANK": rank,
         "LOCAL_RANK": local_rank,
         "WORLD_SIZE": world_size,
-        "LOCAL_WORLD_SIZE": local,
+        "LOCAL_WORLD_SIZE": world_size,
         "GROUP_RANK": 0,
         "GROUP_WORLD_SIZE": 1,
         "ROLE_RANK": rank,
@@ -223,12 +218,9 @@ def rendezvous_environment(
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
     environment = {name: str(value) for name, value in variables.items()}
-    if local == world_size:
-        # By the host's name they would listen on whatever interface that resolves to, or find none
-        # at all in a sandbox without a network.
-        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-            if not given.get(name):
-                environment[name] = "lo"
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if not os.environ.get(name):
+            environment[name] = "lo"
     return environment
 
 

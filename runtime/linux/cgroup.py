@@ -17,16 +17,10 @@ MOUNTED = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 
 
-def group_folders(controller: str, groups: Path = MOUNTED, own: Path = OWN) -> Iterator[Path]:
-    """Yield where the files of our control group may be.
-
-    Args:
-        controller: Whose accounts, as the kernel calls it: "memory", "cpu".
-        groups: Where the control groups are mounted.
-        own: The file that says which of them this process is in.
-    """
+def group_folders(controller: str) -> Iterator[Path]:
+    """Yield where the files of our control group may be for *controller*, "memory" or "cpu"."""
     try:
-        lines = own.read_text().splitlines()
+        lines = OWN.read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -37,30 +31,30 @@ def group_folders(controller: str, groups: Path = MOUNTED, own: Path = OWN) -> I
         elif controller in controllers.split(","):
             # Controllers that are mounted together share a folder of all their names.
             mounts = tuple(dict.fromkeys((controller, controllers)))
-        yield from (groups / mount / path.lstrip("/") for mount in mounts)
+        yield from (MOUNTED / mount / path.lstrip("/") for mount in mounts)
 
 
-def nearest(folder: Path, groups: Path = MOUNTED) -> Path:
+def nearest(folder: Path) -> Path:
     """Return *folder*, or if it cannot be seen the nearest group around it that can."""
-    return next((each for each in enclosing(folder, groups) if each.is_dir()), folder)
+    return next((each for each in enclosing(folder) if each.is_dir()), folder)
 
 
-def enclosing(folder: Path, groups: Path = MOUNTED) -> Iterator[Path]:
+def enclosing(folder: Path) -> Iterator[Path]:
     """Yield *folder* and the groups around it.
 
     In a container the path may be one of the host's, of which nothing can be seen here: then the
     mount, the last of them, is the container's own group.
     """
-    while folder not in (groups.parent, folder.parent):
+    while folder not in (MOUNTED.parent, folder.parent):
         yield folder
         folder = folder.parent
 
 
-def usable_processors(groups: Path = MOUNTED, own: Path = OWN) -> float:
-    """Return how many; with a quota that may be a part of one. *groups*, *own*: as above."""
+def usable_processors() -> float:
+    """Return how many; with a quota that may be a part of one."""
     least = float(len(os.sched_getaffinity(0)))
-    for own_folder in group_folders("cpu", groups, own):
-        for folder in enclosing(own_folder, groups):
+    for own in group_folders("cpu"):
+        for folder in enclosing(own):
             for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
                 words = [word for name in names for word in _words(folder / name)]
                 # "max", or -1, where there is no quota.

@@ -17,7 +17,7 @@ import socket
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Generator, Iterable, Sequence
 
 
 def receive_with_fds(
@@ -26,11 +26,16 @@ def receive_with_fds(
     """Return one packet of at most *size* bytes and the descriptors that came with it."""
     room = socket.CMSG_LEN(most * array.array("i").itemsize)
     data, ancillary, _, _ = sock.recvmsg(size, room, flags | socket.MSG_CMSG_CLOEXEC)
+    return data, fds_in(ancillary)
+
+
+def fds_in(ancillary: Iterable[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors in the *ancillary* data of a packet."""
     fds = array.array("i")
     for level, kind, content in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return data, fds.tolist()
+    return fds.tolist()
 
 
 def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int], flags: int = 0) -> None:
@@ -77,6 +82,16 @@ def close(entry: int | Closeable) -> None:
         os.close(entry)
     else:
         entry.close()
+
+
+@contextlib.contextmanager
+def closed_on_error(entry: int | Closeable) -> Generator[None]:
+    """Close *entry* if the block raises."""
+    try:
+        yield
+    except BaseException:
+        close(entry)
+        raise
 
 
 def _close_all() -> None:

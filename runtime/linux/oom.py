@@ -12,24 +12,17 @@ groups.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from . import procfs
 from .cgroup import group_folders, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 _KILLS: Final = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class OomSample:
-    """The count at one moment; *counter* is the group's file, None if there is none."""
-
-    counter: Path | None = None
-    kills: int = 0
 
 
 class OomCounter:
@@ -38,25 +31,28 @@ class OomCounter:
     def __init__(self) -> None:
         self._spent: dict[Path, int] = {}
 
-    def sample(self) -> OomSample:
-        """Return the count as it is now, of the control group that this process is in now."""
-        for folder in map(nearest, group_folders("memory")):
-            for name in ("memory.events", "memory.oom_control"):
-                kills = _count(folder / name)
-                if kills is not None:
-                    return OomSample(folder / name, kills)
-        return OomSample()
+    def watch(self) -> Callable[[], str]:
+        """Return what gives the evidence that a process which is started now was killed so."""
+        found = oom_count()
+        return str if found is None else partial(self._take, *found)
 
-    def take(self, since: OomSample) -> str:
-        """Return the evidence for one process started after *since* and killed, or empty."""
-        if since.counter is None:
-            return ""
-        now = _count(since.counter) or 0
-        before = max(self._spent.get(since.counter, 0), since.kills)
+    def _take(self, counter: Path, kills: int) -> str:
+        now = _count(counter) or 0
+        before = max(self._spent.get(counter, 0), kills)
         if now <= before:
             return ""
-        self._spent[since.counter] = before + 1
-        return f"{since.counter}: oom_kill rose from {since.kills} to {now} while it ran"
+        self._spent[counter] = before + 1
+        return f"{counter}: oom_kill rose from {kills} to {now} while it ran"
+
+
+def oom_count() -> tuple[Path, int] | None:
+    """Return the file that counts the kills in the control group of this process, and the count."""
+    for folder in map(nearest, group_folders("memory")):
+        for name in ("memory.events", "memory.oom_control"):
+            kills = _count(folder / name)
+            if kills is not None:
+                return folder / name, kills
+    return None
 
 
 def _count(path: Path) -> int | None:

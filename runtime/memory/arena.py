@@ -227,11 +227,6 @@ class Arena:
             self._punch(at, self._size)
             self.is_warm = self._backed.find(1) >= 0
 
-    @property
-    def backed_bytes(self) -> int:
-        """How many bytes of it are backed by memory."""
-        return self._backed.count(1) * PAGE
-
     def close(self) -> None:
         """Close the file; readers keep what they have mapped."""
         with self._lock.asked():
@@ -282,10 +277,7 @@ def memory_file(limit: int) -> int:
     if soft != resource.RLIM_INFINITY:
         limit = min(limit, soft // PAGE * PAGE)
     fd = os.memfd_create("phalanx-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
+    with descriptors.closed_on_error(fd):
         os.ftruncate(fd, limit)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd

@@ -24,7 +24,9 @@ def writable_bytes(wanted: int) -> int:
     room = wanted if soft == resource.RLIM_INFINITY or soft > wanted else soft
     if wanted < _SMALL:
         return room
-    known = [*_machine(), *_control_group()]
+    # What the machine has left, swap included.
+    machine = _numbers(Path("/proc/meminfo"), ("MemAvailable:", "SwapFree:"))
+    known = [*([sum(machine) * 1024] if machine else []), *_control_group()]
     if soft != resource.RLIM_INFINITY:
         known.append(soft)
     return min(known, default=room)
@@ -53,12 +55,6 @@ def no_room_to_read(size: int) -> MemoryError:
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     limit = "" if soft == resource.RLIM_INFINITY else f"; all it may have (`ulimit -v`) is {soft}"
     return MemoryError(f"no room in this process to read a message of {size} bytes{limit}")
-
-
-def _machine() -> list[int]:
-    """Return the bytes that the machine has left, swap included."""
-    found = _numbers(Path("/proc/meminfo"), ("MemAvailable:", "SwapFree:"))
-    return [sum(found) * 1024] if found else []
 
 
 def _control_group() -> list[int]:

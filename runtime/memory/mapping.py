@@ -56,7 +56,10 @@ def mapped(
     Args:
         on_end: Called once the view has died. None says that this memory is never written again.
     """
-    if size <= COPY_LIMIT or len(_mapped) >= _most():
+    if size <= COPY_LIMIT:
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if len(_mapped) >= min(MOST_MAPPED, soft // 4):
         return None
     flags = mmap.PROT_READ | mmap.PROT_WRITE
     try:
@@ -86,11 +89,6 @@ def copied(file: int, start: int, size: int) -> memoryview:
     while done < size:
         done += os.preadv(file, [copy[done:]], start + done)
     return copy
-
-
-def _most() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return min(MOST_MAPPED, soft // 4)
 
 
 class _Mapped(weakref.ref[mmap.mmap]):
@@ -203,13 +201,10 @@ class DriverExchange:
     def create(cls, arena: Arena) -> DriverExchange:
         """Return a new one between *arena* and a worker that is not there yet."""
         returns = os.memfd_create("phalanx-returns", os.MFD_CLOEXEC)
-        try:
+        with descriptors.closed_on_error(returns):
             os.ftruncate(returns, PAGE)
             theirs, ours = _halves(returns)
             results = memory_file(LIMIT)
-        except BaseException:
-            os.close(returns)
-            raise
         return cls(
             Borrower(theirs), ArenaReader(results, ours), arena, results, descriptors.own(returns)
         )

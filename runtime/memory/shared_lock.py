@@ -24,7 +24,6 @@ import struct
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors
 from phalanx.supervision import (
@@ -35,9 +34,6 @@ from phalanx.supervision import (
     WouldDeadlock,
     check_seconds,
 )
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 MOST_LOCKS = 1023
 """Names that the locks of one group can have."""
@@ -118,14 +114,11 @@ class SharedLock:
             msg = f"lock {self.name!r} is held by this thread already; it is not reentrant"
             raise WouldDeadlock(msg)
         description = _Description(self._file)
-        try:
+        with descriptors.closed_on_error(description):
             self._wait(description, timeout)
             died = self.holder()  # None if that died on its way in or out: nothing was cut short
             record = (self._rank, self._incarnation, time.monotonic_ns(), os.getpid(), 0)
             os.pwrite(self._file, _RECORD.pack(*record), self._record_at)
-        except BaseException:
-            description.close()
-            raise
         held[self._key] = description
         return died
 
@@ -137,8 +130,7 @@ class SharedLock:
         """
         description = _held().pop(self._key, None)
         if description is None:
-            msg = f"lock {self.name!r} is not held by this thread"
-            raise LockNotHeld(msg)
+            raise LockNotHeld(f"lock {self.name!r} is not held by this thread")
         os.pwrite(self._file, _RECORD.pack(0, 0, 0, 0, time.monotonic_ns()), self._record_at)
         description.close()
 
@@ -150,12 +142,7 @@ class SharedLock:
     def __enter__(self) -> LockHolder | None:
         return self.acquire(self._timeout)
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
     def __repr__(self) -> str:

@@ -20,14 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.runtime.event import LoggedEvent, fields
 
-from .events import LinesDropped
+from .events import LinesDropped, WorkerLabels
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
     from structlog.typing import FilteringBoundLogger
 
-    from .events import WorkerLabels
 
 LEVELS: Final[Mapping[str, int]] = {
     "debug": logging.DEBUG,
@@ -102,13 +101,13 @@ class LogChannel:
             return False
 
 
-def worker_logger(fd: int, labels: WorkerLabels, *, level: str = "info") -> FilteringBoundLogger:
+def worker_logger(fd: int, labels: WorkerLabels) -> FilteringBoundLogger:
     """Return a logger to the log channel *fd*, which it owns.
 
     Every record carries the worker's labels, and the pid of the process that logs.
     """
     bound = {"group": labels.group, "rank": labels.rank, "incarnation": labels.incarnation}
-    logger = channel_logger(LogChannel(fd, where="worker"), level=level)
+    logger = channel_logger(LogChannel(fd, where="worker"))
     own: FilteringBoundLogger = logger.bind(**bound, epoch=labels.epoch)
     return own
 

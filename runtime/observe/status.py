@@ -15,15 +15,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.event import Event
+from phalanx.runtime.event import Event, LoggedEvent
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.threads.event_loop import CallbackFailed
+from phalanx.runtime.threads.event_loop import CallbackFailed, EventLoop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-
-    from phalanx.runtime.event import LoggedEvent
-    from phalanx.runtime.threads.event_loop import EventLoop
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,7 @@ class TreeStatus(Event, event="tree_state", level="debug"):
     hidden: int
 
 
-class StatusEnded(Event, event="glance_ended", level="debug"):
+class StatusEnded(Event, event="status_ended", level="debug"):
     """The last event of a snapshot, with the number of groups."""
 
     groups: int

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import quote, unquote
 
+from phalanx.runtime.linux import descriptors
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
@@ -57,12 +58,9 @@ def open_stream(name: str) -> socket.socket:
     while len(address := head + quote(name, safe="")) > _LONGEST:
         name = name[:-1]
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with descriptors.closed_on_error(listener):
         listener.bind(f"\0{address}")
         listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
     return listener
 
 

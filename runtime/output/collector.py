@@ -1,26 +1,31 @@
-"""Client of the output collector, the process that reads what workers write.
+"""Client of the output collector, which reads what workers write, and the ends they write to.
 
 - Output is read however often the process is killed: its successor continues where it stopped.
 - `emit` and `log` never wait, and may be used on any thread. The others send to the process: not on
   the event loop's thread.
+- The driver has a duplicate of every end that is read: what was written outlives the collector. The
+  tail of a worker outlives the worker, and is read without asking another process.
 - In a forked child of the driver there is no collector, and the parent's is not touched.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import select
+import socket
 import threading
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.runtime.event import LoggedEvent, fields
 from phalanx.runtime.linux import descriptors
-from phalanx.runtime.observe.events import StreamUnavailable
+from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
+from phalanx.runtime.observe.events import StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
 from phalanx.runtime.observe.render import render, render_json
 from phalanx.runtime.observe.stream import address_of, open_stream
@@ -30,18 +35,18 @@ from phalanx.supervision import RuntimeFault, SpecError
 
 from .logging_console import LoggingConsole, log_record
 from .reader import read_records
-from .worker_output import WorkerOutput, log_pair
+from .tail_buffer import Tail
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Sequence
 
-    from phalanx.runtime.observe.events import WorkerLabels
     from phalanx.runtime.process.launcher import Launcher
     from phalanx.runtime.process.process import Process
 
 _START: Final = 60.0  # seconds for the new interpreter
 _CLOSE: Final = 5.0  # seconds without a deadline
+_PIPE_BYTES: Final = 1 << 18  # room for a burst while the collector is busy, or being replaced
+_LOG_LINES: Final = 50  # of a crash report
 
 
 class OutputCollector:
@@ -101,7 +106,7 @@ class OutputCollector:
         self._drains: dict[int, int] = {}  # eventfd -> key of the output
         self.address: str | None = None
         with contextlib.ExitStack() as made:
-            self._events, sender = log_pair()
+            self._events, sender = _log_pair()
             descriptors.own(self._events, made)
             self._channel = descriptors.own(LogChannel(sender, where="driver", patience=0.0), made)
             if console == "logging":
@@ -162,24 +167,22 @@ class OutputCollector:
         if self._helper.closed:
             raise RuntimeFault(f"the output collector is closed; no output for {labels.child}")
         output = WorkerOutput(self, next(self._keys), labels, self._tail_bytes)
-        try:
+        with descriptors.closed_on_error(output):
             self._outputs[output.key] = output
             self._helper.send(*_open_message(output))
-        except BaseException:
-            output.close()
-            raise
         return output
 
-    def relabel(self, output: WorkerOutput) -> None:
-        """Have the lines of *output* carry its labels as they are now."""
-        self._send("label", output.key, labels=asdict(output.labels))
+    def send(self, kind: str, key: int, fds: Sequence[int] = (), **more: object) -> None:
+        """Send the process a message about the output *key*."""
+        if not self.is_inherited:
+            self._helper.send(_message(kind, key, **more), fds)
 
     def remove(self, output: WorkerOutput) -> None:
         """Read *output* to its end, and nothing of it afterwards."""
         with self._helper.lock:  # the caller closes its descriptors next
             known = self._outputs.pop(output.key, None)
         if known is not None:
-            self._send("forget", output.key)
+            self.send("forget", output.key)
 
     def drain(self, output: WorkerOutput, deadline: float) -> bool:
         """Wait until what was written so far has been read; False at *deadline* (monotonic).
@@ -191,7 +194,7 @@ class OutputCollector:
         done = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         try:
             self._drains[done] = output.key
-            self._send("drain", output.key, [done])
+            self.send("drain", output.key, [done])
             poll = select.poll()
             poll.register(done, select.POLLIN)
             return bool(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
@@ -212,7 +215,7 @@ class OutputCollector:
             return
         deadline = time.monotonic() + _CLOSE if deadline is None else deadline
         seconds = max(0.0, min(1.0, (deadline - time.monotonic()) / 2))
-        self._send("close", 0, seconds=seconds)
+        self.send("close", 0, seconds=seconds)
         self._helper.close(deadline, ask=True)
         for output in list(self._outputs.values()):
             output.close()
@@ -240,17 +243,13 @@ class OutputCollector:
             title="phalanx: output collector",
             method="exec",
         )
-        return self._launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)
+        return self._launcher.launch(spec, on_exit=on_exit, deadline=time.monotonic() + _START)[0]
 
     def _replay(self) -> Iterator[tuple[bytes, list[int]]]:
         for output in list(self._outputs.values()):
             yield _open_message(output)
         for done, key in list(self._drains.items()):
             yield _message("drain", key), [done]
-
-    def _send(self, kind: str, key: int, fds: Sequence[int] = (), **more: object) -> None:
-        if not self.is_inherited:
-            self._helper.send(_message(kind, key, **more), fds)
 
     # --- events after the end ------------------------------------------------------------------
 
@@ -287,3 +286,95 @@ def _message(kind: str, key: int, **more: object) -> bytes:
 
 def _open_message(output: WorkerOutput) -> tuple[bytes, list[int]]:
     return _message("open", output.key, labels=asdict(output.labels)), list(output.ends)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastOutput:
+    """The last output of one incarnation, for its crash report; as in `CrashReport`."""
+
+    stdout: str
+    stderr: str
+    logs: tuple[str, ...]
+    last_words: str
+
+
+class WorkerOutput:
+    """The ends of one incarnation of a worker.
+
+    Attributes:
+        stdout: The child's end, for its descriptor 1.
+        stderr: The same for 2.
+        log: The child's end of the log channel, for `LogChannel`.
+        faults: A memfd, for `install_crash_output`.
+        ends: What the collector is given: the tail, and its ends of stdout, stderr and log.
+    """
+
+    def __init__(
+        self, collector: OutputCollector, key: int, labels: WorkerLabels, tail_bytes: int
+    ) -> None:
+        """Open every end; `OutputCollector.open_worker` has them read."""
+        self.labels = labels
+        self.key = key
+        self._collector = collector
+        with contextlib.ExitStack() as made:  # none is left open where one cannot be made
+            out_r, self.stdout = _pipe(made)
+            err_r, self.stderr = _pipe(made)
+            log_r, self.log = (descriptors.own(end, made) for end in _log_pair())
+            self.faults = descriptors.own(create_crash_output(), made)
+            self._tail = descriptors.own(Tail.create(tail_bytes), made)
+            made.pop_all()
+        self.ends = (self._tail.fd, out_r, err_r, log_r)
+        self._child_ends = [self.stdout, self.stderr, self.log]
+        self._closed = False
+
+    def child_fds(self) -> dict[str, int]:
+        """Return what a worker is started with beside its stdout and stderr, by name."""
+        return {"log": self.log, "faults": self.faults}
+
+    def close_child_ends(self) -> None:
+        """Close the writing ends here, once the child has them: else there is no end of file."""
+        while self._child_ends:
+            descriptors.close(self._child_ends.pop())
+
+    def label(self, labels: WorkerLabels | None = None, *, pid: int | None = None) -> None:
+        """Have its lines carry these labels, or this pid, from now on."""
+        labels = self.labels if labels is None else labels
+        self.labels = labels if pid is None else replace(labels, pid=pid)
+        self._collector.send("label", self.key, labels=asdict(self.labels))
+
+    def drain(self, deadline: float) -> bool:
+        """Wait until what it has written so far is in the tail; False at *deadline* (monotonic)."""
+        return self._collector.drain(self, deadline)
+
+    def tail(self) -> LastOutput:
+        """Return its last output, as far as it has been read. Never waits."""
+        return LastOutput(
+            stdout=self._tail.text("stdout"),
+            stderr=self._tail.text("stderr"),
+            logs=tuple(self._tail.text("log").splitlines()[-_LOG_LINES:]),
+            last_words=read_crash_output(self.faults),
+        )
+
+    def close(self) -> None:
+        """Have the collector read what is there, and free the tail."""
+        if self._closed or self._collector.is_inherited:
+            return
+        self._closed = True
+        self._collector.remove(self)
+        self.close_child_ends()
+        for entry in (*self.ends[1:], self.faults, self._tail):
+            descriptors.close(entry)
+
+
+def _pipe(made: contextlib.ExitStack) -> tuple[int, int]:
+    reader, writer = (descriptors.own(end, made) for end in os.pipe2(os.O_CLOEXEC))
+    os.set_blocking(reader, False)  # the writer's end is another open file and stays as it is
+    with contextlib.suppress(OSError):  # past the user's limit for pipes; 64 KiB then
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+    return reader, writer
+
+
+def _log_pair() -> tuple[int, int]:
+    """Return both ends of a log channel, ours first."""
+    reader, writer = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return reader.detach(), writer.detach()

@@ -20,6 +20,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeAlias
 
+from phalanx.runtime.linux import descriptors
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -52,12 +54,9 @@ class Tail:
     def create(cls, capacity: int) -> Self:
         """Return a tail that keeps the last *capacity* bytes of every lane."""
         fd = os.memfd_create("phalanx-tail", os.MFD_CLOEXEC)
-        try:
+        with descriptors.closed_on_error(fd):
             os.ftruncate(fd, _DATA + len(LANES) * capacity)  # pages cost nothing until touched
             return cls(fd)
-        except BaseException:
-            os.close(fd)
-            raise
 
     def write(self, lane: Lane, chunks: Sequence[bytes]) -> None:
         """Append *chunks* to *lane*. For one writer at a time."""

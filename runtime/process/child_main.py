@@ -15,7 +15,7 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from phalanx.runtime.linux import descriptor_limit, process_title, syscalls
+from phalanx.runtime.linux import descriptor_limit, descriptors, process_title, syscalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -44,12 +44,8 @@ class ChildStart(NamedTuple):
     def to_file(self) -> int:
         """Return the descriptor of an anonymous file that holds it."""
         fd = os.memfd_create("phalanx-start", os.MFD_CLOEXEC)
-        try:
-            with open(fd, "wb", closefd=False) as file:
-                pickle.dump(tuple(self), file)
-        except BaseException:
-            os.close(fd)
-            raise
+        with descriptors.closed_on_error(fd), open(fd, "wb", closefd=False) as file:
+            pickle.dump(tuple(self), file)
         return fd
 
     @classmethod

@@ -12,7 +12,7 @@ import os
 import subprocess
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.event import unheard
+from phalanx.runtime.event import LoggedEvent, unheard
 
 from . import interpreter
 from .helper import Helper
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator
 
-    from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.linux.process_tree import TreeTag
     from phalanx.runtime.threads.event_loop import EventLoop
 

@@ -20,21 +20,18 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
-from phalanx.runtime.event import Event, unheard
+from phalanx.runtime.event import Event, LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
-from phalanx.supervision import RuntimeFault
+from phalanx.runtime.observe.crash_report import ExitEvidence
+from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
 
-from .process import exit_of_process
+from .process import Process, exit_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from phalanx.runtime.event import LoggedEvent
     from phalanx.runtime.threads.event_loop import EventLoop, Watch
-    from phalanx.supervision import ExitReason
-
-    from .process import Process
 
     Message: TypeAlias = tuple[bytes, Sequence[int]]
     Spawn: TypeAlias = Callable[[socket.socket, Callable[[Process], None]], Process]
@@ -170,8 +167,7 @@ class Helper:
                 self.start()
             except Exception as error:  # noqa: BLE001  # reported: there is no caller to raise to
                 text = str(error)
-                why = exit_of_process(1, None, asked=False, detail=text)
-                if not self.closed and self._on_exit(None, why):
+                if not self.closed and self._on_exit(None, ExitReason(ExitKind.CRASH, text)):
                     failed = HelperUnavailable(helper=self.name, problem=text, wait=retry, at=now)
                     self._emit(failed)
                     again()
@@ -296,7 +292,7 @@ class Helper:
             detail, self._killed_for = self._killed_for, ""
             self._forget()
         process.close()
-        reason = process.reason(detail=detail)
+        reason = exit_of_process(process.status or ExitEvidence(), detail=detail)
         if self._on_exit(process.pid, reason) and not self.closed:
             delay = max(0.0, _CALM - lived)
             self.start_soon(delay, replaced=process.pid, reason=str(reason))

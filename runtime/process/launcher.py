@@ -16,7 +16,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.event import unheard
+from phalanx.runtime.event import LoggedEvent, unheard
 from phalanx.runtime.linux import descriptors, process_tree
 from phalanx.runtime.linux.oom import OomCounter
 from phalanx.runtime.linux.process_tree import TreeTag
@@ -24,7 +24,6 @@ from phalanx.supervision import RuntimeFault, WouldDeadlock
 
 from .guardian import Guardian
 from .interpreter import start_interpreters
-from .launch_spec import LaunchSpec
 from .process import Process
 from .reaper import Reaper
 from .zygote import LaunchWait, StartRequest, Zygote
@@ -32,11 +31,9 @@ from .zygote import LaunchWait, StartRequest, Zygote
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from phalanx.runtime.event import LoggedEvent
-    from phalanx.runtime.linux.oom import OomSample
     from phalanx.runtime.threads.event_loop import EventLoop
 
-__all__ = ["LaunchSpec", "Launcher"]
+    from .launch_spec import LaunchSpec
 
 
 class Launcher:
@@ -86,11 +83,6 @@ class Launcher:
                 zygote = self._zygotes[key] = self._new_zygote(key)
             return zygote
 
-    @property
-    def guardian_pid(self) -> int | None:
-        """The process that kills what is left when the driver dies; None before the first start."""
-        return self._guardian.pid
-
     def warm(self, preload: Sequence[str] | None = None) -> None:
         """Start the zygote of *preload* now, without waiting for its imports."""
         self._start_guardian()
@@ -98,62 +90,49 @@ class Launcher:
 
     def launch(
         self,
-        spec: LaunchSpec,
-        *,
-        on_exit: Callable[[Process], None],
-        deadline: float,
-        is_wanted: Callable[[], bool] = lambda: True,
-    ) -> Process:
-        """Start one process; return once it runs.
-
-        Args:
-            spec: What to start.
-            on_exit: Called once with the process when it has ended, on the event loop's thread;
-                maybe before this returns.
-            deadline: On the monotonic clock.
-            is_wanted: Asked while it waits; where it returns False the launch is given up.
-
-        Raises:
-            SpecError: a module of the preload does not import, or the spec names what is not there.
-            RuntimeFault: the machine would not start it, or not in time, or it was given up.
-                Nothing is left of it.
-        """
-        return self.launch_many([spec], on_exit=on_exit, deadline=deadline, is_wanted=is_wanted)[0]
-
-    def launch_many(
-        self,
-        specs: Iterable[LaunchSpec],
-        *,
+        *specs: LaunchSpec,
         on_exit: Callable[[Process], None],
         deadline: float,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> list[Process]:
-        """Start all of *specs* or, where one fails, none of them; see `launch`."""
-        specs = list(specs)
+        """Start all of *specs* or, if one fails, none of them; return once they run.
+
+        Args:
+            specs: What to start.
+            on_exit: Called once with each process when it has ended, on the event loop's thread;
+                maybe before this returns.
+            deadline: On the monotonic clock.
+            is_wanted: Asked while it waits; the launch is given up if it returns False.
+
+        Raises:
+            SpecError: a module of the preload does not import, or a spec names what is not there.
+            RuntimeFault: the machine would not start one, or not in time, or it was given up.
+                Nothing is left of any.
+        """
         if not specs:
             return []
         if self.loop.is_current():
             raise WouldDeadlock("launching from the loop's own thread, which launching waits for")
         self._start_guardian()
-        before = self._oom.sample()
+        out_of_memory = self._oom.watch()
         wait = LaunchWait(specs[0].label, deadline, is_wanted)
         requests: list[StartRequest] = []
+        rest: list[StartRequest] = []
+        forked: dict[Zygote, list[StartRequest]] = {}
         try:
             for spec in specs:
                 number = next(self._numbers)
-                tag = self._tag.of(number, spec.label)
-                requests.append(StartRequest.of(number, spec, tag))
-            rest = [request for request in requests if request.spec.method == "exec"]
-            forked: dict[Zygote, list[StartRequest]] = {}
-            for request in requests:
-                if request.spec.method == "zygote":
-                    forked.setdefault(self.zygote(request.spec.preload), []).append(request)
+                request = StartRequest.of(number, spec, self._tag.of(number, spec.label))
+                requests.append(request)
+                is_forked = spec.method == "zygote"
+                group = forked.setdefault(self.zygote(spec.preload), []) if is_forked else rest
+                group.append(request)
             for zygote, group in forked.items():
                 if not zygote.fork(group, wait):
                     rest += group
             start_interpreters(self.loop, rest, deadline)
             wait.check()
-            return self._let_go(requests, on_exit, before)
+            return self._let_go(requests, on_exit, out_of_memory)
         except OSError as error:
             raise RuntimeFault(f"could not start {specs[0].label!r}: {error}") from error
         finally:
@@ -207,7 +186,10 @@ class Launcher:
         )
 
     def _let_go(
-        self, requests: list[StartRequest], on_exit: Callable[[Process], None], before: OomSample
+        self,
+        requests: list[StartRequest],
+        on_exit: Callable[[Process], None],
+        out_of_memory: Callable[[], str],
     ) -> list[Process]:
         """Return the handles of *requests*, all of which begin now."""
         processes: list[Process] = []
@@ -220,7 +202,7 @@ class Launcher:
                     label=request.spec.label,
                     on_exit=on_exit,
                     tag=request.tag.pattern,
-                    out_of_memory=partial(self._oom.take, before),
+                    out_of_memory=out_of_memory,
                     on_close=self._on_process_closed,
                     collect_later=partial(self._orphans.take, kill=False),
                 )

@@ -15,38 +15,32 @@ import signal as signals
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
+from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
 
 from . import reaper
 
 if TYPE_CHECKING:
-    import resource
     from collections.abc import Callable
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
 
 def exit_of_process(
-    code: int | None,
-    signal: int | None,
-    *,
-    asked: bool,
-    unresponsive: bool = False,
-    detail: str = "",
+    status: ExitEvidence, *, asked: bool = False, unresponsive: bool = False, detail: str = ""
 ) -> ExitReason:
-    """Return the reason for a process that ended with exit *code* or by *signal*.
+    """Return the reason for a process that ended with *status*.
 
     Args:
-        code: None if a signal ended it.
-        signal: None if it exited. Both None: the status is unknown.
+        status: Without code and signal it is unknown.
         asked: Whether a stop had been requested before it ended.
         unresponsive: Whether it was killed because it hung.
         detail: What the worker reported of its end, such as its last exception.
     """
+    code, signal = status.code, status.signal
     if unresponsive:
         return ExitReason(ExitKind.UNRESPONSIVE, detail or "hung", code, signal)
     if asked:
@@ -63,27 +57,8 @@ def exit_of_process(
 
 
 _KNOWN = frozenset(map(int, signals.Signals))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessStatus:
-    """How a process ended.
-
-    Attributes:
-        code: Its exit code, or None.
-        signal: The signal that ended it, or None. Both None: unknown.
-        core_dumped: Whether it left a core file.
-        out_of_memory: The evidence that the kernel's out-of-memory killer ended it, or empty.
-        at: When it was known, in seconds on the monotonic clock.
-        usage: What it had used, where it was ours to collect.
-    """
-
-    code: int | None = None
-    signal: int | None = None
-    core_dumped: bool = False
-    out_of_memory: str = ""
-    at: float = 0.0
-    usage: resource.struct_rusage | None = None
+# What Linux counts of a process, of ``struct rusage``.
+_COUNTED = ("ru_maxrss", "ru_utime", "ru_stime", "ru_minflt", "ru_majflt", "ru_nvcsw", "ru_nivcsw")
 
 
 class Process:
@@ -128,7 +103,7 @@ class Process:
         self.pidfd = descriptors.own(pidfd)
         self.label = label
         self.start_ticks = task.ticks
-        self.status: ProcessStatus | None = None
+        self.status: ExitEvidence | None = None
         # Under the lock, for which the callback waits: it may be called before `_watch` is there.
         with self._lock:
             self._watch = loop.watch(pidfd, select.EPOLLIN, self._on_readable)
@@ -189,13 +164,6 @@ class Process:
             return "?"
         return task.state if task is not None and task.ticks == self.start_ticks else ""
 
-    def reason(self, *, asked: bool = False, detail: str = "") -> ExitReason:
-        """Return why it ended; see `exit_of_process`."""
-        status = self.status
-        if status is None:
-            return exit_of_process(None, None, asked=asked, detail=detail)
-        return exit_of_process(status.code, status.signal, asked=asked, detail=detail)
-
     @property
     def key(self) -> tuple[int, int]:
         """Its identity on this machine, also after its number was given to another."""
@@ -229,9 +197,8 @@ class Process:
         self._ended.set()
         self._on_exit(self)
 
-    def _collect(self) -> ProcessStatus:
-        now = time.monotonic()
-        usage = None
+    def _collect(self) -> ExitEvidence:
+        rusage: dict[str, float] = {}
         try:
             if os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
                 # A debugger is to collect it first, and may never do so. Its end is an end.
@@ -240,21 +207,21 @@ class Process:
                     self._collect_later(os.dup(self.pidfd), self.pid)
                 raise ChildProcessError  # noqa: TRY301  # as when it has been collected
             # It is there and ours, so the number cannot have been given to another.
-            _, status, usage = os.wait4(self.pid, os.WNOHANG)
+            _, status, used = os.wait4(self.pid, os.WNOHANG)
+            rusage = {name: getattr(used, name) for name in _COUNTED}
         except ChildProcessError:
             kept = syscalls.exit_status_of(self.pidfd)
             if kept is None:
                 kept = procfs.exit_status(self.pid, self.start_ticks)
             if kept is None:
-                return ProcessStatus(at=now)
+                return ExitEvidence()
             status = kept
         if os.WIFEXITED(status):
-            return ProcessStatus(code=os.WEXITSTATUS(status), at=now, usage=usage)
+            return ExitEvidence(code=os.WEXITSTATUS(status), rusage=rusage)
         number = os.WTERMSIG(status)
-        return ProcessStatus(
+        return ExitEvidence(
             signal=number,
             core_dumped=os.WCOREDUMP(status),
-            out_of_memory=self._out_of_memory() if number == signals.SIGKILL else "",
-            at=now,
-            usage=usage,
+            oom=self._out_of_memory() if number == signals.SIGKILL else "",
+            rusage=rusage,
         )

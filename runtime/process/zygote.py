@@ -20,10 +20,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from phalanx.runtime.event import Event
+from phalanx.runtime.event import Event, LoggedEvent
 from phalanx.runtime.linux import descriptor_limit, descriptors
-from phalanx.runtime.linux.process_tree import VARIABLE
-from phalanx.supervision import RuntimeFault, SpecError
+from phalanx.runtime.linux.process_tree import VARIABLE, ProcessTag, TreeTag
+from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
 from . import interpreter, reaper
 from .child_main import ChildStart
@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from phalanx.runtime.event import LoggedEvent
-    from phalanx.runtime.linux.process_tree import ProcessTag, TreeTag
     from phalanx.runtime.threads.event_loop import EventLoop
-    from phalanx.supervision import ExitReason
 
     from .launch_spec import LaunchSpec
     from .process import Process
@@ -115,11 +112,8 @@ class StartRequest:
         spec = spec.complete()
         start = ChildStart(spec, os.getpid(), tag.value, descriptor_limit.own_limit())
         file = descriptors.own(start.to_file())
-        try:
+        with descriptors.closed_on_error(file):
             awaits, go = _pipe()
-        except BaseException:
-            descriptors.close(file)
-            raise
         return cls(number, spec, tag, file, go, awaits)
 
     @property
@@ -195,11 +189,6 @@ class Zygote:
         start_timeout: float,
         emit: Callable[[LoggedEvent], None],
     ) -> None:
-        for name in preload:
-            if not all(part.isidentifier() for part in name.split(".")):
-                raise SpecError("preload", name, "name importable modules, such as 'torch'")
-        if start_timeout <= 0:
-            raise SpecError("start_timeout", start_timeout, "give a positive number of seconds")
         self._loop = loop
         self._tag = tag
         self._orphans = orphans

@@ -4,8 +4,6 @@ Guarantees: a connection exists only to who has proved a key that was admitted a
 used; everyone else is refused before a byte of theirs is read as a message. What they say of
 themselves plays no part.
 
-Left to others: the keys (`gateway`), and the cryptography: CURVE, which is ZeroMQ's.
-
 Source: ZAP, https://rfc.zeromq.org/spec/27/.
 """
 

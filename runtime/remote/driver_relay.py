@@ -3,8 +3,6 @@
 Guarantees: there is one per group, started when it is first needed; one that has died, or no
 longer answers, is replaced at the next start of ranks, and its death is an event; secrets reach it
 and the ranks' sides over inherited descriptors alone.
-
-Left to others: what the process does (`gateway_main`), the other end (`outpost`).
 """
 
 from __future__ import annotations
@@ -186,7 +184,7 @@ class Gateway:
             on_exit=on_exit,
             deadline=time.monotonic() + _START,
             is_wanted=self._is_wanted,
-        )
+        )[0]
 
     def _await_ready(self) -> None:
         wait = LaunchWait(f"{self._group}/gateway", time.monotonic() + _START, self._is_wanted)

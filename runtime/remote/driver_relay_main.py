@@ -8,8 +8,6 @@ the driver lets go or dies, and leaves nothing.
 
 Why a process: ZeroMQ's threads, sockets and memory do not belong in the driver, where a fork of
 the user's would copy them and a busy thread would keep signs of life waiting.
-
-Left to others: one rank (`berth`), who may connect (`doorkeeper`), starting this (`gateway`).
 """
 
 from __future__ import annotations

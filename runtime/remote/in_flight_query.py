@@ -4,11 +4,8 @@ Guarantees: once it is over, the page of every rank that has answered says which
 begun, and a collective call that no rank had begun when it was asked is begun by none, or by one
 that says so. Whoever does not answer in time is taken at what its page says: all it was handed.
 
-It is what `board.withdraw` does for workers next door, with messages in place of fences: first
+It is what `progress_page.withdraw` does for local workers, with messages in place of fences: first
 the highest call that any has begun is found, then all are kept from going further.
-
-Left to others: holding back what has not been handed over (`gateway_main`), and what becomes of
-the calls (the driver).
 """
 
 from __future__ import annotations
@@ -87,10 +84,10 @@ class Recall:
     def _in_doubt(self) -> set[Berth]:
         """Return who has been handed a call that nobody has begun."""
         still = {b: n for b, n in self._told.items() if b.running == self._asked[b]}
-        pages = (still.get(berth, berth.board.begun) for berth in self._all)
+        pages = (still.get(berth, berth.page.begun) for berth in self._all)
         self._reached = reached = max(pages, default=0)
         # Once the driver has judged the death, what it sends is none of this: nobody would send
         # it again if it were voided here.
-        if self.ended.board.is_shut:
+        if self.ended.page.is_shut:
             return set()
         return {berth for berth in still if reached < berth.running}

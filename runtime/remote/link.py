@@ -8,15 +8,10 @@ their way or unread at the other end, so neither side's memory grows when the ot
 no message of ours is dropped and counted. A link that is broken stays broken: nothing is sent
 twice.
 
-Left to others: the sockets (`gateway_main`, `outpost_main`), proving who is there (`doorkeeper`),
-and what packets mean (`berth`, `outpost_main`).
-
 Where a large body lies while it arrives piece by piece: in an arena, or in a file of its own.
 
 Guarantees: there is memory behind the place before the first piece is written; what is not
 finished leaves nothing behind.
-
-Left to others: the pieces (`line`), and what becomes of the whole message (`frames`).
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.wire.frame import FarFrame, Frame
+from phalanx.runtime.wire.frame import Frame, LargeFrame
 from phalanx.runtime.wire.message import Payload, new_message_file, seal_message_file
 from phalanx.runtime.wire.protocol import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
 from phalanx.supervision import MessageTooLarge
@@ -232,7 +227,7 @@ class Line:
             frame.extra,
         )
         body = frame.large()
-        packet = head + (frame.near if isinstance(frame, FarFrame) else frame.body)
+        packet = head + (frame.inline if isinstance(frame, LargeFrame) else frame.body)
         self._out.append(_Outgoing(lane, packet, body))
 
     def send_packet(self, lane: Lane, packet: bytes) -> None:

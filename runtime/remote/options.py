@@ -2,8 +2,6 @@
 
 Guarantees: a value that exists makes sense, and names no interface the user has not named: without
 a word from the user everything listens on loopback.
-
-Left to others: doing it (`gateway`, `outpost`).
 """
 
 from __future__ import annotations

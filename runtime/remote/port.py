@@ -2,8 +2,6 @@
 
 Guarantees: packets leave in the order in which they were sent; those without room wait, and are
 counted when they have left: so whoever brings more can be made to wait.
-
-Left to others: waiting for the socket (`gateway_main`, `outpost_main`), and what packets mean.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ Guarantees:
 - when the rank's process has ended its side says which call it had really begun, and the page
   says so too before the driver hears of the end;
 - an answer that cannot land here becomes that call's error.
-
-Left to others: the link (`line`), what the other ranks of the group are asked then (`recall`).
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.message import Payload
-from phalanx.runtime.wire.progress_page import Board
+from phalanx.runtime.wire.progress_page import ProgressPage
 from phalanx.runtime.wire.protocol import Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
@@ -62,7 +60,7 @@ class Berth:
     ) -> None:
         self.number = number
         self.route = route
-        self.board = Board(fds["board"])
+        self.page = ProgressPage(fds["page"])
         self._exchange = WorkerExchange.inherit(fds)
         self.data = Port(fds["data"], self._exchange.reader)
         self.control = Port(fds["control"])
@@ -127,12 +125,12 @@ class Berth:
                 return
             held.popleft()
             said = self._said.pop(frame.call_id, [])
-            now = self.board.begin(frame.call_id)
+            now = self.page.begin(frame.call_id)
             sent_in = frame.incarnation
-            if sent_in != now and self.board.is_void(
+            if sent_in != now and self.page.is_void(
                 frame.call_id, sent_in, now, collective=collective
             ):
-                self.board.finish(frame.call_id, served=False)
+                self.page.finish(frame.call_id, served=False)
                 frame.drop()
                 self._answer(frame, Kind.SKIPPED)
                 continue
@@ -161,7 +159,7 @@ class Berth:
             elif kind == Kind.ITEM:
                 self._pace(call_id, made=extra)
             elif kind == Kind.SAVING and call_id == self.running:
-                self.board.save(call_id)
+                self.page.save(call_id)
             if kind in (Kind.PASSED, Kind.SAVING):
                 self.line.taken(1)
                 return
@@ -196,7 +194,7 @@ class Berth:
         too_much = begun is not None and bool(self.running) and begun < self.running
         if too_much:
             assert begun is not None
-            self.board.retract(begun)
+            self.page.retract(begun)
         return too_much
 
     def release(self) -> None:
@@ -216,7 +214,7 @@ class Berth:
         self.line.close()
         self.data.close()
         self.control.close()
-        self.board.close()
+        self.page.close()
         self._exchange.arena.close()
         self._exchange.reader.close()
 
@@ -229,9 +227,9 @@ class Berth:
         if call_id != self.running:
             return
         if made >= wanted:
-            self.board.rest()
+            self.page.rest()
         elif (wanted, made) != before:
-            self.board.go_on()
+            self.page.go_on()
 
     def _send(self, lane: Lane, frame: Frame) -> bool:
         """Send *frame* to the rank; where that cannot be, its call ends in an error."""
@@ -255,7 +253,7 @@ class Berth:
     def _ended_call(self, call_id: int, *, served: bool) -> None:
         self._items.pop(call_id, None)
         if call_id == self.running:
-            self.board.finish(call_id, served=served)
+            self.page.finish(call_id, served=served)
             self.running = 0
 
     def _answer(self, call: Frame, kind: int) -> None:

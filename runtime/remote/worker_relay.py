@@ -3,8 +3,6 @@
 Guarantees: everything that worker and process share is anonymous memory and unnamed sockets of the
 machine they run on, made before both; the driver keeps none of it once they have started. What the
 process must know, its secret included, reaches it over an inherited descriptor alone.
-
-Left to others: what the process does (`outpost_main`), the other end of the link (`gateway`).
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ what has arrived is read before the other side is judged.
 
 Why a process: it outlives the worker to tell of its end, and its signs of life do not wait for the
 worker's threads.
-
-Left to others: the link (`line`), the worker (`worker_main`), starting both (`outpost`).
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from zmq.utils import z85
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.memory.mapping import DriverExchange
-from phalanx.runtime.wire.progress_page import Board, withdraw_behind
+from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
 from phalanx.runtime.wire.protocol import Flag, Kind
 
 from .link import LARGEST, QUEUE, Delivery, Lane, Line, Say
@@ -58,7 +56,7 @@ class _Outpost:
     def __init__(self, posting: Posting, fds: Mapping[str, int]) -> None:
         now = time.monotonic()
         self._posting = posting
-        self._board = Board(fds["board"])
+        self._page = ProgressPage(fds["page"])
         self._arena = Arena(fds["arena"])
         self._exchange = DriverExchange.inherit(self._arena, fds["results"], fds["returns"])
         self._data = Port(fds["data"], self._exchange.reader)
@@ -187,7 +185,7 @@ class _Outpost:
         both = self._data.ended and self._control.ended
         if (both or now >= self._ended_at + _END) and self._line.is_empty:
             self._told = True
-            self._line.say(Say.END, 0, self._board.begun, now=now)
+            self._line.say(Say.END, 0, self._page.begun, now=now)
 
     # --- from the driver's side -----------------------------------------------------------
 
@@ -210,11 +208,11 @@ class _Outpost:
     def _obey(self, what: Say, number: int, call: int, now: float) -> None:
         match what:
             case Say.ASK:
-                self._line.say(Say.TOLD, number, self._board.begun, now=now)
+                self._line.say(Say.TOLD, number, self._page.begun, now=now)
             case Say.RECALL:
                 self._round += 1
-                withdraw_behind(self._board, self._round, call)
-                self._line.say(Say.TOLD, number, self._board.begun, now=now)
+                withdraw_behind(self._page, self._round, call)
+                self._line.say(Say.TOLD, number, self._page.begun, now=now)
             case Say.BYE:
                 self._done = True
             case _:

@@ -22,11 +22,12 @@ import time
 import traceback
 from collections import deque
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, TypeVar
 
-from phalanx.runtime.event import Event
+from phalanx.runtime.event import Event, LoggedEvent
 from phalanx.runtime.linux import descriptors
 from phalanx.supervision import RuntimeFault
 
@@ -34,8 +35,6 @@ from .reentrant_lock import ReentrantLock, occupied
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from phalanx.runtime.event import LoggedEvent
 
 
 class CallbackFailed(Event, event="callback_failed", level="error"):
@@ -53,15 +52,13 @@ Result = TypeVar("Result")
 _LARGEST_WAIT = 3600.0  # seconds; epoll's own limit is some 24 days in milliseconds
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Watch:
     """One descriptor under watch."""
 
-    __slots__ = ("_callback", "_fd", "_loop")
-
-    def __init__(self, loop: EventLoop, fd: int, callback: Callable[[int], None]) -> None:
-        self._loop = loop
-        self._fd = fd
-        self._callback = callback
+    _loop: EventLoop
+    _fd: int
+    _callback: Callable[[int], None]
 
     def modify(self, events: int) -> None:
         """Watch for *events* from now on; 0 pauses the watch. Does nothing after a cancel."""
@@ -76,15 +73,13 @@ class Watch:
         self._callback(events)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Timer:
     """A callback at a time."""
 
-    __slots__ = ("_callback", "_loop", "at")
-
-    def __init__(self, loop: EventLoop, at: float, callback: Callable[[], None]) -> None:
-        self._loop = loop
-        self._callback: Callable[[], None] | None = callback
-        self.at = at
+    _loop: EventLoop
+    at: float
+    _callback: Callable[[], None] | None
 
     @property
     def is_pending(self) -> bool:

@@ -25,17 +25,17 @@ from phalanx.runtime.memory.mapping import DriverExchange
 
 from .frame import Frame, send, unpack, unpack_extra
 from .message import Payload
-from .progress_page import Board
+from .progress_page import ProgressPage
 from .protocol import ANCILLARY, CLOSE_ON_EXEC, CUT, PACKET_LIMIT, Kind
 
 if TYPE_CHECKING:
-    from phalanx.runtime.memory.arena import Arena
+    from phalanx.runtime.memory.arena import Arena, Borrower
 
 _PEER_GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 
 
 class Arrival(Enum):
-    """Result of `Channel.receive` without a message."""
+    """Result of `Channel.peek` without a message."""
 
     NOTHING = auto()  # no packet is there now
     FOREIGN = auto()  # a malformed packet; it was dropped
@@ -50,25 +50,19 @@ class Channel(Protocol):
     """The driver's end. Used by one thread at a time.
 
     Attributes:
-        board: The worker's progress page.
+        page: The worker's progress page.
+        borrower: The worker, as a reader of the driver's arena.
         backed_up: Packets wait for room; nothing new should be sent.
         unhandled: The message that `peek` returns until this is set to None.
     """
 
-    board: Board
+    page: ProgressPage
+    borrower: Borrower
     backed_up: bool
     unhandled: Frame | None
 
     def fileno(self) -> int:
         """Return a descriptor: readable if there is a message, writable if `flush` may send."""
-        ...
-
-    def lend(self, payload: Payload) -> None:
-        """Count *payload*, which is about to be sent here, as lent to the worker."""
-        ...
-
-    def take_back(self, payload: Payload) -> None:
-        """Undo `lend`: *payload* was refused."""
         ...
 
     def send(self, packet: bytes, file: int | None = None) -> bool:
@@ -85,14 +79,11 @@ class Channel(Protocol):
         """Send waiting packets as far as there is room; return those that cannot be sent at all."""
         ...
 
-    def receive(self) -> Frame | Arrival:
-        """Return the next message, or why there is none; does not block."""
-        ...
-
     def peek(self) -> Frame | Arrival:
-        """Return the next message as `receive` does, and the same one until it has been handled.
+        """Return the next message, or why there is none, and the same until it has been handled.
 
-        An exception that is thrown into the calling thread, at whatever step, loses none.
+        Does not block. An exception that is thrown into the calling thread, at whatever step, loses
+        none.
         """
         ...
 
@@ -114,14 +105,20 @@ class SocketChannel:
         "_theirs",
         "_waiting",
         "backed_up",
-        "board",
+        "borrower",
+        "page",
         "unhandled",
     )
 
     def __init__(
-        self, sock: socket.socket, theirs: socket.socket, board: Board, exchange: DriverExchange
+        self,
+        sock: socket.socket,
+        theirs: socket.socket,
+        page: ProgressPage,
+        exchange: DriverExchange,
     ) -> None:
-        self.board = board
+        self.page = page
+        self.borrower = exchange.borrower
         self.backed_up = False
         self.unhandled: Frame | None = None
         self._packet: tuple[bytes, list[tuple[int, int, bytes]], int, object] | None = None
@@ -137,22 +134,22 @@ class SocketChannel:
     def create(cls, arena: Arena, epoch: int) -> SocketChannel:
         """Return a channel to a worker that is yet to be started, with a greeting in it."""
         with contextlib.ExitStack() as made:
-            board = Board.create()
-            made.callback(board.close)
+            page = ProgressPage.create()
+            made.callback(page.close)
             exchange = DriverExchange.create(arena)
             made.callback(exchange.close)
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.setblocking(False)
             descriptors.own(ours)
-            channel = cls(ours, theirs, board, exchange)
+            channel = cls(ours, theirs, page, exchange)
             made.pop_all()
         channel.send(Payload.of(None).packet(Kind.HELLO, epoch=epoch, call_id=0))
         return channel
 
     def child_fds(self) -> dict[str, int]:
         """Return the descriptors that the worker inherits, by name."""
-        data, board = self._theirs.fileno(), self.board.fd
-        return {"data": data, "board": board, **self._exchange.fds()}
+        data, page = self._theirs.fileno(), self.page.fd
+        return {"data": data, "page": page, **self._exchange.fds()}
 
     def driver_fds(self) -> dict[str, int]:
         """Return the descriptors for a process that takes this end over, by name."""
@@ -165,14 +162,6 @@ class SocketChannel:
     def fileno(self) -> int:
         """See `Channel.fileno`."""
         return self._sock.fileno()
-
-    def lend(self, payload: Payload) -> None:
-        """See `Channel.lend`."""
-        payload.lend(self._exchange.borrower)
-
-    def take_back(self, payload: Payload) -> None:
-        """See `Channel.take_back`."""
-        payload.take_back(self._exchange.borrower)
 
     def send(self, packet: bytes, file: int | None = None) -> bool:
         """See `Channel.send`."""
@@ -211,12 +200,6 @@ class SocketChannel:
                 os.close(file)
         self.backed_up = bool(self._waiting)
         return refused
-
-    def receive(self) -> Frame | Arrival:
-        """See `Channel.receive`."""
-        frame = self.peek()
-        self.unhandled = None
-        return frame
 
     def peek(self) -> Frame | Arrival:
         """See `Channel.peek`.
@@ -267,5 +250,5 @@ class SocketChannel:
                 os.close(file)
         self._waiting.clear()
         descriptors.close(self._sock)
-        self.board.close()
+        self.page.close()
         self._exchange.close()

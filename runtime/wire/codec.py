@@ -96,8 +96,7 @@ def encode(value: object, what: str) -> Encoded:
     try:
         return Encoded(_dumps_by_value(value, keep_in_band), tuple(buffers))
     except Exception as error:
-        msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
-        raise NotPicklable(msg) from error
+        raise NotPicklable(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
 
 
 def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
@@ -180,5 +179,4 @@ def encode_by_value(
     try:
         return b"".join(_dumps_by_value(value, None, make))
     except Exception as error:
-        msg = f"{what} cannot be pickled: {type(error).__name__}: {error}"
-        raise NotPicklable(msg) from error
+        raise NotPicklable(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error

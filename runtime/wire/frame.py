@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from dataclasses import dataclass, field
 from pickle import loads
 from typing import TYPE_CHECKING, Any, Final
 
+from phalanx.runtime.linux.descriptors import fds_in, send_with_fds
 from phalanx.supervision import RuntimeFault
 
-from .message import decode_far, read_file
+from .message import decode_large, read_file
 from .protocol import (
     ANCILLARY,
     CLOSE_ON_EXEC,
@@ -40,6 +42,7 @@ _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
 _FILES: Final = (Kind.SAVED, Kind.RESTORE)  # of these the file itself is wanted
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Frame:
     """One message, with its body in the packet.
 
@@ -49,25 +52,13 @@ class Frame:
             for `Kind.MORE` how many items are wanted in all.
     """
 
-    __slots__ = ("body", "call_id", "epoch", "extra", "flags", "incarnation", "kind")
-
-    def __init__(  # noqa: PLR0917  # as they stand in the header
-        self,
-        kind: int,
-        flags: int,
-        epoch: int,
-        call_id: int,
-        incarnation: int,
-        extra: int,
-        body: bytes,
-    ) -> None:
-        self.kind = kind
-        self.flags = flags
-        self.epoch = epoch
-        self.call_id = call_id
-        self.incarnation = incarnation
-        self.extra = extra
-        self.body = body
+    kind: int
+    flags: int
+    epoch: int
+    call_id: int
+    incarnation: int
+    extra: int
+    body: bytes
 
     def value(self) -> Any:
         """Return the decoded body, once, and release descriptors and arena slot.
@@ -91,7 +82,8 @@ class Frame:
         """Release descriptors and arena slot."""
 
 
-class FarFrame(Frame):
+@dataclass(slots=True, eq=False, repr=False)
+class LargeFrame(Frame):
     """One message with an out-of-band body, in an arena or a memory file.
 
     Attributes:
@@ -99,26 +91,21 @@ class FarFrame(Frame):
         lender: The reader of the arena; None once the slot has been returned.
     """
 
-    __slots__ = ("_view", "fds", "lender")
-
-    def __init__(self, *head: Any) -> None:
-        super().__init__(*head)
-        self.fds: list[int] = []
-        self.lender: ArenaReader | None = None
-        self._view: memoryview | None = None
+    fds: list[int] = field(default_factory=list[int])
+    lender: ArenaReader | None = None
+    _view: memoryview | None = None
 
     def value(self) -> Any:
         """See `Frame.value`."""
         if self.flags & Flag.LOST:
-            msg = (
+            raise RuntimeFault(
                 "a message was lost: this process has no descriptor free (raise `ulimit -n`), or an"
                 " exception was thrown into the thread that read it"
             )
-            raise RuntimeFault(msg)
-        return decode_far(self.large(), self.near)
+        return decode_large(self.large(), self.inline)
 
     @property
-    def near(self) -> bytes:
+    def inline(self) -> bytes:
         """The part of the body in the packet; may be empty."""
         return self.body[IN_FILE.size if self.flags & Flag.FILE else IN_ARENA.size :]
 
@@ -132,8 +119,7 @@ class FarFrame(Frame):
                 return read_file(self.fds[0], *IN_FILE.unpack_from(self.body))
             lender, self.lender = self.lender, None
             if lender is None:
-                msg = "this message has been read or dropped before"
-                raise ValueError(msg)
+                raise ValueError("this message has been read or dropped before")
             return lender.open(*IN_ARENA.unpack_from(self.body))
         finally:
             self.drop()
@@ -201,12 +187,12 @@ def unpack(
         if magic == MAGIC:
             if not flags & LARGE and not fds:
                 return Frame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
-            far = FarFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
-            far.fds = fds
-            if _is_whole(far, lender, lost=lost):
+            large = LargeFrame(kind, flags, epoch, call_id, incarnation, extra, packet[_HEAD:])
+            large.fds = fds
+            if _is_whole(large, lender, lost=lost):
                 if fds and kind not in _FILES:
-                    far.bring_home()
-                return far
+                    large.bring_home()
+                return large
     for fd in fds:
         os.close(fd)
     fds.clear()
@@ -232,14 +218,9 @@ def unpack_extra(
     packet: bytes, ancillary: list[tuple[int, int, bytes]], cut: int, lender: ArenaReader | None
 ) -> Frame | bytes | None:
     """Return what `receive` does, for a packet with ancillary data, or that was *cut*."""
-    fds: list[int] = []
-    for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-            count = len(data) // 4
-            fds.extend(struct.unpack(f"<{count}i", data[: count * 4]))
     if cut & socket.MSG_TRUNC:
         packet = b""
-    return unpack(packet, fds, lender, lost=bool(cut & socket.MSG_CTRUNC))
+    return unpack(packet, fds_in(ancillary), lender, lost=bool(cut & socket.MSG_CTRUNC))
 
 
 def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
@@ -247,24 +228,23 @@ def send(sock: socket.socket, packet: bytes, file: int | None) -> None:
     if file is None:
         sock.send(packet, _NO_SIGNAL)
     else:
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("<i", file))
-        sock.sendmsg([packet], [rights], _NO_SIGNAL)
+        send_with_fds(sock, packet, [file], _NO_SIGNAL)
 
 
-def _is_whole(far: FarFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
-    """Whether *far* came with what its flags say; sets its lender."""
-    match far.flags & LARGE:
-        case Flag.FILE if lost and not far.fds:
+def _is_whole(large: LargeFrame, lender: ArenaReader | None, *, lost: bool) -> bool:
+    """Whether *large* came with what its flags say; sets its lender."""
+    match large.flags & LARGE:
+        case Flag.FILE if lost and not large.fds:
             # Not malformed: its call must still be answered.
-            far.flags |= Flag.LOST
-            return len(far.body) >= IN_FILE.size
+            large.flags |= Flag.LOST
+            return len(large.body) >= IN_FILE.size
         case Flag.FILE:
-            return len(far.fds) == 1 and len(far.body) >= IN_FILE.size
-        case Flag.ARENA if not far.fds and len(far.body) >= IN_ARENA.size:
+            return len(large.fds) == 1 and len(large.body) >= IN_FILE.size
+        case Flag.ARENA if not large.fds and len(large.body) >= IN_ARENA.size:
             if lost:
-                far.flags |= Flag.LOST
+                large.flags |= Flag.LOST
                 return True
-            far.lender = lender
+            large.lender = lender
             return lender is not None
         case _:
             return False

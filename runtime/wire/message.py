@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pickle import loads
 from typing import TYPE_CHECKING, Any
 
+from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.budget import reserve, writable_bytes
 from phalanx.runtime.memory.mapping import copied, mapped
 from phalanx.supervision import MessageTooLarge
@@ -92,18 +93,15 @@ def write_file(
         MessageTooLarge: there is not enough memory; it says for how much there is.
     """
     file = new_message_file(size, name)
-    try:
-        for part, offset in zip(parts, offsets, strict=True):
-            write_all(file, part, offset)
+    with descriptors.closed_on_error(file):
+        try:
+            for part, offset in zip(parts, offsets, strict=True):
+                write_all(file, part, offset)
+        except OSError as error:
+            if error.errno in _NO_MEMORY:
+                raise MessageTooLarge(size, writable_bytes(size)) from error
+            raise
         return seal_message_file(file)
-    except OSError as error:
-        os.close(file)
-        if error.errno in _NO_MEMORY:
-            raise MessageTooLarge(size, writable_bytes(size)) from error
-        raise
-    except BaseException:
-        os.close(file)
-        raise
 
 
 def new_message_file(size: int, name: str = "phalanx-message") -> int:
@@ -116,15 +114,12 @@ def new_message_file(size: int, name: str = "phalanx-message") -> int:
     if size > room:
         raise MessageTooLarge(size, room)
     file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(file, size)
-        reserve(file, 0, size, missing=size)
-    except OSError as error:
-        os.close(file)
-        raise MessageTooLarge(size, min(room, size - 1)) from error
-    except BaseException:
-        os.close(file)
-        raise
+    with descriptors.closed_on_error(file):
+        try:
+            os.ftruncate(file, size)
+            reserve(file, 0, size, missing=size)
+        except OSError as error:
+            raise MessageTooLarge(size, min(room, size - 1)) from error
     return file
 
 
@@ -145,22 +140,21 @@ def read_file(file: int, size: int) -> memoryview:
     seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
     if not seals & fcntl.F_SEAL_SHRINK or not 0 < size <= os.fstat(file).st_size:
         # One that can shrink would end its reader by SIGBUS.
-        msg = f"a message of {size} bytes in a file that is smaller or not sealed"
-        raise ValueError(msg)
+        raise ValueError(f"a message of {size} bytes in a file that is smaller or not sealed")
     view = mapped(file, 0, size)
     return copied(file, 0, size) if view is None else view
 
 
-def decode_far(body: memoryview, near: bytes = b"") -> Any:
-    """Return the value in *body*, of which *near* came in the packet.
+def decode_large(body: memoryview, inline: bytes = b"") -> Any:
+    """Return the value in *body*, of which *inline* came in the packet.
 
     Raises:
         ValueError: its table is malformed.
         Exception: whatever decoding raises.
     """
-    if near:
-        parts, end = _read_table(near, body)
-        return loads(near[end:], buffers=parts)
+    if inline:
+        parts, end = _read_table(inline, body)
+        return loads(inline[end:], buffers=parts)
     parts, _ = _read_table(body, body)
     return loads(parts[0], buffers=parts[1:])
 
@@ -171,14 +165,12 @@ def _read_table(table: bytes | memoryview, body: memoryview) -> tuple[list[memor
     count = _COUNT.unpack_from(table)[0] if room >= _COUNT.size else 0
     end = _COUNT.size + count * _ENTRY.size
     if not count or end > room:
-        msg = f"a message of {room} bytes with a table of {count} parts"
-        raise ValueError(msg)
+        raise ValueError(f"a message of {room} bytes with a table of {count} parts")
     size = body.nbytes
     parts: list[memoryview] = []
     for offset, length in _ENTRY.iter_unpack(table[_COUNT.size : end]):
         if offset + length > size:
-            msg = f"a message of {size} bytes whose table points outside of it"
-            raise ValueError(msg)
+            raise ValueError(f"a message of {size} bytes whose table points outside of it")
         parts.append(body[offset : offset + length])
     return parts, end
 
@@ -221,27 +213,27 @@ class Payload:
         if not encoded.buffers and (small := encoded.small(INLINE_LIMIT)) is not None:
             return cls(Flag.NONE, small)
         beside = lay_buffers_out(encoded, INLINE_LIMIT)
-        near, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
+        inline, parts, offsets, size = (b"", *lay_out(encoded)) if beside is None else beside
         extent = arena.place(size) if arena is not None else None
         if extent is None:
-            return cls.in_file(write_file(parts, offsets, size), size, near)
+            return cls.in_file(write_file(parts, offsets, size), size, inline)
         try:
             extent.write(parts, offsets)
         except BaseException:
             extent.let_go()
             raise
-        return cls.in_arena(extent, size, near)
+        return cls.in_arena(extent, size, inline)
 
     @classmethod
-    def in_arena(cls, extent: Extent, size: int, near: bytes = b"") -> Payload:
-        """Return the payload of *size* bytes in *extent*, and *near* in the packet."""
-        tail = IN_ARENA.pack(extent.slot, extent.start, size) + near
+    def in_arena(cls, extent: Extent, size: int, inline: bytes = b"") -> Payload:
+        """Return the payload of *size* bytes in *extent*, and *inline* in the packet."""
+        tail = IN_ARENA.pack(extent.slot, extent.start, size) + inline
         return cls(Flag.ARENA, tail, extent=extent)
 
     @classmethod
-    def in_file(cls, file: int, size: int, near: bytes = b"") -> Payload:
+    def in_file(cls, file: int, size: int, inline: bytes = b"") -> Payload:
         """Return the payload of *size* bytes in a sealed memory file, which it owns."""
-        return cls(Flag.FILE, IN_FILE.pack(size) + near, file)
+        return cls(Flag.FILE, IN_FILE.pack(size) + inline, file)
 
     def lend(self, borrower: Borrower) -> None:
         """Count the message as lent to *borrower*; before each time it is sent."""

@@ -46,7 +46,7 @@ _OPEN = (1 << 64) - 1  # a limit that the driver has not set yet
 _POLL = 5e-5  # seconds between two reads of it; the driver takes less
 
 
-class Board:
+class ProgressPage:
     """One worker's page. Words are written whole, by one side only.
 
     Attributes:
@@ -59,15 +59,12 @@ class Board:
         self._words = memoryview(self._map).cast("Q")
 
     @classmethod
-    def create(cls) -> Board:
+    def create(cls) -> ProgressPage:
         """Return a new, empty page."""
-        fd = descriptors.own(os.memfd_create("phalanx-board", os.MFD_CLOEXEC))
-        try:
+        fd = descriptors.own(os.memfd_create("phalanx-page", os.MFD_CLOEXEC))
+        with descriptors.closed_on_error(fd):
             os.ftruncate(fd, mmap.PAGESIZE)
             return cls(fd)
-        except BaseException:
-            descriptors.close(fd)
-            raise
 
     # the worker's side
 
@@ -191,38 +188,40 @@ class Board:
             self.fd = -1
 
 
-def withdraw(boards: Sequence[Board], round_: int, reached: int, shut: Sequence[Board] = ()) -> int:
+def withdraw(
+    pages: Sequence[ProgressPage], round_: int, reached: int, shut: Sequence[ProgressPage] = ()
+) -> int:
     """Begin *round_*: cancel the collective calls of earlier rounds that no worker has begun.
 
-    For those of *boards* in *shut* every call that they have not begun is cancelled. Returns the
+    For those of *pages* in *shut* every call that they have not begun is cancelled. Returns the
     last call that any worker has begun, at least *reached*: it and earlier ones stay valid for all.
     """
-    for board in boards:
-        board.limit(round_, _OPEN)
-    for board in shut:
-        board.shut()
+    for page in pages:
+        page.limit(round_, _OPEN)
+    for page in shut:
+        page.shut()
     try:
         _fence()
-        for board in boards:
-            board.enter(round_)
+        for page in pages:
+            page.enter(round_)
         _fence()
     finally:  # no worker may wait for ever
-        for board in shut:
-            board.settle()
-        reached = max((reached, *(board.begun for board in boards)))
-        for board in boards:
-            board.limit(round_, reached)
+        for page in shut:
+            page.settle()
+        reached = max((reached, *(page.begun for page in pages)))
+        for page in pages:
+            page.limit(round_, reached)
     return reached
 
 
-def withdraw_behind(board: Board, round_: int, reached: int) -> None:
+def withdraw_behind(page: ProgressPage, round_: int, reached: int) -> None:
     """Begin *round_* on one page: cancel the collective calls of earlier rounds behind *reached*.
 
     On return the worker either sees that, or `begun` shows what it began before.
     """
-    board.limit(round_, reached)
+    page.limit(round_, reached)
     _fence()
-    board.enter(round_)
+    page.enter(round_)
     _fence()
 
 

@@ -17,10 +17,6 @@ _T = TypeVar("_T")
 _LONGEST_PAUSE: Final = 255  # waits; less than one in a hundred spins in vain
 
 
-def _never() -> bool:
-    return False
-
-
 class Spinner:
     """The state of one waiting place. Used by one thread at a time."""
 
@@ -29,7 +25,7 @@ class Spinner:
         self._left = 0
 
     def look(
-        self, poll: Callable[[], _T], seconds: float, stop: Callable[[], bool] = _never
+        self, poll: Callable[[], _T], seconds: float, stop: Callable[[], bool] = bool
     ) -> _T | None:
         """Call *poll* until it returns something true, for *seconds*, or until *stop*; return that.
 

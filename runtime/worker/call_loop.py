@@ -20,19 +20,18 @@ from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import ExitKind, ExitReason
 
 from .inbox import Inbox, send_items
-from .termination import Failed, Terminated, ignore_signals
+from .termination import Failed, FatalExit, Terminated, ignore_signals
 
 if TYPE_CHECKING:
     import socket
 
     from phalanx.runtime.memory.mapping import WorkerExchange
     from phalanx.runtime.wire.frame import Frame
-    from phalanx.runtime.wire.progress_page import Board
+    from phalanx.runtime.wire.progress_page import ProgressPage
 
     from .control import Link
     from .host import Hosted
     from .replies import ReplyQueue
-    from .termination import FatalExit
     from .tracing import ServerSpan
 
 
@@ -44,7 +43,7 @@ class CallLoop:
         data: socket.socket,
         link: Link,
         *,
-        board: Board,
+        page: ProgressPage,
         hosted: Hosted,
         replies: ReplyQueue,
         exchange: WorkerExchange,
@@ -52,7 +51,7 @@ class CallLoop:
     ) -> None:
         self._link = link
         self._fatal_exit = fatal_exit
-        self._board = board
+        self._page = page
         self._hosted = hosted
         self._replies = replies
         self._arena = exchange.arena
@@ -93,10 +92,10 @@ class CallLoop:
     def _serve(self) -> None:
         inbox = self._inbox
         arena = self._arena
-        board = self._board
+        page = self._page
         while True:
             # Not while an answer is being computed on the other thread.
-            if (spin := board.spin) and not self._replies.is_behind:
+            if (spin := page.spin) and not self._replies.is_behind:
                 inbox.look(spin)
             if arena.is_warm:
                 self._await_message()
@@ -128,13 +127,13 @@ class CallLoop:
 
     def _call(self, frame: Frame) -> None:
         call_id = frame.call_id
-        board = self._board
-        now = board.begin(call_id)
+        page = self._page
+        now = page.begin(call_id)
         sent_in = frame.incarnation
-        if sent_in != now and board.is_void(
+        if sent_in != now and page.is_void(
             call_id, sent_in, now, collective=bool(frame.flags & Flag.COLLECTIVE)
         ):
-            board.finish(call_id, served=False)
+            page.finish(call_id, served=False)
             frame.drop()
             self._inbox.forget(call_id)
             self._replies.skip(frame)
@@ -168,11 +167,11 @@ class CallLoop:
             spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
             self._replies.answer(frame, result)
             if spoilt is not None:
-                holds = spoilt.verdict.holds
+                holds = spoilt.holds
                 self._fatal_exit.end_if_fatal(spoilt)
         if self._after_reply is not None:
             self._after_reply()
-        board.finish(call_id)
+        page.finish(call_id)
         if frame.flags & Flag.PACED and self._replies.is_behind:
             self._replies.pass_by(frame)
         if holds:
@@ -181,24 +180,24 @@ class CallLoop:
     def _stream(self, frame: Frame, made: Any) -> None:
         """Send the items of *made*."""
         try:
-            send_items(frame, made, self._inbox, self._replies, self._board, self._hosted.end_copy)
+            send_items(frame, made, self._inbox, self._replies, self._page, self._hosted.end_copy)
         finally:
             self._hosted.end_copy()
 
     def _refuse(self, frame: Frame, error: BaseException) -> bool:
         """Answer with *error*; return whether this worker holds for it."""
-        failed = Failed(error, self._fatal_exit.judge(error))
+        failed = self._fatal_exit.judge(error)
         # The state after a fatal error is not stored.
-        saves = frame.flags & Flag.MARKED and not failed.verdict.ends
+        saves = frame.flags & Flag.MARKED and not failed.ends
         spoilt = self._save(frame) if saves else None
         self._replies.refuse(frame, failed)
         if spoilt is not None:
             self._fatal_exit.end_if_fatal(spoilt)
-        return failed.verdict.holds
+        return failed.holds
 
     def _save(self, call: Frame) -> Failed | None:
         """Store the state, before the answer; return the error of its hook, if any."""
-        self._board.save(call.call_id)
+        self._page.save(call.call_id)
         if call.flags & Flag.PACED:
             self._replies.tell_saving(call)
         try:
@@ -206,9 +205,9 @@ class CallLoop:
         except (Terminated, SystemExit):
             raise
         except BaseException as error:  # noqa: BLE001  # the call goes on; the driver is told
-            failed = Failed(error, self._fatal_exit.judge(error))
+            failed = self._fatal_exit.judge(error)
             failure = encode(RemoteFailure.of(error), "the error")
-            flags = Flag.HELD if failed.verdict.holds else Flag.NONE
+            flags = Flag.HELD if failed.holds else Flag.NONE
             self._replies.note(call, Kind.NOT_SAVED, Payload.of(failure), flags)
             return failed
         self._replies.note(call, Kind.SAVED, saved)

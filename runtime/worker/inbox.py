@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime.memory.mapping import ArenaReader
-    from phalanx.runtime.wire.progress_page import Board
+    from phalanx.runtime.wire.progress_page import ProgressPage
 
     from .replies import ReplyQueue
 
@@ -91,8 +91,7 @@ class Inbox:
             while not self._is_ending() and self._readable.poll(0):
                 self._read()
             if self._is_ending():
-                msg = "the worker was told to stop in the middle of a stream"
-                raise ExecutorClosed(msg)
+                raise ExecutorClosed("the worker was told to stop in the middle of a stream")
             granted = self._granted.get(call_id, 0)
             if granted == CLOSED or granted > sent:
                 return granted
@@ -171,12 +170,12 @@ def send_items(  # noqa: PLR0917
     made: Any,
     inbox: Inbox,
     replies: ReplyQueue,
-    board: Board,
+    page: ProgressPage,
     end_copy: Callable[[], None],
 ) -> None:
     """Send the items of *made* as they are granted; return at its end, or once it is closed.
 
-    On *board* each item counts from its grant on. *end_copy* is called after each piece of user
+    On *page* each item counts from its grant on. *end_copy* is called after each piece of user
     code, see `Hosted.end_copy`.
 
     Raises:
@@ -189,9 +188,9 @@ def send_items(  # noqa: PLR0917
     sent = 0
     try:
         while True:
-            board.rest()
+            page.rest()
             granted = inbox.granted(call.call_id, sent)
-            board.go_on()
+            page.go_on()
             if granted == CLOSED and not (
                 sent < inbox.begun(call.call_id) and is_in_process_group()
             ):

@@ -18,7 +18,7 @@ from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.observe.diagnostics import install_crash_output
 from phalanx.runtime.wire.frame import Frame, receive, send
 from phalanx.runtime.wire.message import Payload
-from phalanx.runtime.wire.progress_page import Board, register_worker
+from phalanx.runtime.wire.progress_page import ProgressPage, register_worker
 from phalanx.runtime.wire.protocol import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
@@ -41,10 +41,8 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         os.dup2(fds["stdin"], 0)
         os.close(fds["stdin"])
     control = socket.socket(fileno=fds["control"])
-    data = descriptors.own(
-        socket.socket(fileno=fds["data"])
-    )  # no fork of this process answers calls
-    board = Board(fds["board"])
+    data = descriptors.own(socket.socket(fileno=fds["data"]))  # no fork of this process answers
+    page = ProgressPage(fds["page"])
     boot: Boot = pickle.loads(payload)
     link = Link(control, boot.rank, boot.incarnation, boot.epoch, fds)
     register_worker()
@@ -66,11 +64,11 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         _greet(data, link)
         exchange = WorkerExchange.inherit(fds)
         fatal_exit = FatalExit(link, hosted)
-        replies = ReplyQueue(data, exchange, link.rank, link.incarnation, fatal_exit=fatal_exit)
+        replies = ReplyQueue(data, exchange, link, fatal_exit)
         call_loop = CallLoop(
             data,
             link,
-            board=board,
+            page=page,
             hosted=hosted,
             replies=replies,
             exchange=exchange,
@@ -93,8 +91,7 @@ def _greet(data: socket.socket, link: Link) -> None:
     """
     greeting = receive(data)
     if not isinstance(greeting, Frame) or greeting.kind != Kind.HELLO:
-        msg = "the call socket did not carry the driver's greeting"
-        raise RuntimeFault(msg)
+        raise RuntimeFault("the call socket did not carry the driver's greeting")
     answer = Payload.of(None).packet(
         Kind.HELLO, epoch=link.epoch, call_id=0, incarnation=link.incarnation
     )

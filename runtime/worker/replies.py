@@ -20,14 +20,13 @@ from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import MessageTooLarge, NotPicklable
 
-from .termination import Failed
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.runtime.memory.mapping import WorkerExchange
 
-    from .termination import FatalExit
+    from .control import Link
+    from .termination import Failed, FatalExit
 
 
 class AsyncOutput(ABC):
@@ -42,19 +41,13 @@ class ReplyQueue:
     """Sends one worker's answers in order."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        exchange: WorkerExchange,
-        rank: int,
-        incarnation: int,
-        *,
-        fatal_exit: FatalExit,
+        self, sock: socket.socket, exchange: WorkerExchange, link: Link, fatal_exit: FatalExit
     ) -> None:
         self._sock = sock
         self._fatal_exit = fatal_exit
         self._exchange = exchange
-        self._rank = rank
-        self._incarnation = incarnation
+        self._rank = link.rank
+        self._incarnation = link.incarnation
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
         self._unsent = 0
@@ -173,11 +166,11 @@ class ReplyQueue:
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
         """Answer *call*, whose method has run to its end, with *error*."""
-        self._send_failed(call, Failed(error, self._fatal_exit.judge(error)), may_hold=False)
+        self._send_failed(call, self._fatal_exit.judge(error), may_hold=False)
 
     def _send_failed(self, call: Frame, failed: Failed, *, may_hold: bool = True) -> None:
-        flags = Flag.HELD if may_hold and failed.verdict.holds else Flag.NONE
-        if failed.verdict.broken:
+        flags = Flag.HELD if may_hold and failed.holds else Flag.NONE
+        if failed.broken:
             flags |= Flag.BROKEN
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
         self._fatal_exit.end_if_fatal(failed)

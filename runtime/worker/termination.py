@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """Consequences of one error of a method.
+class Failed:
+    """An error that a method or hook raised, and its consequences.
 
     Attributes:
         directive: The decider's directive for this worker.
@@ -39,9 +39,10 @@ class Verdict:
         broken: That process group is broken.
     """
 
+    error: BaseException
     directive: Directive
-    joined: bool = False
-    broken: bool = False
+    joined: bool
+    broken: bool
 
     @property
     def ends(self) -> bool:
@@ -52,14 +53,6 @@ class Verdict:
     def holds(self) -> bool:
         """Whether this worker begins no later call before the driver lets it."""
         return self.joined and not self.ends
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """An error that a method or hook raised, and its consequences."""
-
-    error: BaseException
-    verdict: Verdict
 
 
 class FatalExit:
@@ -76,8 +69,8 @@ class FatalExit:
         self.end_copy = hosted.end_copy
         self.is_ending = False
 
-    def judge(self, error: BaseException) -> Verdict:
-        """Return the consequences of *error*, once; if it is fatal no further call is begun.
+    def judge(self, error: BaseException) -> Failed:
+        """Return *error* with its consequences, once; if it is fatal no further call is begun.
 
         A broken process group is re-formed by the driver, which knows of deaths and whether ranks
         are kept, so it does not restart each rank by itself.
@@ -87,10 +80,10 @@ class FatalExit:
         broken = joined and is_broken_process_group(error)
         if broken and directive is Directive.RESTART:
             directive = Directive.RESUME
-        verdict = Verdict(directive, joined, broken)
-        if verdict.ends:
+        failed = Failed(error, directive, joined, broken)
+        if failed.ends:
             self.is_ending = True
-        return verdict
+        return failed
 
     def await_end(self) -> None:
         """Block this thread while another ends the process."""
@@ -99,9 +92,9 @@ class FatalExit:
 
     def end_if_fatal(self, failed: Failed) -> None:
         """End this process at once, from any thread, if the error is fatal."""
-        if not failed.verdict.ends:
+        if not failed.ends:
             return
-        error, directive = failed.error, failed.verdict.directive
+        error, directive = failed.error, failed.directive
         failure = RemoteFailure.of(error)
         self._link.tell(Kind.LAST_WORDS, replace(failure, directive=directive.value))
         self._hosted.fail(error)

@@ -12,7 +12,7 @@ import pytest
 from phalanx.chaos.nemesis.processes import TargetProcess
 from phalanx.chaos.nemesis.schedule import ScheduledFault
 from phalanx.chaos.nemesis.worker_faults import ANY_RANK, Moment, Orders, withdraw
-from phalanx.runtime import read_task
+from phalanx.runtime import procfs
 
 
 def test_an_order_is_taken_once_by_its_rank_and_at_its_moment(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ TargetProcess(int(sys.argv[1]), int(sys.argv[2])).inject("stop", float(sys.argv[
 def test_a_process_that_was_stopped_continues_although_the_one_that_stopped_it_has_ended() -> None:
     with subprocess.Popen(["sleep", "1000"]) as stopped:
         try:
-            task = read_task(stopped.pid)
+            task = procfs.read(stopped.pid)
             assert task is not None
             words = [sys.executable, "-c", STOPPER, *map(str, task.key), "1.0"]
             subprocess.run(words, check=True, timeout=60)  # in which its threads end too

@@ -15,7 +15,7 @@ from tests.support.programs import run_python
 from tests.support.workers import Echo
 
 from phalanx.runtime.linux import cgroup, oom
-from phalanx.runtime.linux.oom import OomCounter, OomSample
+from phalanx.runtime.linux.oom import OomCounter, oom_count
 
 LONG = 60.0
 LIMIT = 192 << 20  # bytes
@@ -60,14 +60,13 @@ def counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_rise_of_the_count_is_evidence_for_one_death_only(counted: Path) -> None:
-    seen = OomCounter()
-    before = seen.sample()
-    assert seen.take(before) == ""
+    evidence = OomCounter().watch()
+    assert evidence() == ""
 
     count_in(counted, 6)
 
-    assert "oom_kill rose from 5 to 6" in seen.take(before)
-    assert seen.take(before) == ""
+    assert "oom_kill rose from 5 to 6" in evidence()
+    assert evidence() == ""
 
 
 def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
@@ -79,36 +78,35 @@ def test_a_group_that_is_named_as_the_host_names_it_is_the_one_at_the_mount(
     count_in(mount / "memory.oom_control", 7)
     own = tmp_path / "own"
     own.write_text("4:memory:/docker/1234\n")
-    folders = list(cgroup.group_folders("memory", tmp_path, own))
-    monkeypatch.setattr(oom, "group_folders", lambda _: iter(folders))
-    monkeypatch.setattr(oom, "nearest", lambda each: cgroup.nearest(each, tmp_path))
+    monkeypatch.setattr(cgroup, "MOUNTED", tmp_path)
+    monkeypatch.setattr(cgroup, "OWN", own)
+    folders = list(cgroup.group_folders("memory"))
 
-    assert OomCounter().sample().counter == mount / "memory.oom_control"
+    assert oom_count() == (mount / "memory.oom_control", 7)
 
     folders[0].mkdir(parents=True)  # to be seen, without accounts: those around it count others
-    assert OomCounter().sample().counter is None
+    assert oom_count() is None
 
 
 def test_what_rose_before_a_start_is_no_evidence(counted: Path) -> None:
     seen = OomCounter()
     count_in(counted, 8)
 
-    assert seen.take(seen.sample()) == ""
+    assert seen.watch()() == ""
 
 
 def test_a_count_that_cannot_be_read_any_more_is_no_evidence(counted: Path) -> None:
-    before = OomCounter().sample()
+    evidence = OomCounter().watch()
     counted.unlink()
 
-    assert OomCounter().take(before) == ""
+    assert evidence() == ""
 
 
 def test_without_a_count_there_is_no_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(oom, "group_folders", lambda _: iter(()))
-    before = OomCounter().sample()
 
-    assert before == OomSample()
-    assert OomCounter().take(before) == ""
+    assert oom_count() is None
+    assert OomCounter().watch()() == ""
 
 
 DRIVER = """

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
-from phalanx.runtime.devices.allocation import Lease
+from phalanx.runtime.devices.allocation import Lease, Request, Visibility
 from phalanx.runtime.devices.pool import DevicePool
 
 GIB = 1 << 30
+
+
+def lease_of(
+    pool: DevicePool,
+    rank: int,
+    *,
+    share: float = 1,
+    visibility: Visibility = "one",
+    **request: Any,
+) -> Lease:
+    return pool.acquire([Request(rank, **request)], share, visibility)[0]
 
 
 def release(pool: DevicePool, lease: Lease, pid: int | None = None) -> bool:

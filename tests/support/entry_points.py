@@ -91,7 +91,7 @@ def drive(payload: bytes, fds: Mapping[str, int]) -> None:
     starter = Starter(launcher)
     worker = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [launcher.guardian_pid, launcher.zygote().pid]
+    helpers = [launcher._guardian.pid, launcher.zygote().pid]
     say(fds, pid=os.getpid(), pids=[*helpers, worker.pid, daemon])
     if b"end" not in payload:
         wait_for_ever()

@@ -69,7 +69,12 @@ class Berth:
 
     def next(self, seconds: float = LONG) -> Frame | Arrival:
         readable, _, _ = select.select([self.channel.fileno()], [], [], seconds)
-        return self.channel.receive() if readable else Arrival.NOTHING
+        return self.take() if readable else Arrival.NOTHING
+
+    def take(self) -> Frame | Arrival:
+        frame = self.channel.peek()
+        self.channel.unhandled = None
+        return frame
 
     def why_it_ended(self) -> str:
         self.control.settimeout(LONG)

@@ -36,7 +36,7 @@ class Driver:
         self.starter = Starter(self.launcher)
 
     def helpers(self) -> dict[str, int]:
-        guardian, zygote = self.launcher.guardian_pid, self.launcher.zygote().pid
+        guardian, zygote = self.launcher._guardian.pid, self.launcher.zygote().pid
         assert guardian is not None
         assert zygote is not None
         return {"guardian": guardian, "zygote": zygote}
@@ -82,7 +82,7 @@ def two_zygotes(_argument: str) -> None:
         driver.starter.start("beget", "daemon", preload=preload)
         driver.starter.line.hear()
         zygotes.append(driver.launcher.zygote(preload).pid)
-    say(guardian=driver.launcher.guardian_pid, zygotes=zygotes)
+    say(guardian=driver.launcher._guardian.pid, zygotes=zygotes)
     wait_for_ever()
 
 
@@ -91,7 +91,7 @@ def imports(folder: str) -> None:
     sys.path.insert(0, folder)
     driver = Driver(("endless",))
     driver.launcher.warm()
-    say(guardian=driver.launcher.guardian_pid)
+    say(guardian=driver.launcher._guardian.pid)
     wait_for_ever()
 
 

@@ -78,7 +78,7 @@ class Starter:
     ) -> Process:
         spec = self.spec(entry, payload, **more)
         deadline = soon() if deadline is None else deadline
-        return self.launcher.launch(spec, on_exit=self.on_exit, deadline=deadline)
+        return self.launcher.launch(spec, on_exit=self.on_exit, deadline=deadline)[0]
 
     def on_exit(self, process: Process) -> None:
         with self._news:

@@ -54,7 +54,7 @@ def _is_ours(task: procfs.Task, tasks: dict[int, procfs.Task]) -> bool:
 def wait_running(ex: Executor[Any], *ranks: int) -> None:
     """Wait until *ranks* have been handed a call."""
     seats = ex._group.plane._table.by_rank
-    wait_until(lambda: all((s := seats[rank]) and s.channel.board.begun for rank in ranks))
+    wait_until(lambda: all((s := seats[rank]) and s.channel.page.begun for rank in ranks))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -15,9 +15,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from phalanx.runtime import Arrival, Board, DevicePool, Frame, Kind, Payload, RemoteFailure, encode
-from phalanx.runtime.output.worker_output import LastOutput
-from phalanx.runtime.process.process import ProcessStatus
+from phalanx.runtime import (
+    Arrival,
+    DevicePool,
+    Frame,
+    Kind,
+    Payload,
+    ProgressPage,
+    RemoteFailure,
+    encode,
+)
+from phalanx.runtime.memory.arena import Borrower
+from phalanx.runtime.observe.crash_report import ExitEvidence
+from phalanx.runtime.output.collector import LastOutput
 from phalanx.runtime.wire.frame import unbundle, unpack
 from phalanx.runtime.wire.progress_page import _BEGUN_AT
 
@@ -214,7 +224,8 @@ class Channel:
     def __init__(self, simulation: Simulation, epoch: int) -> None:
         self._simulation = simulation
         self._fd = simulation.open(self)
-        self.board = Board.create()
+        self.page = ProgressPage.create()
+        self.borrower = Borrower(memoryview(b""))
         self.backed_up = False
         self.unhandled: Frame | None = None
         self.on_packet: Callable[[bytes], None] = lambda _: None
@@ -240,11 +251,6 @@ class Channel:
     def close_child_ends(self) -> None:
         pass
 
-    def lend(self, _payload: Payload) -> None:
-        pass
-
-    take_back = lend
-
     def send(self, packet: bytes, _file: int | None = None) -> bool:
         self.on_packet(packet)
         return True
@@ -259,14 +265,9 @@ class Channel:
             self.unhandled = unpack(self.to_driver.popleft(), [])
         return Arrival.FOREIGN if self.unhandled is None else self.unhandled
 
-    def receive(self) -> Frame | Arrival:
-        frame = self.peek()
-        self.unhandled = None
-        return frame
-
     def close(self) -> None:
         self._simulation.sources.pop(self._fd, None)
-        self.board.close()
+        self.page.close()
 
 
 class Worker:
@@ -275,7 +276,7 @@ class Worker:
     def __init__(self, machine: Machine, spec: Any, on_exit: Callable[[Any], None]) -> None:
         self.machine = machine
         self.label = spec.label
-        self.status: ProcessStatus | None = None
+        self.status: ExitEvidence | None = None
         self.pid = next(machine.pids)
         self._on_exit = on_exit
         self._simulation = simulation = machine.simulation
@@ -292,7 +293,7 @@ class Worker:
         if self.status is not None:
             return False
         if number in {signal.SIGKILL, signal.SIGTERM}:
-            self._exit(ProcessStatus(signal=number))
+            self._exit(ExitEvidence(signal=number))
         return True
 
     def kill_tree(self, _deadline: float) -> None:
@@ -306,7 +307,7 @@ class Worker:
 
     # what the process does
 
-    def _exit(self, status: ProcessStatus) -> None:
+    def _exit(self, status: ExitEvidence) -> None:
         if self.status is None:
             self.status = status
             self._channel.cut()
@@ -332,11 +333,11 @@ class Worker:
         if self.status is not None:
             return
         if frame.kind == Kind.STOP:
-            self._exit(ProcessStatus(code=0))
+            self._exit(ExitEvidence(code=0))
         elif frame.kind == Kind.CALL:
-            board = self._channel.board
-            board.begin(frame.call_id)
-            board._words[_BEGUN_AT] = round(self._simulation.now * 1e9)
+            page = self._channel.page
+            page.begin(frame.call_id)
+            page._words[_BEGUN_AT] = round(self._simulation.now * 1e9)
             method, args, kwargs = frame.value()
             try:
                 value = getattr(self.machine.served, method)(self, *args, **kwargs)
@@ -346,7 +347,7 @@ class Worker:
                 if value is HANGS or self.status is not None:
                     return
                 self._answer(Kind.REPLY, frame.call_id, value)
-            board.finish(frame.call_id)
+            page.finish(frame.call_id)
 
     def _answer(self, kind: int, call: int, value: Any) -> None:
         payload = Payload.of(None if value is None else encode(value, "the reply"))
@@ -420,7 +421,7 @@ class Machine:
     def warm(self, *_preload: Any) -> None:
         pass
 
-    def launch_many(self, specs: Any, *, on_exit: Any, **_limits: Any) -> list[Worker]:
+    def launch(self, *specs: Any, on_exit: Any, **_limits: Any) -> list[Worker]:
         return [Worker(self, spec, on_exit) for spec in specs]
 
     def open_worker(self, _labels: Any) -> Output:

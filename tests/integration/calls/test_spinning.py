@@ -24,6 +24,7 @@ from phalanx.actors import Executor
 from phalanx.actors.calls import plane
 from phalanx.actors.calls.reader import SPIN, spin_time
 from phalanx.runtime import usable_processors
+from phalanx.runtime.linux import cgroup
 from phalanx.supervision import CallTimeout, ExecutorClosed, Strategy, WorkerDied
 
 WAIT = 30.0  # seconds; no test takes them unless something is broken
@@ -106,15 +107,21 @@ def test_processors_are_no_more_than_the_affinity_allows() -> None:
     ],
 )
 def test_processors_are_no_more_than_any_quota_around_allows_else_the_affinity_counts(
-    own: str, files: dict[str, str], most: float | None, tmp_path: Path
+    own: str,
+    files: dict[str, str],
+    most: float | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     groups = tmp_path / "groups"
     for name, text in files.items():
         (groups / name).parent.mkdir(parents=True, exist_ok=True)
         (groups / name).write_text(text + "\n")
     (tmp_path / "own").write_text(own + "\n")
+    monkeypatch.setattr(cgroup, "MOUNTED", groups)
+    monkeypatch.setattr(cgroup, "OWN", tmp_path / "own")
 
-    assert usable_processors(groups, tmp_path / "own") == (most or len(os.sched_getaffinity(0)))
+    assert usable_processors() == (most or len(os.sched_getaffinity(0)))
 
 
 # --- that it ends -----------------------------------------------------------------------------
@@ -239,4 +246,4 @@ def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
     wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
     ex.collective_rpc("echo", WAIT)
 
-    assert [seat.channel.board.spin for seat in ex._group.plane._table] == [1.0]
+    assert [seat.channel.page.spin for seat in ex._group.plane._table] == [1.0]

@@ -243,7 +243,7 @@ def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:
 
 
 def ended(groups: int) -> dict[str, Any]:
-    return {"kind": "state", "event": "phalanx.glance_ended", "groups": groups, "at": 1.0}
+    return {"kind": "state", "event": "phalanx.status_ended", "groups": groups, "at": 1.0}
 
 
 def test_a_group_that_was_told_in_parts_is_put_together() -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.support.device_pools import lease_of
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.transport import TRANSPORT
@@ -266,7 +267,7 @@ def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Mak
 def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make) -> None:
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
-    other = pool.acquire(2, holder="another group")
+    other = lease_of(pool, 2, holder="another group")
     ex = make(2, devices=Devices(names=pool, timeout=None), strategy=Strategy.ONE_FOR_ALL)
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.support.output import Console, Worker, labels_of
 
-from phalanx.runtime.output.collector import OutputCollector
-from phalanx.runtime.output.worker_output import WorkerOutput
+from phalanx.runtime.output.collector import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 
 

@@ -26,7 +26,7 @@ from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.output.worker_output import WorkerOutput
+    from phalanx.runtime.output.collector import WorkerOutput
     from phalanx.runtime.process.launcher import Launcher
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]

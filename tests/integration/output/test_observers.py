@@ -19,8 +19,7 @@ from tests.support.output import LONG, Console, Worker, labels_of
 
 from phalanx.runtime.observe.events import GroupUp
 from phalanx.runtime.observe.stream import DriverStream, Observer, find_drivers
-from phalanx.runtime.output.collector import OutputCollector
-from phalanx.runtime.output.worker_output import WorkerOutput
+from phalanx.runtime.output.collector import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault
 

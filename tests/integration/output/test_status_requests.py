@@ -51,7 +51,7 @@ def test_what_cannot_be_shown_is_told_and_hides_nothing_else(loop: EventLoop) ->
     os.eventfd_write(source.request, 1)
 
     names = [told.get(timeout=LONG).event for _ in range(3)]
-    assert names == ["phalanx.callback_failed", "phalanx.tree_state", "phalanx.glance_ended"]
+    assert names == ["phalanx.callback_failed", "phalanx.tree_state", "phalanx.status_ended"]
     source.close()
 
 
@@ -72,7 +72,7 @@ def test_only_who_watches_has_the_driver_asked(
                 assert select.select([request], [], [], LONG)[0]
                 os.eventfd_read(request)
             collector.emit(StatusEnded(groups=0, at=0.0))
-            until(observer, kind="state", event="phalanx.glance_ended", groups=0)
+            until(observer, kind="state", event="phalanx.status_ended", groups=0)
         collector.log.info("over")
         collector.emit(StatusEnded(groups=0, at=0.0))
 

@@ -22,7 +22,6 @@ from tests.support.processes import (
 )
 
 from phalanx.runtime.linux import process_tree, procfs
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.process.process import Process
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -111,7 +110,7 @@ def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
         for _, write in pipes
     ]
 
-    processes = starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+    processes = starter.launcher.launch(*specs, on_exit=starter.on_exit, deadline=soon())
 
     for _ in processes:
         said = starter.line.hear()
@@ -224,7 +223,7 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
     bad = starter.spec("stay", fds={"out": starter.line.write, "gone": 1000})
 
     with pytest.raises(SpecError, match="gone"):
-        starter.launcher.launch_many([*good, bad], on_exit=starter.on_exit, deadline=soon())
+        starter.launcher.launch(*good, bad, on_exit=starter.on_exit, deadline=soon())
 
     def nothing_runs() -> bool:
         found, _ = process_tree.find(process_tree.TreeTarget(starter.launcher._tag.pattern))
@@ -233,22 +232,6 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
     wait_until(nothing_runs)
     assert starter.exits == []
     assert starter.start("leave", 0).wait(soon())
-
-
-@pytest.mark.parametrize(
-    ("field", "more"),
-    [
-        ("entry", {"entry": "no-colon"}),
-        ("method", {"entry": "a:b", "method": "magic"}),
-        ("fds['x']", {"entry": "a:b", "fds": {"x": -1}}),
-        ("env['A=B']", {"entry": "a:b", "env": {"A=B": ""}}),
-    ],
-)
-def test_a_spec_that_makes_no_sense_cannot_be_built(field: str, more: dict[str, Any]) -> None:
-    with pytest.raises(SpecError) as caught:
-        LaunchSpec(**more)
-
-    assert caught.value.field == field
 
 
 def test_a_folder_that_is_not_there_is_the_callers_error(starter: Starter) -> None:
@@ -278,12 +261,12 @@ def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Star
     module = "tests.support.preloaded_module"  # imported by nothing else
     specs = [starter.spec("tell", preload=preload) for preload in (None, (module,))]
 
-    launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+    launcher.launch(*specs, on_exit=starter.on_exit, deadline=soon())
     loaded = [starter.line.hear()["modules"] for _ in specs]
 
     assert sorted(module in modules for modules in loaded) == [False, True]
     zygotes = {launcher.zygote().pid, launcher.zygote((module,)).pid}
-    helpers = {*zygotes, launcher.guardian_pid}
+    helpers = {*zygotes, launcher._guardian.pid}
     assert len(helpers) == 3
     children = {t.pid for t in procfs.read_all().values() if t.parent == os.getpid()}
     assert helpers <= children
@@ -316,7 +299,7 @@ def test_a_launch_under_which_the_zygote_dies_is_begun_anew_and_runs_once(
     result: list[Any] = []
     thread = start_thread(
         lambda: result.extend(
-            starter.launcher.launch_many(specs, on_exit=starter.on_exit, deadline=soon())
+            starter.launcher.launch(*specs, on_exit=starter.on_exit, deadline=soon())
         )
     )
     boot = starter.launcher.zygote()._boot
@@ -372,12 +355,12 @@ def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Sta
 
 def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> None:
     assert starter.start("leave", 0).wait(soon())
-    old = starter.launcher.guardian_pid
+    old = starter.launcher._guardian.pid
     assert old is not None
 
     os.kill(old, signal.SIGKILL)
 
-    wait_until(lambda: starter.launcher.guardian_pid not in (None, old))
+    wait_until(lambda: starter.launcher._guardian.pid not in (None, old))
     assert starter.start("leave", 0).wait(soon())
     wait_until(lambda: [event.replaced for event in events] == [old])
 
@@ -406,15 +389,15 @@ def test_a_guardian_that_cannot_be_started_is_tried_again(
     starter: Starter, events: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starter.start("leave", 0).wait(soon())
-    old = starter.launcher.guardian_pid
+    old = starter.launcher._guardian.pid
     assert old is not None
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/nowhere/python")
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: events)
 
-    wait_until(lambda: starter.launcher.guardian_pid not in (None, old), "another guardian")
-    assert is_alive(starter.launcher.guardian_pid or 0)
+    wait_until(lambda: starter.launcher._guardian.pid not in (None, old), "another guardian")
+    assert is_alive(starter.launcher._guardian.pid or 0)
     assert "the guardian could not be started" in events[0].problem
 
 

@@ -27,7 +27,8 @@ from phalanx.runtime.distributed.rendezvous import (
     init_process_group,
     rendezvous_environment,
 )
-from phalanx.runtime.process.launcher import Launcher, LaunchSpec
+from phalanx.runtime.process.launch_spec import LaunchSpec
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.process.process import Process
 from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -70,7 +71,7 @@ class Answer:
             preload=("torch",),
         )
         deadline = time.monotonic() + LONG
-        self.process = launcher.launch(spec, on_exit=self._ended.put, deadline=deadline)
+        [self.process] = launcher.launch(spec, on_exit=self._ended.put, deadline=deadline)
         theirs.close()
 
     def value(self) -> Any:
@@ -381,13 +382,13 @@ MEETING = Rendezvous("127.0.0.1", 4242, "tp/7/", 7, "tp")
 
 
 def test_the_environment_is_torchruns() -> None:
-    environment = rendezvous_environment(MEETING, 3, 1, 4, local_world_size=2, given={})
+    environment = rendezvous_environment(MEETING, 3, 1, 4)
 
     assert environment == {
         "RANK": "3",
         "LOCAL_RANK": "1",
         "WORLD_SIZE": "4",
-        "LOCAL_WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "4",
         "GROUP_RANK": "0",
         "GROUP_WORLD_SIZE": "1",
         "ROLE_RANK": "3",
@@ -398,6 +399,8 @@ def test_the_environment_is_torchruns() -> None:
         "TORCHELASTIC_RESTART_COUNT": "7",
         "TORCHELASTIC_RUN_ID": "tp",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
 
 
@@ -409,9 +412,12 @@ def test_the_environment_is_torchruns() -> None:
     ],
 )
 def test_collectives_stay_on_loopback_unless_the_user_named_an_interface(
-    given: dict[str, str], added: dict[str, str]
+    given: dict[str, str], added: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = rendezvous_environment(MEETING, 0, 0, 2, given=given)
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, given.get(name, ""))
+
+    environment = rendezvous_environment(MEETING, 0, 0, 2)
 
     named = {name: value for name, value in environment.items() if name.endswith("IFNAME")}
     assert named == added

@@ -89,7 +89,7 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(loop: EventLoop)
     starter = Starter(launcher)
     process = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
+    helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
 
     launcher.close(soon())
     launcher.close(soon())
@@ -105,7 +105,8 @@ def test_closing_ends_workers_and_helpers_and_can_be_done_twice(loop: EventLoop)
 SETSID = """
 import os, subprocess, time
 from phalanx.runtime.threads.event_loop import EventLoop
-from phalanx.runtime.process.launcher import Launcher, LaunchSpec
+from phalanx.runtime.process.launch_spec import LaunchSpec
+from phalanx.runtime.process.launcher import Launcher
 
 mine = subprocess.Popen(["sh", "-c", "read x; exit 5"], stdin=subprocess.PIPE)
 os.setsid()
@@ -113,7 +114,7 @@ loop = EventLoop()
 launcher = Launcher(loop, preload=())
 for _ in range(2):
     spec = LaunchSpec(entry="tests.support.entry_points:leave", payload=b"0", label="one")
-    process = launcher.launch(spec, on_exit=lambda _: None, deadline=time.monotonic() + 30)
+    [process] = launcher.launch(spec, on_exit=lambda _: None, deadline=time.monotonic() + 30)
     assert process.wait(time.monotonic() + 30)
     mine.stdin.close()
     os.waitid(os.P_PID, mine.pid, os.WEXITED | os.WNOWAIT)
@@ -167,7 +168,7 @@ def test_what_a_close_could_not_end_in_time_the_next_one_ends(loop: EventLoop) -
     starter = Starter(launcher)
     process = starter.start("beget", "daemon")
     daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [zygote_pid(launcher), launcher.guardian_pid or 0]
+    helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
 
     starter.line.close()
     with contextlib.suppress(RuntimeFault):  # unless all of them are that quick

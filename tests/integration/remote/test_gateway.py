@@ -67,7 +67,7 @@ def test_calls_and_answers_cross_one_at_a_time(
     berth.call(1)
     berth.call(2)
     first, early = rank.takes_call(), rank.next(0.3)
-    begun = berth.channel.board.begun
+    begun = berth.channel.page.begun
     rank.answers(1)
     second = rank.takes_call()
 
@@ -264,7 +264,7 @@ def test_what_was_sent_before_the_end_arrives_before_it(
     rank.close()
 
     assert "connection was closed" in berth.why_it_ended()
-    got = [berth.channel.receive() for _ in range(11)]
+    got = [berth.take() for _ in range(11)]
     assert [each.call_id for each in got if isinstance(each, Frame)] == list(range(10))
     assert got[10] is Arrival.END
 
@@ -291,7 +291,7 @@ def test_a_rank_that_ends_has_the_others_asked_and_kept_from_what_none_has_begun
     assert questions == [(Say.ASK, 1, 0)] * 2
     assert recalls == [(Say.RECALL, 1, 0)] * 2
     assert berths[0].why_it_ended() == ""
-    assert [berth.channel.board.begun for berth in berths] == [0, 0, 7]
+    assert [berth.channel.page.begun for berth in berths] == [0, 0, 7]
 
 
 def test_after_a_ranks_end_nothing_collective_is_handed_over_until_the_driver_has_judged_it(
@@ -330,7 +330,7 @@ def test_one_that_answers_nobody_asks_in_time_is_taken_at_its_word_before(
     ranks[0].line.say(Say.END, 0, 0, now=0.0)
 
     assert gone.why_it_ended() == ""
-    assert (gone.channel.board.begun, silent.channel.board.begun) == (0, 3)
+    assert (gone.channel.page.begun, silent.channel.page.begun) == (0, 3)
 
 
 def test_a_killed_one_is_told_and_replaced_when_next_needed(driver: Driver) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.runtime import TAG_VARIABLE
+from phalanx.runtime import process_tree
 from phalanx.testing import Leak, LeakDetector
 
 OURS = 4819  # a process of the run
@@ -79,7 +79,7 @@ def test_a_new_file_that_a_process_of_the_tree_held_is_a_leak_whatever_its_name(
     code = "import sys; f = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
         [sys.executable, "-c", code, str(path)],
-        env={TAG_VARIABLE: f"{tree}/1.holder;"},
+        env={process_tree.VARIABLE: f"{tree}/1.holder;"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
@@ -106,7 +106,7 @@ def test_a_process_that_was_seen_in_the_tree_is_known_when_it_has_hidden() -> No
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
-        env={TAG_VARIABLE: f"{tree}/1.parent;"},
+        env={process_tree.VARIABLE: f"{tree}/1.parent;"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )

@@ -14,10 +14,10 @@ from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
 from phalanx.actors.checkpoint.snapshot import Snapshot
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import (
-    FarFrame,
     Flag,
     Frame,
     Kind,
+    LargeFrame,
     RemoteFailure,
     Stamp,
     encode,
@@ -56,7 +56,7 @@ def call(wire: int) -> Call:
 def saved(wire: int, value: object = None) -> Frame:
     payload = store_snapshot(encode(value, "it"), Stamp(wire, 0, 2, 1, 0.0), None)
     assert payload.file is not None
-    frame = FarFrame(Kind.SAVED, Flag.FILE, 1, wire, 1, 0, payload.tail)
+    frame = LargeFrame(Kind.SAVED, Flag.FILE, 1, wire, 1, 0, payload.tail)
     frame.fds, frame.lender = [payload.file], None
     return frame
 

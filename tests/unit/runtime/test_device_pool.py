@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.device_pools import release
+from tests.support.device_pools import lease_of, release
 
 from phalanx.runtime.devices.allocation import Request
 from phalanx.runtime.devices.gpu import Gpu, visible
@@ -21,7 +21,7 @@ from phalanx.testing import FakeGpus
 def test_each_rank_sees_a_device_of_its_own_and_calls_it_the_first() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
 
-    leases = [pool.acquire(rank) for rank in range(2)]
+    leases = [lease_of(pool, rank) for rank in range(2)]
 
     assert [lease.device for lease in leases] == ["cuda:0", "cuda:0"]
     assert [lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases] == [
@@ -33,7 +33,7 @@ def test_each_rank_sees_a_device_of_its_own_and_calls_it_the_first() -> None:
 def test_without_a_gpu_there_are_cpu_slots_for_everybody() -> None:
     pool = DevicePool.of("auto", 64, FakeGpus(0), {}, release_timeout=0.0)
 
-    leases = [pool.acquire(rank) for rank in range(64)]
+    leases = [lease_of(pool, rank) for rank in range(64)]
 
     assert {lease.device for lease in leases} == {"cpu"}
     assert pool.look() == {}
@@ -42,7 +42,7 @@ def test_without_a_gpu_there_are_cpu_slots_for_everybody() -> None:
 
 
 def test_a_cpu_worker_sees_no_gpu_though_there_is_one() -> None:
-    lease = DevicePool.of("cpu", 4, FakeGpus(1), {}).acquire(3)
+    lease = lease_of(DevicePool.of("cpu", 4, FakeGpus(1), {}), 3)
 
     assert lease.device == "cpu"
     assert lease.environment == {"CUDA_VISIBLE_DEVICES": ""}
@@ -73,7 +73,7 @@ def test_a_device_that_is_not_there_is_refused(devices: Any) -> None:
 
 @pytest.mark.parametrize("name", [1, "1", "cuda:1", "GPU-00000001-fake", "GPU-00000001"])
 def test_a_device_is_found_by_index_and_by_uuid(name: Any) -> None:
-    lease = DevicePool.of([name], 1, FakeGpus(3), {}).acquire(0)
+    lease = lease_of(DevicePool.of([name], 1, FakeGpus(3), {}), 0)
 
     assert lease.gpu is not None
     assert lease.gpu.index == 1
@@ -82,29 +82,29 @@ def test_a_device_is_found_by_index_and_by_uuid(name: Any) -> None:
 def test_a_device_named_twice_is_leased_twice() -> None:
     pool = DevicePool.of([0, 0], 2, FakeGpus(1), {})
 
-    leases = [pool.acquire(rank) for rank in range(2)]
+    leases = [lease_of(pool, rank) for rank in range(2)]
 
     assert [str(lease) for lease in leases] == ["GPU-00000000-fake"] * 2
     with pytest.raises(NoDevice, match="0: Fake 0 is leased to"):
-        pool.acquire(2)
+        lease_of(pool, 2)
 
 
 def test_a_rank_gets_its_device_again() -> None:
     pool = DevicePool.of("auto", 3, FakeGpus(3), {})
-    leases = [pool.acquire(rank) for rank in range(3)]
+    leases = [lease_of(pool, rank) for rank in range(3)]
     for rank in (2, 0):
         release(pool, leases[rank])
 
-    again = pool.acquire(2)
+    again = lease_of(pool, 2)
 
     assert str(again) == str(leases[2])
 
 
 def test_a_pool_may_be_shared_by_groups() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
-    first = DevicePool.of(pool, 1).acquire(0)
+    first = lease_of(DevicePool.of(pool, 1), 0)
 
-    second = DevicePool.of(pool, 1).acquire(0)
+    second = lease_of(DevicePool.of(pool, 1), 0)
 
     assert str(first) != str(second)
     with pytest.raises(SpecError):
@@ -113,14 +113,14 @@ def test_a_pool_may_be_shared_by_groups() -> None:
 
 def test_a_lease_is_taken_back_once() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     release(pool, lease)
-    other = pool.acquire(0)
+    other = lease_of(pool, 0)
 
     release(pool, lease)
 
     with pytest.raises(NoDevice):
-        pool.acquire(0)
+        lease_of(pool, 0)
     assert release(pool, other)
 
 
@@ -141,18 +141,18 @@ def test_a_shared_pool_lets_go_when_the_last_one_has() -> None:
 def test_ranks_share_a_device_by_fractions() -> None:
     pool = DevicePool.of("auto", 8, FakeGpus(2), {}, devices_per_rank=0.25)
 
-    leases = [pool.acquire(rank, share=0.25) for rank in range(8)]
+    leases = [lease_of(pool, rank, share=0.25) for rank in range(8)]
 
     assert [lease.gpu.index for lease in leases if lease.gpu] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert [one.leased for one in pool.status()] == [1.0, 1.0]
     with pytest.raises(NoDevice, match=r"wants 0\.25 of a device"):
-        pool.acquire(8, share=0.25)
+        lease_of(pool, 8, share=0.25)
 
 
 def test_ten_tenths_are_a_whole() -> None:
     pool = DevicePool.of("auto", 10, FakeGpus(1), {}, devices_per_rank=0.1)
 
-    leases = [pool.acquire(rank, share=0.1) for rank in range(10)]
+    leases = [lease_of(pool, rank, share=0.1) for rank in range(10)]
 
     assert len(leases) == 10
 
@@ -171,7 +171,7 @@ def test_a_share_that_makes_no_sense_is_refused(share: Any) -> None:
 def test_a_rank_may_have_several_devices() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(4), {}, devices_per_rank=2)
 
-    leases = [pool.acquire(rank, share=2) for rank in range(2)]
+    leases = [lease_of(pool, rank, share=2) for rank in range(2)]
 
     assert [lease.devices for lease in leases] == [("cuda:0", "cuda:1")] * 2
     assert leases[1].environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000002-fake,GPU-00000003-fake"
@@ -183,7 +183,7 @@ def test_all_devices_may_be_seen_each_under_one_name() -> None:
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 3, gpus, {})
 
-    leases = [pool.acquire(rank, visibility="all") for rank in range(3)]
+    leases = [lease_of(pool, rank, visibility="all") for rank in range(3)]
 
     assert [lease.device for lease in leases] == ["cuda:0", "cuda:1", "cuda:2"]
     assert {lease.environment["CUDA_VISIBLE_DEVICES"] for lease in leases} == {
@@ -196,7 +196,7 @@ def test_a_device_that_is_lost_is_shown_to_nobody() -> None:
     gpus.lose(gpus.uuid(0))
     pool = DevicePool.of("auto", 2, gpus, {})
 
-    lease = pool.acquire(0, visibility="all")
+    lease = lease_of(pool, 0, visibility="all")
 
     assert lease.environment["CUDA_VISIBLE_DEVICES"] == "GPU-00000001-fake,GPU-00000002-fake"
     assert lease.device == "cuda:0"
@@ -205,13 +205,13 @@ def test_a_device_that_is_lost_is_shown_to_nobody() -> None:
 def test_instances_are_leased_by_their_own_uuid_and_share_the_faults_of_their_gpu() -> None:
     gpus = FakeGpus(2, instances=2)
     pool = DevicePool.of("auto", 4, gpus, {})
-    leases = [pool.acquire(rank) for rank in range(2)]
+    leases = [lease_of(pool, rank) for rank in range(2)]
 
     gpus.lose("MIG-00000000-0-fake")
 
     assert leases[1].environment == {"CUDA_VISIBLE_DEVICES": "MIG-00000000-1-fake"}
     assert set(pool.look()) == set(leases)
-    assert str(pool.acquire(2)) == "MIG-00000001-0-fake"
+    assert str(lease_of(pool, 2)) == "MIG-00000001-0-fake"
     with pytest.raises(SpecError, match="one instance"):
         DevicePool.of("auto", 2, gpus, {}, devices_per_rank=2)
 
@@ -221,17 +221,17 @@ def test_two_ranks_that_had_one_device_in_turns_do_not_wait_for_each_other() -> 
     pool = DevicePool.of("auto", 2, gpus, {})
     had = (gpus.uuid(1),)
 
-    leases = pool.acquire_all([Request(0, "a/0", had), Request(1, "a/1", had)])
+    leases = pool.acquire([Request(0, "a/0", had), Request(1, "a/1", had)])
 
     assert [str(lease) for lease in leases] == [gpus.uuid(1), gpus.uuid(0)]
 
 
 def test_ranks_are_leased_devices_together_or_not_at_all() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
-    pool.acquire(1, holder="other/0")
+    lease_of(pool, 1, holder="other/0")
 
     with pytest.raises(NoDevice):
-        pool.acquire_all([Request(0), Request(1)])
+        pool.acquire([Request(0), Request(1)])
 
     assert [one.state for one in pool.status()] == ["free", "leased"]
     assert pool.status()[1].holders == ("other/0",)
@@ -274,7 +274,7 @@ def test_the_users_mask_counts_as_it_does_for_cuda(mask: str | None, indices: li
 def test_a_masked_device_is_not_leased() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(3), {"CUDA_VISIBLE_DEVICES": "2"})
 
-    assert str(pool.acquire(0)) == "GPU-00000002-fake"
+    assert str(lease_of(pool, 0)) == "GPU-00000002-fake"
 
 
 def test_the_kernel_module_tells_of_its_devices(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.support.device_pools import GIB, quarantined, release
+from tests.support.device_pools import GIB, lease_of, quarantined, release
 from tests.support.processes import soon
 
 from phalanx.runtime.devices.device import DeviceQuarantined, DeviceRestored
@@ -33,7 +33,7 @@ def test_a_device_with_a_fault_is_not_leased_and_one_that_is_leased_says_so(
 ) -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
-    held = pool.acquire(0, holder="a/0")
+    held = lease_of(pool, 0, holder="a/0")
 
     gpus.fail(gpus.uuid(0), fault)
     gpus.fail(gpus.uuid(1), fault)
@@ -41,7 +41,7 @@ def test_a_device_with_a_fault_is_not_leased_and_one_that_is_leased_says_so(
 
     assert broken == ({held: f"device {gpus.uuid(0)}: {fault}"} if fatal else {})
     with pytest.raises(NoDevice, match="1: Fake 1 is in quarantine"):
-        pool.acquire(1)
+        lease_of(pool, 1)
 
 
 def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
@@ -49,11 +49,11 @@ def test_a_device_that_recovers_from_its_fault_is_leased_again() -> None:
     pool = DevicePool.of("auto", 1, gpus, {})
     gpus.lose(gpus.uuid(0))
     with pytest.raises(NoDevice):
-        pool.acquire(0)
+        lease_of(pool, 0)
 
     gpus.heal(gpus.uuid(0))
 
-    assert pool.acquire(0)
+    assert lease_of(pool, 0)
 
 
 def test_what_is_found_while_a_lease_is_refused_is_told() -> None:
@@ -64,7 +64,7 @@ def test_what_is_found_while_a_lease_is_refused_is_told() -> None:
     gpus.lose(gpus.uuid(0))
 
     with pytest.raises(NoDevice):
-        pool.acquire(0)
+        lease_of(pool, 0)
 
     assert [(event.event, event.fatal) for event in told] == [("phalanx.device_quarantined", True)]
 
@@ -74,15 +74,15 @@ def test_a_fault_that_the_user_accepts_counts_no_more_and_the_next_one_does() ->
     pool = DevicePool.of("auto", 1, gpus, {})
     gpus.report_xid(gpus.uuid(0), 94)
     with pytest.raises(NoDevice):
-        pool.acquire(0)
+        lease_of(pool, 0)
 
     pool.restore(gpus.uuid(0))
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     release(pool, lease)
     gpus.report_xid(gpus.uuid(0), 94)
 
     with pytest.raises(NoDevice, match="Xid 94"):
-        pool.acquire(0)
+        lease_of(pool, 0)
 
 
 def test_a_fault_may_be_tolerated_from_the_start() -> None:
@@ -90,30 +90,30 @@ def test_a_fault_may_be_tolerated_from_the_start() -> None:
     gpus.fail(gpus.uuid(0), Fault("ecc", "1 uncorrected ECC error(s)"))
     pool = DevicePool.of("auto", 1, gpus, {}, tolerate=lambda fault: fault.kind == "ecc")
 
-    assert pool.acquire(0)
+    assert lease_of(pool, 0)
 
 
 def test_the_user_may_put_a_device_aside() -> None:
     pool = DevicePool.of("auto", 2, FakeGpus(2), {})
     pool.quarantine("cuda:0", "its fan rattles")
 
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
 
     assert str(lease) == "GPU-00000001-fake"
     assert quarantined(pool) == {"GPU-00000000-fake": "its fan rattles"}
     pool.look()
     assert quarantined(pool)  # nothing but the user's word takes it up again
     pool.restore(0)
-    assert pool.acquire(0)
+    assert lease_of(pool, 0)
     with pytest.raises(SpecError, match="device='GPU-7'"):
         pool.restore("GPU-7")
 
 
 def test_what_keeps_a_device_is_told_and_survives_pickling() -> None:
     pool = DevicePool.of("auto", 1, FakeGpus(1), {})
-    pool.acquire(0, holder="embed/0")
+    lease_of(pool, 0, holder="embed/0")
     with pytest.raises(NoDevice) as refused:
-        pool.acquire(0, holder="rank/0")
+        lease_of(pool, 0, holder="rank/0")
 
     copy = pickle.loads(pickle.dumps(refused.value))
 
@@ -148,7 +148,7 @@ def test_a_lease_is_taken_back_when_the_memory_is_released() -> None:
     uuid = gpus.gpus()[0].uuid
     gpus.use(uuid, 2 * GIB)  # somebody else's, there before
     pool = DevicePool.of("auto", 1, gpus, {})
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(uuid, 40 * GIB, 39 * GIB, 2 * GIB)
 
     free = release(pool, lease)
@@ -160,7 +160,7 @@ def test_a_lease_is_taken_back_when_the_memory_is_released() -> None:
 def test_a_device_that_stays_full_is_reported_at_the_deadline() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(gpus.gpus()[0].uuid, 40 * GIB)
 
     assert not release(pool, lease)
@@ -169,11 +169,11 @@ def test_a_device_that_stays_full_is_reported_at_the_deadline() -> None:
 def test_a_device_that_stays_full_is_put_aside_and_another_is_leased() -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0, holder="embed/0")
+    lease = lease_of(pool, 0, holder="embed/0")
     gpus.use(gpus.uuid(0), 40 * GIB)
 
     pool.give_back(lease, 4711)
-    again = pool.acquire(0, again=lease.names)
+    again = lease_of(pool, 0, again=lease.names)
 
     assert str(again) == gpus.uuid(1)
     reason = quarantined(pool)[gpus.uuid(0)]
@@ -187,14 +187,14 @@ def test_a_device_is_leased_again_when_its_memory_comes_back_late() -> None:
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
     told: list[Any] = []
     pool.subscribe(told.append)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(gpus.uuid(0), 40 * GIB)
     pool.give_back(lease)
     with pytest.raises(NoDevice) as refused:
-        pool.acquire(0)
+        lease_of(pool, 0)
     gpus.use(gpus.uuid(0), 0)
 
-    again = pool.acquire(0)
+    again = lease_of(pool, 0)
 
     assert str(again) == gpus.uuid(0)
     assert "not released" in refused.value.quarantined["0: Fake 0"]
@@ -205,13 +205,13 @@ def test_a_device_is_leased_again_when_its_memory_comes_back_late() -> None:
 def test_a_rank_waits_for_its_own_device_rather_than_taking_another() -> None:
     gpus = FakeGpus(2)
     pool = DevicePool.of("auto", 2, gpus, {})
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(gpus.uuid(0), 40 * GIB, 40 * GIB, 0)
     pool.give_back(lease)
 
     with pytest.raises(NoDevice) as refused:
-        pool.acquire(0, again=lease.names)
-    again = pool.acquire(0, again=lease.names)
+        lease_of(pool, 0, again=lease.names)
+    again = lease_of(pool, 0, again=lease.names)
 
     assert refused.value.soon
     assert str(again) == gpus.uuid(0)
@@ -223,7 +223,7 @@ def test_what_other_programs_use_is_taken_out_of_the_sum() -> None:
     gpus.hold(uuid, {1: 2 * GIB})  # somebody else, there before
     gpus.use(uuid, 2 * GIB)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.hold(uuid, {1: 20 * GIB})  # it has grown meanwhile
     gpus.use(uuid, 20 * GIB)
 
@@ -234,7 +234,7 @@ def test_memory_that_a_dead_process_is_still_listed_with_is_not_released() -> No
     gpus = FakeGpus(1)
     uuid = gpus.uuid(0)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.hold(uuid, {4711: 30 * GIB})
     gpus.use(uuid, 30 * GIB)
 
@@ -245,64 +245,64 @@ def test_memory_that_somebody_else_takes_unseen_is_taken_for_a_dead_workers() ->
     # In a container nobody is listed; then it can only be put aside, until the user knows better.
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(gpus.uuid(0), 20 * GIB)
     pool.give_back(lease)
     assert quarantined(pool)
 
     pool.restore(0)
 
-    assert pool.acquire(0).used_bytes == 20 * GIB
+    assert lease_of(pool, 0).used_bytes == 20 * GIB
     assert not quarantined(pool)
 
 
 def test_an_nvml_that_fails_midway_is_not_taken_for_a_release() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
     gpus.use(gpus.uuid(0), None)
 
     assert not release(pool, lease)
 
     assert "cannot be measured any more" in quarantined(pool)[gpus.uuid(0)]
     gpus.use(gpus.uuid(0), 0)
-    assert pool.acquire(0)
+    assert lease_of(pool, 0)
 
 
 def test_a_device_that_nobody_can_measure_is_leased_again_at_once() -> None:
     gpus = FakeGpus(1)
     gpus.use(gpus.uuid(0), None)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
-    lease = pool.acquire(0)
+    lease = lease_of(pool, 0)
 
     assert release(pool, lease)
-    assert pool.acquire(0)
+    assert lease_of(pool, 0)
 
 
 def test_on_a_shared_device_a_dead_process_must_have_left_the_list() -> None:
     gpus = FakeGpus(1)
     uuid = gpus.uuid(0)
     pool = DevicePool.of("auto", 2, gpus, {}, devices_per_rank=0.5)
-    first, _ = (pool.acquire(rank, share=0.5) for rank in range(2))
+    first, _ = (lease_of(pool, rank, share=0.5) for rank in range(2))
     gpus.use(uuid, 30 * GIB)
     gpus.hold(uuid, {1: 10 * GIB, 2: 20 * GIB})
 
     pool.give_back(first, 1)
     with pytest.raises(NoDevice) as refused:
-        pool.acquire(0, share=0.5, again=first.names)
+        lease_of(pool, 0, share=0.5, again=first.names)
     gpus.hold(uuid, {2: 20 * GIB})
     gpus.use(uuid, 20 * GIB)
 
     assert refused.value.soon
     assert pool.settle([first], soon())
-    assert pool.acquire(0, share=0.5)
+    assert lease_of(pool, 0, share=0.5)
     assert pool.status()[0].leased == 1.0
 
 
 def test_on_a_shared_device_the_rest_is_found_when_the_last_one_leaves() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 2, gpus, {}, devices_per_rank=0.5, release_timeout=0.0)
-    first, second = (pool.acquire(rank, share=0.5) for rank in range(2))
+    first, second = (lease_of(pool, rank, share=0.5) for rank in range(2))
     gpus.use(gpus.uuid(0), 30 * GIB)
 
     assert release(pool, first)  # nothing shows whose those 30 GiB are

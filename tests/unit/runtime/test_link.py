@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.remote.link import PIECE, WINDOW, Delivery, Lane, Line, Say
-from phalanx.runtime.wire.frame import FarFrame, Frame
+from phalanx.runtime.wire.frame import Frame, LargeFrame
 from phalanx.runtime.wire.message import Payload, seal_message_file
 from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, Flag, Kind
 from phalanx.supervision import MessageTooLarge
@@ -76,7 +76,7 @@ def large(call_id: int, body: bytes) -> Frame:
     file = os.memfd_create("test", os.MFD_ALLOW_SEALING)
     os.write(file, body)
     payload = Payload.in_file(seal_message_file(file), len(body))
-    far = FarFrame(Kind.CALL, payload.flags, 3, call_id, 2, EVERY_RANK, payload.tail)
+    far = LargeFrame(Kind.CALL, payload.flags, 3, call_id, 2, EVERY_RANK, payload.tail)
     far.fds = [file]
     far.lender = None
     return far
@@ -168,7 +168,7 @@ def test_what_is_announced_and_never_comes_leaves_no_memory(ends: tuple[End, End
     other.line.close()
     other.arena.trim()
 
-    assert other.arena.backed_bytes == 0
+    assert other.arena._backed.count(1) == 0
 
 
 @settings(max_examples=200, deadline=None)

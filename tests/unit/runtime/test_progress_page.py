@@ -8,53 +8,53 @@ from collections.abc import Iterator
 import pytest
 
 from phalanx.runtime.wire import progress_page
-from phalanx.runtime.wire.progress_page import Board, withdraw
+from phalanx.runtime.wire.progress_page import ProgressPage, withdraw
 
 LIMIT = 30.0
 
 
 @pytest.fixture
-def boards() -> Iterator[list[Board]]:
-    made = [Board.create(), Board.create()]
+def pages() -> Iterator[list[ProgressPage]]:
+    made = [ProgressPage.create(), ProgressPage.create()]
     yield made
-    for board in made:
-        board.close()
+    for page in made:
+        page.close()
 
 
-def begins(board: Board, call: int) -> bool:
+def begins(page: ProgressPage, call: int) -> bool:
     """Do as a worker that has taken *call*, sent in round 0; return whether it runs it."""
-    now = board.begin(call)
-    return now == 0 or not board.is_void(call, 0, now, collective=True)
+    now = page.begin(call)
+    return now == 0 or not page.is_void(call, 0, now, collective=True)
 
 
 def test_a_call_that_begins_while_calls_are_withdrawn_is_valid_for_all(
-    boards: list[Board], monkeypatch: pytest.MonkeyPatch
+    pages: list[ProgressPage], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[bool] = []
 
     def fence() -> None:  # the first stands between the announcement and the new round
         if not ran:
-            ran.append(begins(boards[1], 8))
+            ran.append(begins(pages[1], 8))
 
     monkeypatch.setattr(progress_page, "_fence", fence)
-    for board in boards:
-        assert begins(board, 7)
+    for page in pages:
+        assert begins(page, 7)
 
-    reached = withdraw(boards, 1, 0)
+    reached = withdraw(pages, 1, 0)
 
     assert ran == [True]
     assert reached == 8
-    assert begins(boards[0], 8)
-    assert not begins(boards[0], 9)
-    assert not begins(boards[1], 9)
+    assert begins(pages[0], 8)
+    assert not begins(pages[0], 9)
+    assert not begins(pages[1], 9)
 
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_a_worker_that_sees_the_round_first_waits_for_what_the_driver_settles(
-    boards: list[Board], monkeypatch: pytest.MonkeyPatch, closed: bool
+    pages: list[ProgressPage], monkeypatch: pytest.MonkeyPatch, closed: bool
 ) -> None:
     runs: list[bool] = []
-    worker = threading.Thread(target=lambda: runs.append(begins(boards[1], 8)))
+    worker = threading.Thread(target=lambda: runs.append(begins(pages[1], 8)))
     fences = 0
 
     def fence() -> None:
@@ -62,35 +62,37 @@ def test_a_worker_that_sees_the_round_first_waits_for_what_the_driver_settles(
         fences += 1
         if fences == 2:  # the round has begun, and its limit is open
             worker.start()
-            while boards[1].begun != 8:
+            while pages[1].begun != 8:
                 pass
 
     monkeypatch.setattr(progress_page, "_fence", fence)
-    assert begins(boards[0], 7)
+    assert begins(pages[0], 7)
 
-    reached = withdraw(boards, 1, 0, boards[1:] if closed else ())
+    reached = withdraw(pages, 1, 0, pages[1:] if closed else ())
     worker.join(LIMIT)
 
     assert reached == 8
     assert runs == [True]
-    assert begins(boards[0], 8)
-    assert not begins(boards[1], 9)
+    assert begins(pages[0], 8)
+    assert not begins(pages[1], 9)
 
 
-def test_what_a_closed_worker_has_not_begun_it_never_begins(boards: list[Board]) -> None:
-    assert begins(boards[0], 7)
+def test_what_a_closed_worker_has_not_begun_it_never_begins(pages: list[ProgressPage]) -> None:
+    assert begins(pages[0], 7)
 
-    withdraw(boards, 1, 0, [boards[1]])
+    withdraw(pages, 1, 0, [pages[1]])
 
-    assert not begins(boards[1], 7)
-    assert boards[1].is_shut
-    assert boards[1].begun == 0
+    assert not begins(pages[1], 7)
+    assert pages[1].is_shut
+    assert pages[1].begun == 0
 
 
-def test_a_call_that_was_cancelled_stays_so_when_its_worker_is_closed(boards: list[Board]) -> None:
-    withdraw(boards, 1, 0)
-    boards[1].begin(8)
+def test_a_call_that_was_cancelled_stays_so_when_its_worker_is_closed(
+    pages: list[ProgressPage],
+) -> None:
+    withdraw(pages, 1, 0)
+    pages[1].begin(8)
 
-    withdraw(boards, 2, 0, [boards[1]])
+    withdraw(pages, 2, 0, [pages[1]])
 
-    assert boards[1].is_void(8, 0, 2, collective=True)
+    assert pages[1].is_void(8, 0, 2, collective=True)
