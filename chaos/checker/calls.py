@@ -59,10 +59,10 @@ def at_most_once(history: History) -> Findings:
                 text = f"rank {rank} ran call {number} {len(twice)} times for one sending ({wire})"
                 yield text, (issued, *_sent(call, {wire}), *twice)
         first = {began.wire: began for began in reversed(call.began)}
-        retries = issued.retries if issued.on_death == "retry" and issued.shape != "gather" else 0
+        retries = issued.retries if issued.shape != "gather" else 0
         if len(first) > 1 + retries:
             text = (
-                f"call {number} (on_death={issued.on_death!r}, retries={issued.retries}) was begun "
+                f"call {number} (retries={issued.retries}) was begun "
                 f"in {len(first)} sendings; the limit is {1 + retries}"
             )
             yield text, (issued, *_sent(call, first), *first.values())

@@ -111,11 +111,10 @@ def sent_again(history: History) -> Findings:
         since, until = issued.at - _BEFORE, settled.at + _AFTER
         if settled.outcome != "died" or _any(stops[issued.group], since, until):
             continue
-        retries = issued.retries if issued.on_death == "retry" else 0
         places = {((each.group, *who), each.wire) for each in call.sent for who in each.ranks}
-        if len(call.sent) <= retries:
-            what = f"it had {retries} retries, and was sent {len(call.sent)} times"
-        elif not retries and places.isdisjoint(may_begin):
+        if len(call.sent) <= issued.retries:
+            what = f"it had {issued.retries} retries, and was sent {len(call.sent)} times"
+        elif not issued.retries and places.isdisjoint(may_begin):
             what = "no rank had begun it"
         else:
             continue

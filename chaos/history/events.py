@@ -144,10 +144,15 @@ class WorkloadFailed(Event):
 # --- the driver: groups -------------------------------------------------------------------
 
 
-class GroupBuilt(Event):
-    """An executor was built; *group* is its name, with a number if the name was used before."""
+class GroupEvent(Event):
+    """An event of an executor; *group* is its name, with a number if the name was used before."""
 
     group: str
+
+
+class GroupBuilt(GroupEvent):
+    """An executor was built."""
+
     world_size: int
     strategy: str
     intensity: int
@@ -158,10 +163,9 @@ class GroupBuilt(Event):
     pid: int = 0
 
 
-class RankEvent(Event):
+class RankEvent(GroupEvent):
     """An event of one incarnation of a rank."""
 
-    group: str
     rank: int
     incarnation: int
     epoch: int
@@ -175,74 +179,68 @@ class RankEvent(Event):
 class RankStarted(RankEvent):
     """The process of a rank was started."""
 
-    pid: int
+    pid: int | None
 
 
 class RankReady(RankEvent):
     """A rank had finished its start."""
 
-    pid: int
+    pid: int | None
 
 
 class RankExited(RankEvent):
     """The process of a rank had ended."""
 
-    pid: int
+    pid: int | None
     reason: str
 
 
-class RankDied(Event):
+class RankDied(GroupEvent):
     """An exit was a failure: what its crash report says.
 
     *rank* is None for a standby, whose death does not count for the group.
     """
 
-    group: str
     rank: int | None
     incarnation: int
     epoch: int
-    pid: int
+    pid: int | None
     reason: str
     method: str = ""  # of the call in progress
     decision: str = ""
 
 
-class RanksNotStarted(Event):
+class RanksNotStarted(GroupEvent):
     """Ranks could not be given a process, which counts like their death."""
 
-    group: str
     ranks: Ranks
     reason: str
 
 
-class GroupUp(Event):
+class GroupUp(GroupEvent):
     """Every rank of the group was up."""
 
-    group: str
     epoch: int
     world_size: int
 
 
-class GroupDown(Event):
+class GroupDown(GroupEvent):
     """A rank of the group was missing."""
 
-    group: str
     epoch: int
     cause: str
 
 
-class GroupEnded(Event):
+class GroupEnded(GroupEvent):
     """The group ended; *cause* is empty if it was closed."""
 
-    group: str
     epoch: int
     cause: str
 
 
-class ChangePlanned(Event):
+class ChangePlanned(GroupEvent):
     """A restart, or a resize to *world_size*, was requested; it counts as no failure."""
 
-    group: str
     ranks: tuple[int, ...] = ()
     world_size: int | None = None
 
@@ -250,31 +248,28 @@ class ChangePlanned(Event):
 # --- the driver: calls --------------------------------------------------------------------
 
 
-class CallIssued(Event):
+class CallIssued(GroupEvent):
     """A call was made."""
 
-    group: str
     call: int  # unique in the run
     method: str
     shape: str  # collective, gather, single or pool
-    on_death: str
     retries: int = 0
     rank: int | None = None  # None for all ranks, and for any
     thread: int = 0
     seconds: float | None = None  # until its deadline; None for no limit
 
 
-class CallSent(Event):
+class CallSent(GroupEvent):
     """A call was sent to *ranks*, once for each attempt; *wire* is unique in the group."""
 
-    group: str
     call: int
     wire: int
     epoch: int
     ranks: Ranks
 
 
-class CallSettled(Event):
+class CallSettled(GroupEvent):
     """A call had its outcome.
 
     *outcome* is ``value``, ``error`` (a worker's exception), ``died``, ``timeout``, ``closed``,
@@ -282,17 +277,15 @@ class CallSettled(Event):
     the ranks whose crash reports a `WorkerDied` carries, oldest first.
     """
 
-    group: str
     call: int
     outcome: str
     error: str = ""
     deaths: Ranks = ()
 
 
-class ReplyReceived(Event):
+class ReplyReceived(GroupEvent):
     """A caller received a reply of *rank*, which says itself which call and rank it belongs to."""
 
-    group: str
     call: int
     rank: int
     by_call: int

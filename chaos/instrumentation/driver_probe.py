@@ -42,6 +42,13 @@ if TYPE_CHECKING:
     from phalanx.chaos.history.journal import Journal
     from phalanx.chaos.nemesis.nemesis import Nemesis
 
+_KINDS: dict[type, type[events.Event]] = {
+    WorkerStarted: events.RankStarted,
+    WorkerReady: events.RankReady,
+    GroupUp: events.GroupUp,
+    GroupDown: events.GroupDown,
+    GroupEnded: events.GroupEnded,
+}
 _FIRST_CALL = 1_000_000_000  # the calls of a further driver begin at a multiple of this
 
 
@@ -152,22 +159,14 @@ class ObservedGroup:
 
     def _record_event(self, event: Any) -> None:
         match event:
-            case WorkerStarted():
-                self.record(events.RankStarted, event, pid=event.pid or 0)
-            case WorkerReady():
-                self.record(events.RankReady, event, pid=event.pid or 0)
+            case WorkerStarted() | WorkerReady() | GroupUp() | GroupDown() | GroupEnded():
+                self.record(_KINDS[type(event)], event)
             case WorkerExited(reason=reason):
-                self.record(events.RankExited, event, pid=event.pid or 0, reason=_short(reason))
+                self.record(events.RankExited, event, reason=_short(reason))
             case WorkerCrashed(report=report):
                 method = "" if report.call is None else report.call.method
                 more = {"reason": _short(report.reason), "method": method}
-                self.record(events.RankDied, report, pid=report.pid or 0, **more)
-            case GroupUp():
-                self.record(events.GroupUp, event)
-            case GroupDown():
-                self.record(events.GroupDown, event)
-            case GroupEnded():
-                self.record(events.GroupEnded, event)
+                self.record(events.RankDied, report, **more)
             case _:
                 pass
 
@@ -196,7 +195,6 @@ class ObservedCall:
             events.CallIssued,
             method=self._name,
             shape=call.shape.name.lower(),
-            on_death="retry" if call.options.retries else "fail",
             retries=call.retries,
             rank=call.rank,
             thread=threading.get_ident(),

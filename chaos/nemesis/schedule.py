@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.chaos.history.events import FaultInjected, FaultMissed
 from phalanx.chaos.history.journal import now
-from phalanx.supervision import SpecError
+from phalanx.supervision import SpecError, check_count, check_number
 
 from .catalog import FAULTS, FaultPattern, fault_named, is_rank
 
@@ -56,14 +56,10 @@ class ScheduledFault:
         if refusal := fault.refusal(self.target, self.point):
             raise refusal
         for field in ("at", "draw", "seconds"):
-            value = getattr(self, field)
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not math.isfinite(value) or value < 0:
-                raise SpecError(field, value, "give a number >= 0")
+            check_number(field, getattr(self, field))
         if self.draw >= 1:
             raise SpecError("draw", self.draw, "give a number in [0, 1)")
-        if type(self.number) is not int or self.number < 1:
-            raise SpecError("number", self.number, "give a whole number >= 1")
+        check_count("number", self.number)
 
     @property
     def is_from_outside(self) -> bool:

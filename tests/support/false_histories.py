@@ -32,7 +32,7 @@ def outcome_of_no_call(teller: Teller) -> None:
 
 
 def sent_again_though_begun(teller: Teller) -> None:
-    call = teller.issue("fail")
+    call = teller.issue()
     teller.begin(call, teller.send(call), 0)
     teller.die(0, stopped=(1,))
     teller.start(0, 1)
@@ -40,7 +40,7 @@ def sent_again_though_begun(teller: Teller) -> None:
 
 
 def retried_too_often(teller: Teller) -> None:
-    call = teller.issue("retry", retries=1)
+    call = teller.issue(retries=1)
     for _ in range(2):
         teller.begin(call, teller.send(call), 0)
         teller.die(0, stopped=(1,))
@@ -50,7 +50,7 @@ def retried_too_often(teller: Teller) -> None:
 
 
 def delivered_twice(teller: Teller) -> None:
-    call = teller.issue("retry", retries=3)
+    call = teller.issue(retries=3)
     wire = teller.send(call)
     for rank in (0, 1, 1):
         teller.begin(call, wire, rank)
@@ -86,7 +86,7 @@ def one_sending_in_two_epochs(teller: Teller) -> None:
 
 
 def answers_of_two_sendings(teller: Teller) -> None:
-    call = teller.issue("retry", retries=1)
+    call = teller.issue(retries=1)
     first = teller.send(call)
     second = teller.send(call)
     for rank, wire in ((0, first), (0, second), (1, second)):
@@ -171,7 +171,7 @@ def told_of_the_death_of_another(teller: Teller) -> None:
 
 def told_of_an_end_that_was_none(teller: Teller) -> None:
     teller.add(GroupBuilt, group="h", world_size=1, strategy="one_for_all", intensity=3, period=1.0)
-    what = {"method": "m", "shape": "collective", "on_death": "fail"}
+    what = {"method": "m", "shape": "collective"}
     teller.add(CallIssued, group="h", call=99, **what)
     teller.add(CallSettled, group="h", call=99, outcome="closed")
 
@@ -293,7 +293,7 @@ def went_on_without_the_other(teller: Teller, *, joined: bool = True) -> None:
 
 def passed_over(teller: Teller) -> None:
     """Rank 1 never hears of a call, and runs the next."""
-    lost = teller.issue("retry", retries=1)
+    lost = teller.issue(retries=1)
     wire = teller.send(lost)
     teller.begin(lost, wire, 0)
     teller.end(lost, wire, 0)
@@ -305,7 +305,7 @@ def passed_over(teller: Teller) -> None:
 
 def unheard(teller: Teller) -> None:
     """Both ranks answer a call that is made again for want of these answers."""
-    lost = teller.issue("retry", retries=1)
+    lost = teller.issue(retries=1)
     wire = teller.send(lost)
     for rank in (0, 1):
         teller.begin(lost, wire, rank)
@@ -325,7 +325,7 @@ def again(teller: Teller, call: int) -> None:
 
 
 def retry_never_made(teller: Teller) -> None:
-    call = teller.issue("retry", retries=2)
+    call = teller.issue(retries=2)
     teller.begin(call, teller.send(call), 0)
     teller.die(0, stopped=(1,))
     teller.settle(call, "died")
@@ -346,7 +346,7 @@ def failed_and_never_begun(teller: Teller) -> None:
 
 
 def sent_again_behind_a_later_one(teller: Teller) -> None:
-    call = teller.issue("retry", retries=1)
+    call = teller.issue(retries=1)
     teller.begin(call, teller.send(call), 0)
     teller.die(0, stopped=(1,))
     teller.start(0, 1)

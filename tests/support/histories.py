@@ -78,9 +78,9 @@ class Teller:
         for other in stopped:
             self.add(RankExited, **self.who(other), pid=self.pid(other), reason="shutdown")
 
-    def issue(self, on_death: str = "fail", shape: str = "collective", **more: Any) -> int:
+    def issue(self, shape: str = "collective", **more: Any) -> int:
         self.calls += 1
-        what = {"method": "m", "shape": shape, "on_death": on_death, **more}
+        what = {"method": "m", "shape": shape, **more}
         self.add(CallIssued, group="g", call=self.calls, **what)
         return self.calls
 
@@ -112,8 +112,8 @@ class Teller:
             more = {"deaths": tuple((each.rank, each.incarnation) for each in died[-1:]), **more}
         self.add(CallSettled, group="g", call=call, outcome=outcome, **more)
 
-    def serve(self, on_death: str = "fail", **more: Any) -> int:
-        call = self.issue(on_death, **more)
+    def serve(self, **more: Any) -> int:
+        call = self.issue(**more)
         wire = self.send(call)
         for rank in range(self.size):
             self.begin(call, wire, rank)

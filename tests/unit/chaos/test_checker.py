@@ -32,7 +32,7 @@ from phalanx.chaos.history.events import (
 
 def test_a_run_in_which_all_went_well_holds_every_invariant() -> None:
     teller = whole(3)
-    call = teller.issue("retry", retries=1)
+    call = teller.issue(retries=1)
     wire = teller.send(call)
     teller.begin(call, wire, 0)
     teller.add(FaultInjected, number=1, fault="kill", target="1", rank=1, group="g", incarnation=1)
@@ -240,7 +240,7 @@ def test_a_call_behind_one_that_was_withdrawn_may_have_begun_unseen(by: str) -> 
 
 def test_where_a_group_gives_up_no_call_is_made_again() -> None:
     teller = whole(intensity=0)
-    call = teller.issue("retry", retries=5)
+    call = teller.issue(retries=5)
     teller.begin(call, teller.send(call), 0)
     teller.die(0, "give up: more than 0 restarts in 60 s", stopped=(1,))
     teller.settle(call, "died")
