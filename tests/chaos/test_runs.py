@@ -23,6 +23,7 @@ from phalanx.chaos import (
     Schedule,
     ScheduledFault,
     Target,
+    driver_process,
     load_run,
     run_chaos,
 )
@@ -261,6 +262,24 @@ def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
     done = result.history.every(FaultInjected)
     assert [each.point for each in done] == ["before_send", "running", "after_reply"]
     assert [life.closed for life in result.history.every(DriverEnded)] == [False, False, True]
+
+
+def test_a_fault_that_killed_a_driver_does_not_come_again_where_the_clocks_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    observe = driver_process._DriverRuns._observe
+
+    def behind(*words: Any) -> Any:
+        at, raised = observe(*words)
+        return at - 1.0, raised
+
+    monkeypatch.setattr(driver_process._DriverRuns, "_observe", behind)
+    schedule = at_once(("kill", "driver", "before_send"))
+
+    result = run_chaos(targets.one_for_one, duration=2.5, schedule=schedule)
+
+    assert result.violations == ()
+    assert [life.closed for life in result.history.every(DriverEnded)] == [False, True]
 
 
 def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
