@@ -45,8 +45,20 @@ def test_classes_and_values_of_main_keep_their_identity(drive: Any) -> None:
     assert driver.wait() == 0
 
 
-def test_a_program_that_forgets_to_close_ends_and_leaves_nothing(drive: Any) -> None:
-    driver = drive("dying_driver", "forgets")
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "forgets",  # to close its executor
+        "thread_ends",  # the one that built the executor
+        "alarmed",  # a thousand Ctrl-Cs
+        "ignores_sigchld",
+        "warm",  # one executor after the other, in a runtime that is held open
+    ],
+)
+def test_what_a_program_does_leaves_its_workers_usable_and_nothing_behind(
+    drive: Any, mode: str
+) -> None:
+    driver = drive("dying_driver", mode)
 
     assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
@@ -57,13 +69,6 @@ def test_a_program_that_ends_by_an_exception_keeps_its_exit_code(drive: Any) -> 
     driver = drive("dying_driver", "raises")
 
     assert driver.wait() == 3
-
-
-def test_workers_outlive_the_thread_that_built_them(drive: Any) -> None:
-    driver = drive("dying_driver", "thread_ends")
-
-    assert driver.expect("ranks") == [0, 1]
-    assert driver.wait() == 0
 
 
 def test_sigterm_lets_the_call_in_flight_end_and_keeps_the_status(drive: Any, gate: Path) -> None:
@@ -190,14 +195,6 @@ def test_ctrl_c_in_a_drain_lets_calls_go_on(drive: Any, tmp_path: Path) -> None:
     assert driver.wait() == 0
 
 
-def test_a_thousand_ctrl_cs_leave_the_group_usable(drive: Any) -> None:
-    driver = drive("dying_driver", "alarmed")
-
-    assert driver.expect("ranks") == [0, 1]
-    assert driver.said[-1]["alone"] == 1
-    assert driver.wait() == 0
-
-
 def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_path: Path) -> None:
     driver = drive("dying_driver", "interrupted", str(tmp_path / "gate"))
     driver.expect("calling")
@@ -212,25 +209,18 @@ def test_ctrl_c_in_a_call_withdraws_it_and_the_group_goes_on(drive: Any, tmp_pat
     assert "Traceback" not in driver.stderr
 
 
-def test_ctrl_c_during_start_up_leaves_nothing(drive: Any) -> None:
+@pytest.mark.parametrize(("number", "tracebacks"), [(signal.SIGINT, 1), (signal.SIGTERM, 0)])
+def test_a_signal_during_start_up_leaves_nothing(
+    drive: Any, number: signal.Signals, tracebacks: int
+) -> None:
     driver = drive("dying_driver", "starts")
     driver.expect("starting")
     time.sleep(0.7)
 
-    driver.send(signal.SIGINT)
+    driver.send(number)
 
-    assert driver.wait() != 0
-    assert driver.stderr.count("Traceback") == 1  # Python's own, for the KeyboardInterrupt
-
-
-def test_sigterm_during_start_up_leaves_nothing(drive: Any) -> None:
-    driver = drive("dying_driver", "starts")
-    driver.expect("starting")
-    time.sleep(0.7)
-
-    driver.send(signal.SIGTERM)
-
-    assert driver.wait() == -signal.SIGTERM
+    assert driver.wait() == -number
+    assert driver.stderr.count("Traceback") == tracebacks  # Python's own, for a KeyboardInterrupt
 
 
 def test_a_forked_child_of_the_driver_touches_nothing(drive: Any) -> None:
@@ -276,13 +266,6 @@ def test_a_stolen_exit_status_is_no_hang(drive: Any) -> None:
     assert driver.wait() == 0
 
 
-def test_an_ignored_sigchld_is_no_hang(drive: Any) -> None:
-    driver = drive("dying_driver", "ignores_sigchld")
-
-    assert driver.expect("ranks") == [0, 1]
-    assert driver.wait() == 0
-
-
 def test_a_pause_of_the_driver_is_nobodys_fault(drive: Any, gate: Path) -> None:
     driver = drive("dying_driver", "stopped", str(gate))
     driver.expect("calling")
@@ -304,13 +287,6 @@ def test_a_cell_that_is_run_again_closes_the_executor_before(drive: Any) -> None
     assert driver.expect("first") == "ended"
     assert driver.said[-1]["alive"] == []
     assert driver.said[-1]["ranks"] == [0, 1]
-    assert driver.wait() == 0
-
-
-def test_a_runtime_held_open_serves_one_executor_after_the_other(drive: Any) -> None:
-    driver = drive("dying_driver", "warm")
-
-    assert driver.expect("ranks") == [0, 1]
     assert driver.wait() == 0
 
 

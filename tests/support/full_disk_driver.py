@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from tests.support.checkpoint_workers import Counter
+from tests.support.heard import Heard
 from tests.support.rank_faults import kill
 
 from phalanx.actors import CheckpointFailed, CheckpointPolicy, CheckpointTaken, Executor, Launch
@@ -17,28 +17,6 @@ from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten
 from phalanx.supervision import Intensity
 
 LONG = 60.0
-
-
-class Heard:
-    """The events of an executor, counted by kind."""
-
-    def __init__(self) -> None:
-        self._all: list[Any] = []
-        self._news = threading.Condition()
-
-    def __call__(self, event: Any) -> None:
-        with self._news:
-            self._all.append(event)
-            self._news.notify_all()
-
-    def wait(self, kind: type, count: int) -> int:
-        """Return how many there are, once there are *count*."""
-        with self._news:
-            self._news.wait_for(lambda: self.count(kind) >= count, LONG)
-            return self.count(kind)
-
-    def count(self, kind: type) -> int:
-        return sum(isinstance(event, kind) for event in self._all)
 
 
 def fill(path: Path) -> None:
@@ -53,7 +31,6 @@ def fill(path: Path) -> None:
 
 
 def main(disk: Path) -> dict[str, Any]:
-    heard = Heard()
     told: dict[str, Any] = {}
     with (
         Runtime(console=None, stream=False) as runtime,
@@ -67,26 +44,26 @@ def main(disk: Path) -> dict[str, Any]:
             intensity=Intensity(100, 60.0),
         ) as ex,
     ):
-        ex.subscribe(heard)
+        heard = Heard(ex)
         ex.collective_rpc("add", LONG)
-        heard.wait(CheckpointTaken, 1)
+        heard.wait(1, CheckpointTaken)
         fill(disk / "filler")
         told["answers"] = [ex.collective_rpc("add", LONG)[0] for _ in range(5)]
-        told["snapshots lost"] = heard.wait(CheckpointFailed, 10)
+        told["snapshots lost"] = len(heard.wait(10, CheckpointFailed))
         kill(ex, 0)
         told["after a death"] = ex.collective_rpc("get", LONG, retries=9)
-        told["reports lost"] = heard.wait(ReportNotWritten, 1)
+        told["reports lost"] = len(heard.wait(1, ReportNotWritten))
         told["reports known"] = len(ex.status().reports)
         told["no half files"] = [at.name for at in (disk / "reports").iterdir()] == []
 
         (disk / "filler").unlink()
         told["with room"] = ex.collective_rpc("add", LONG)
-        heard.wait(CheckpointTaken, 2)
+        heard.wait(2, CheckpointTaken)
         kill(ex, 1)
         told["after another"] = ex.collective_rpc("get", LONG, retries=9)
-        told["reports written"] = heard.wait(ReportWritten, 2)
+        told["reports written"] = len(heard.wait(2, ReportWritten))
         told["files"] = len(list((disk / "reports").iterdir()))
-        told["still lost"] = heard.count(ReportNotWritten)
+        told["still lost"] = len(heard.every(ReportNotWritten))
     return told
 
 

@@ -6,7 +6,7 @@ import queue
 import select
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,3 +184,6 @@ def listening(pid: int) -> set[str]:
         if fields[3] == "00010000" and fields[6] in inodes:
             found.add(fields[7])
     return found
+
+
+Joined = Callable[[Driver], tuple[Berth, Rank]]

@@ -7,7 +7,7 @@ import textwrap
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Literal
 
 import pykka
 from tests.support.programs import run_python
@@ -95,3 +95,23 @@ def tree(*children: ChildSpec | SupervisorSpec, **options: Any) -> SupervisorSpe
 
 def in_sub_process(code: str) -> subprocess.CompletedProcess[str]:
     return run_python("-c", textwrap.dedent(code))  # fmt: skip
+
+
+class Exits(pykka.ThreadingActor):
+    """An actor of the program's own that ends by SystemExit."""
+
+    use_daemon_thread = True
+
+    def on_receive(self, message: Any) -> None:
+        raise SystemExit(message)
+
+
+def stop_every_actor(how: Literal["stop_all", "SystemExit"]) -> None:
+    """Have Pykka stop every actor that it knows: asked to, or as it does when one exits."""
+    if how == "stop_all":
+        assert pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT)
+        return
+    stranger = Exits.start()
+    (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
+    stranger.tell("exit")
+    thread.join(LIMIT)

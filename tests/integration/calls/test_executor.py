@@ -22,17 +22,16 @@ from phalanx.supervision import (
 )
 
 
-def test_every_rank_answers_in_rank_order(make: Make) -> None:
+def test_a_collective_call_has_the_answers_in_rank_order_or_those_asked_for(make: Make) -> None:
     ex = make(world_size=3)
 
     assert ex.collective_rpc("rank") == [0, 1, 2]
-
-
-def test_arguments_and_keywords_arrive(make: Make) -> None:
-    ex = make(world_size=1)
-
-    assert ex.collective_rpc("echo", args=({"a": [1, None]},)) == [{"a": [1, None]}]
-    assert ex.collective_rpc("echo", kwargs={"value": "x"}) == ["x"]
+    assert ex.collective_rpc("rank", unique_reply_rank=2) == 2
+    combined = ex.collective_rpc("rank", unique_reply_rank=1, aggregate=lambda *both: both)
+    assert combined == ([0, 1, 2], 1)
+    assert ex.collective_rpc("echo", args=({"a": [1, None]},)) == [{"a": [1, None]}] * 3
+    assert ex.collective_rpc("echo", kwargs={"value": "x"}) == ["x"] * 3
+    assert ex.collective_rpc(lambda worker, x: worker.ctx.rank + x, args=(10,)) == [10, 11, 12]
 
 
 def imported_after_the_fork(_worker: Any) -> list[str]:
@@ -50,24 +49,6 @@ def imported_after_the_fork(_worker: Any) -> list[str]:
 def test_what_every_worker_needs_is_imported_once_in_the_zygote() -> None:
     with Executor(Echo, 1, launch=Launch(preload=("tests.support.preloaded_module",))) as executor:
         assert executor.collective_rpc(imported_after_the_fork) == [[]]
-
-
-def test_one_rank_answers_where_one_is_asked_for(make: Make) -> None:
-    assert make(world_size=3).collective_rpc("rank", unique_reply_rank=2) == 2
-
-
-def test_an_aggregator_gets_every_reply_and_the_leading_rank(make: Make) -> None:
-    ex = make(world_size=3)
-
-    out = ex.collective_rpc("rank", unique_reply_rank=1, aggregate=lambda all_, lead: (all_, lead))
-
-    assert out == ([0, 1, 2], 1)
-
-
-def test_a_callable_gets_the_worker_first(make: Make) -> None:
-    ex = make()
-
-    assert ex.collective_rpc(lambda worker, x: worker.ctx.rank + x, args=(10,)) == [10, 11]
 
 
 def test_futures_complete_in_order_without_a_waiter(make: Make) -> None:

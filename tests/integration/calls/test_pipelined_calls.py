@@ -94,17 +94,6 @@ def test_large_and_small_messages_share_a_row(make: Make) -> None:
     assert [future.result(WAIT) for future in futures] == [[each] * 2 for each in sent]
 
 
-def test_a_row_is_executed_though_nobody_waits_for_it(make: Make) -> None:
-    ex = make(Counter, 2)
-
-    futures = [ex.collective_rpc("see", args=(n,), non_block=True) for n in range(30)]
-    wait_until(
-        lambda: all(future.done() for future in futures)
-    )  # to wait for one of them would be to read
-
-    assert ex.collective_rpc("seen_so_far", WAIT) == [list(range(30))] * 2
-
-
 def test_what_a_death_finds_in_a_row_is_sent_again_in_order_at_no_cost(
     make: Make, gate: Path
 ) -> None:

@@ -135,36 +135,18 @@ def test_no_more_is_made_than_the_window_allows(make: Make, tmp_path: Path) -> N
     assert len(note.read_text()) <= 14
 
 
-def test_a_stream_closed_early_closes_its_generator(make: Make) -> None:
-    executor = make(Source, 2)
+def test_a_stream_closed_or_dropped_early_closes_its_generator(make: Make) -> None:
+    closed, dropped = make(Source, 2), make(Source, 2)
 
-    with executor.stream("count", WAIT, args=(10**9,)) as stream:
+    with closed.stream("count", WAIT, args=(10**9,)) as stream:
         next(stream)
-
-    assert_closed(executor)
-    assert list(stream) == []
-
-
-def test_a_stream_dropped_early_closes_its_generator(make: Make) -> None:
-    executor = make(Source, 2)
-
-    for _ in executor.stream("count", WAIT, args=(10**9,)):
+    for _ in dropped.stream("count", WAIT, args=(10**9,)):
         break
     gc.collect()
 
-    assert_closed(executor)
-
-
-def test_an_exception_in_the_middle_comes_after_the_items_before_it(make: Make) -> None:
-    executor = make(Source, 1)
-    seen: list[int] = []
-
-    with pytest.raises(KeyError, match="boom") as caught:
-        seen.extend(executor.stream("blow_up", WAIT, args=(50,), rank=0))
-
-    assert seen == [] or seen == list(range(50))
-    assert any("rank 0" in note for note in caught.value.__notes__)
-    assert executor.call("number", WAIT, rank=0) == 7
+    assert_closed(closed)
+    assert_closed(dropped)
+    assert list(stream) == []
 
 
 def test_items_before_an_exception_are_not_lost(make: Make) -> None:
@@ -172,10 +154,12 @@ def test_items_before_an_exception_are_not_lost(make: Make) -> None:
     stream = executor.stream("blow_up", WAIT, args=(5,), rank=0)
 
     assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match="boom") as caught:
         next(stream)
+    assert any("rank 0" in note for note in caught.value.__notes__)
     with pytest.raises(StopIteration):
         next(stream)
+    assert executor.call("number", WAIT, rank=0) == 7
 
 
 def test_one_ranks_exception_ends_the_stream_on_all(make: Make) -> None:
@@ -325,33 +309,13 @@ def test_a_stream_that_waits_for_a_place_may_be_given_up(make: Make, tmp_path: P
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(task, 0.05)
         gate.touch()
+        with pytest.raises(CancelledError, match="closed"):
+            await anext(late)
 
     asyncio.run(main())  # waits for the thread that opens the stream
 
     assert [future.result(WAIT) for future in full] == [None, None]
     assert ex.call("listed", WAIT, rank=0) == [1, 2, 3]
-    until_idle(ex)
-    assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
-
-
-def test_a_stream_that_is_cancelled_while_it_waits_for_a_place_is_closed_and_says_so(
-    make: Make, tmp_path: Path
-) -> None:
-    gate = tmp_path / "gate"
-    ex = make(Source, 1, limits=Limits(queue_depth=1))
-    full = [ex.call(waits, args=(str(gate),), non_block=True, rank=0) for _ in range(2)]
-
-    async def main() -> None:
-        late = ex.aio.stream("count", args=(3,), rank=0)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(anext(late), 0.05)
-        gate.touch()
-        with pytest.raises(CancelledError, match="closed"):
-            await anext(late)
-
-    asyncio.run(main())
-
-    assert [future.result(WAIT) for future in full] == [None, None]
     until_idle(ex)
     assert (ex.status().in_flight, ex.status().waiting) == (0, 0)
 

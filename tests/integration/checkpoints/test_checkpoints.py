@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.checkpoint_workers import Counter, Holder, Resharder
+from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.processes import wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
@@ -43,27 +43,6 @@ def die(ex: Executor[Any], rank: int) -> None:
     restarts = ex.status().restarts
     kill(ex, rank)
     wait_healed(ex, restarts + 1)
-
-
-class Heard:
-    """The events of one kind, and a way to wait for them."""
-
-    def __init__(self, ex: Executor[Any], kind: type) -> None:
-        self.kind = kind
-        self.all: list[Any] = []
-        self._news = threading.Condition()
-        ex.subscribe(self._hear)
-
-    def _hear(self, event: Any) -> None:
-        with self._news:
-            if isinstance(event, self.kind):
-                self.all.append(event)
-                self._news.notify_all()
-
-    def wait(self, count: int = 1) -> list[Any]:
-        with self._news:
-            assert self._news.wait_for(lambda: len(self.all) >= count, LONG), self.all
-            return list(self.all)
 
 
 def states(ex: Executor[Any]) -> list[tuple[int, list[Any], int]]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.checkpoints.test_checkpoints import LONG, Heard, die, states
+from tests.integration.checkpoints.test_checkpoints import LONG, die, states
 from tests.integration.recovery.test_executor_trees import executor
 from tests.support.checkpoint_workers import Bounded, Counter, Holder, KeptCounter
+from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.device_pools import lease_of
+from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
 from tests.support.transport import TRANSPORT
@@ -58,28 +59,6 @@ def seen(ex: Executor[Any], rank: int = 0) -> str:
     return found
 
 
-class Heard:
-    """The events of an executor, to be waited for."""
-
-    def __init__(self, ex: Executor[Any]) -> None:
-        self.events: list[Any] = []
-        self._changed = threading.Condition()
-        self.forget = ex.subscribe(self._hear)
-
-    def _hear(self, event: Any) -> None:
-        with self._changed:
-            self.events.append(event)
-            self._changed.notify_all()
-
-    def wait(self, kind: type, count: int = 1) -> Any:
-        def found() -> list[Any]:
-            return [event for event in self.events if isinstance(event, kind)]
-
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(found()) >= count, LONG), self.events
-        return found()[count - 1]
-
-
 def test_a_rank_that_died_gets_its_device_again(make: Make) -> None:
     gpus = FakeGpus(3)
     pool = DevicePool.of("auto", 2, gpus, {})
@@ -125,7 +104,7 @@ def test_a_grandchild_that_keeps_the_device_open_goes_with_its_rank(make: Make) 
 
     assert seen(ex) == gpus.uuid(0)
     assert not gpus.used_bytes(gpus.uuid(0))
-    assert not [event for event in heard.events if isinstance(event, DeviceQuarantined)]
+    assert not heard.every(DeviceQuarantined)
 
 
 def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
@@ -137,7 +116,7 @@ def test_a_rank_whose_device_stays_full_moves_to_another(make: Make) -> None:
     kill(ex)
 
     assert seen(ex) == gpus.uuid(1)
-    told = heard.wait(DeviceQuarantined)
+    told = heard.wait(kind=DeviceQuarantined)[0]
     assert (told.device, told.cause) == (gpus.uuid(0), "memory")
     first = ex.status().devices[0]
     assert (first.state, first.reason) == ("quarantined", told.reason)
@@ -154,7 +133,7 @@ def test_a_group_without_a_device_waits_for_one_or_the_users_word_and_goes_on(
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
-    waited = heard.wait(DeviceAwaited)
+    waited = heard.wait(kind=DeviceAwaited)[0]
 
     if why == "user":
         pool.restore(0)
@@ -162,7 +141,7 @@ def test_a_group_without_a_device_waits_for_one_or_the_users_word_and_goes_on(
         gpus.use(gpus.uuid(0), 0)
 
     assert seen(ex) == gpus.uuid(0)
-    assert heard.wait(DeviceRestored).why == why
+    assert heard.wait(kind=DeviceRestored)[0].why == why
     assert "not released in time" in waited.reason
     assert waited.timeout is None
 
@@ -217,7 +196,7 @@ def test_a_wait_that_follows_a_release_is_told_of_and_has_all_of_its_time(make: 
 
     kill(ex)
 
-    assert "not released in time" in heard.wait(DeviceAwaited).reason
+    assert "not released in time" in heard.wait(kind=DeviceAwaited)[0].reason
     with pytest.raises(WorkerDied, match="it has waited for devices.timeout=0.4 s") as caught:
         ex.call("echo", LONG, rank=0)
     assert isinstance(caught.value.__cause__, NoDevice)
@@ -239,7 +218,7 @@ def test_a_group_that_waits_for_a_device_can_be_closed(make: Make) -> None:
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex)
-    heard.wait(DeviceAwaited)
+    heard.wait(kind=DeviceAwaited)
 
     ex.close()
 
@@ -255,7 +234,7 @@ def test_a_death_while_another_rank_waits_for_a_device_is_mended_alone(make: Mak
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 0)
-    heard.wait(DeviceAwaited)
+    heard.wait(kind=DeviceAwaited)
 
     kill(ex, 1)
 
@@ -272,7 +251,7 @@ def test_a_death_of_a_group_that_waits_for_a_device_restarts_it_whole(make: Make
     heard = Heard(ex)
     gpus.use(gpus.uuid(0), 40 * GIB)
     kill(ex, 1)
-    waited = heard.wait(DeviceAwaited)
+    waited = heard.wait(kind=DeviceAwaited)[0]
 
     pool.give_back(other)
 
@@ -290,8 +269,8 @@ def test_a_rank_whose_device_is_lost_is_restarted_on_another_with_the_reason(mak
 
     gpus.lose(gpus.uuid(0))
     ex._group.post(ex._group.actor.look_at_devices)
-    told = heard.wait(DeviceQuarantined)
-    heard.wait(WorkerCrashed)  # until then the rank may still answer, on the device that is lost
+    told = heard.wait(kind=DeviceQuarantined)[0]
+    heard.wait(kind=WorkerCrashed)  # until then it may answer on the device that is lost
 
     assert seen(ex) == gpus.uuid(1)
     report = ex.status().reports[-1]
@@ -310,7 +289,7 @@ def test_whoever_finds_a_device_lost_tells_every_group_on_it(make: Make) -> None
     gpus.lose(gpus.uuid(0))
     pool.look()
     for each in heard:
-        each.wait(WorkerCrashed)
+        each.wait(kind=WorkerCrashed)
 
     assert {seen(ex) for ex in groups} == {gpus.uuid(1)}
 
@@ -322,7 +301,7 @@ def test_a_fault_that_is_not_fatal_lets_the_rank_go_on_and_moves_the_next_one(ma
 
     gpus.report_xid(gpus.uuid(0), 94)
     ex._group.post(ex._group.actor.look_at_devices)
-    heard.wait(DeviceQuarantined)
+    heard.wait(kind=DeviceQuarantined)
 
     assert (seen(ex), ex.status().restarts) == (gpus.uuid(0), 0)
     kill(ex)

@@ -253,20 +253,6 @@ def test_ranks_get_devices_from_nvml_and_move_from_one_that_stays_full(ask: Any)
     ]
 
 
-def test_the_users_mask_counts(ask: Any) -> None:
-    said = ask(
-        *TWO,
-        code="""
-        from phalanx import DevicePool
-        with DevicePool.of("auto", 1) as pool:
-            print(*(one.device for one in pool.status()))
-        """,
-        CUDA_VISIBLE_DEVICES="GPU-bb",
-    )
-
-    assert said == ["GPU-bbbb"]
-
-
 def test_the_doctor_shows_what_can_be_leased_and_what_is_ill(ask: Any) -> None:
     said = ask(
         "gpu GPU-aaaa H200 2048 0 3 0 ok",

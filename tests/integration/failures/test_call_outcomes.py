@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pykka
 import pytest
 from tests.support.options import Make
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, telling
 from tests.support.relayed_links import wait_running
+from tests.support.supervised_actors import stop_every_actor
 from tests.support.workers import Echo, StartFails, Stubborn, wait_for
 
 from phalanx.actors import Executor, Limits, StopPolicy, WorkerContext, method
@@ -302,27 +302,12 @@ def test_an_error_in_the_executors_own_thread_ends_the_group_and_answers_everybo
         ex.collective_rpc("rank")
 
 
-class Exits(pykka.ThreadingActor):
-    """An actor of the program's own that ends by SystemExit."""
-
-    use_daemon_thread = True
-
-    def on_receive(self, message: Any) -> None:
-        raise SystemExit(message)
-
-
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
-def test_no_other_actor_of_the_program_stops_the_group(make: Make, gate: Path, how: str) -> None:
+def test_no_other_actor_of_the_program_stops_the_group(make: Make, gate: Path, how: Any) -> None:
     ex = make()
     call = ex.collective_rpc("gated", args=(str(gate), "done"), non_block=True)
 
-    if how == "stop_all":
-        assert pykka.ActorRegistry.stop_all(block=True, timeout=LONG)
-    else:
-        stranger = Exits.start()
-        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
-        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
-        thread.join(LONG)
+    stop_every_actor(how)
 
     gate.touch()
     assert call.result(LONG) == ["done", "done"]

@@ -192,15 +192,6 @@ def test_the_report_on_a_rank_that_outlived_a_restart_has_the_epoch_of_the_group
     assert [(r.rank, r.epoch) for r in ex.status().reports] == [(1, 1), (0, 2)]
 
 
-def test_a_work_queue_fails_over_to_another_replica(make: Make) -> None:
-    ex = make(world_size=2, strategy=Strategy.ONE_FOR_ONE)
-    futures = [ex.submit("again", args=(i,), retries=5) for i in range(60)]
-
-    kill(ex, 0)
-
-    assert [f.result(LONG) for f in futures] == list(range(60))
-
-
 def test_past_its_intensity_the_group_ends_and_says_so_once(make: Make) -> None:
     ex = make(world_size=2, intensity=Intensity(1, 60.0))
     told: list[Any] = []

@@ -56,6 +56,7 @@ def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
     assert report.call.method == "hang"
     assert f"in _{how}" in report.stacks
     assert "in hang" in report.stacks
+    assert how != "blocked_thread" or "in _deadlock" in report.stacks  # in another thread
     assert report.last_words == ""
     assert "stacks before it was killed" in report.render()
     assert ex.collective_rpc("rank", LONG) == [0]
@@ -106,16 +107,6 @@ def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make) -> N
     assert (report.reason.kind, report.evidence.signal) == (ExitKind.UNRESPONSIVE, signal.SIGKILL)
     assert "thread " in report.stacks  # what the kernel sees
     assert ex.collective_rpc("rank", LONG) == [0]
-
-
-def test_other_threads_are_in_the_stacks_too(make: Make) -> None:
-    ex = make(hang_after=0.5)
-
-    with pytest.raises(WorkerDied) as caught:
-        ex.collective_rpc("hang", LONG, ("blocked_thread",))
-
-    assert "in join" in caught.value.report.stacks
-    assert "in _deadlock" in caught.value.report.stacks
 
 
 def test_a_stopped_rank_that_owes_an_answer_is_hung_without_any_limit(make: Make) -> None:

@@ -58,19 +58,9 @@ def test_a_spare_takes_the_dead_ranks_place_and_is_replaced(make: Make) -> None:
     assert (after.pid, after.incarnation, after.state) == (spare, 2, "up")
     assert ex.ranks[0] == before
     assert ex.collective_rpc("rank", LONG) == [0, 1]
+    assert ex.collective_rpc("loaded", LONG) == [([], before.pid), ([spare], spare)]
     wait_warm(ex)
     assert spares(ex) != [spare]
-
-
-def test_a_spare_has_run_on_standby_and_only_a_spare_has(make: Make) -> None:
-    ex = make()
-    wait_warm(ex)
-
-    kill(ex, 1)
-    wait_healed(ex, 1)
-
-    (first, _), (second, pid) = ex.collective_rpc("loaded", LONG)
-    assert (first, second) == ([], [pid])
 
 
 def test_a_spare_becomes_what_a_new_process_would_have_been(

@@ -199,14 +199,6 @@ def test_whoever_refers_to_the_old_group_holds_up_nobody(
         assert not ex.call("still_waits", LONG, rank=0)
 
 
-def test_a_call_that_is_retried_runs_as_a_whole_in_the_new_epoch(make: Make) -> None:
-    ex = make()
-
-    kill(ex, 1)
-
-    assert ex.collective_rpc("total", LONG, retries=3) == [3.0] * 3
-
-
 def test_the_environment_of_survivors_is_that_of_the_new_epoch(make: Make) -> None:
     ex = make(world_size=2)
     (old, _), _ = ex.collective_rpc("meet_by_env", LONG)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
-from tests.support.gateway_peers import LONG, Driver, Rank, listening
+from tests.support.gateway_peers import LONG, Driver, Joined, Rank, listening
 from zmq.utils import z85
 
-from phalanx.runtime import Frame, Kind, Runtime, descriptors
+from phalanx.runtime import Frame, Kind, descriptors
 from phalanx.runtime.remote.driver_relay import GatewayExited, MessageMalformed, StrangerRefused
 from phalanx.runtime.remote.link import LARGEST, Lane, Say
 from phalanx.runtime.remote.options import Zmq
@@ -25,44 +24,8 @@ from phalanx.supervision import RuntimeFault
 QUICK = Zmq(heartbeat=0.1, lost_after=1.0)
 
 
-@pytest.fixture
-def driver_of(runtime: Runtime) -> Iterator[Callable[[Zmq], Driver]]:
-    made: list[Driver] = []
-
-    def make(options: Zmq) -> Driver:
-        made.append(Driver(runtime, options))
-        return made[-1]
-
-    yield make
-    for driver in made:
-        driver.close()
-
-
-@pytest.fixture
-def driver(driver_of: Callable[[Zmq], Driver]) -> Driver:
-    return driver_of(Zmq())
-
-
-@pytest.fixture
-def rank_of() -> Iterator[Callable[..., Rank]]:
-    made: list[Rank] = []
-
-    def make(posting: Posting, **options: Any) -> Rank:
-        made.append(Rank(posting, **options))
-        return made[-1]
-
-    yield make
-    for rank in made:
-        rank.close()
-
-
-def test_calls_and_answers_cross_one_at_a_time(
-    driver: Driver, rank_of: Callable[..., Rank]
-) -> None:
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
-    rank.greets()
-    assert isinstance(berth.next(), Frame)
+def test_calls_and_answers_cross_one_at_a_time(driver: Driver, joined: Joined) -> None:
+    berth, rank = joined(driver)
 
     berth.call(1)
     berth.call(2)
@@ -119,13 +82,10 @@ def test_an_address_that_cannot_be_bound_is_told(driver_of: Callable[[Zmq], Driv
 @pytest.mark.parametrize("who", ["noise", "no key", "another key", "another client", "oversized"])
 @pytest.mark.parametrize("ipc", [False, True], ids=["tcp", "ipc"])
 def test_a_stranger_is_turned_away_and_harms_nobody(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank], who: str, ipc: bool
+    driver_of: Callable[[Zmq], Driver], joined: Joined, who: str, ipc: bool
 ) -> None:
     driver = driver_of(Zmq(ipc=ipc))
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
-    rank.greets()
-    assert isinstance(berth.next(), Frame)
+    berth, rank = joined(driver)
 
     intrude(berth.posting, who)
     intrude(berth.posting, who)
@@ -189,11 +149,8 @@ def intrude(posting: Posting, who: str) -> None:
     context.term()
 
 
-def test_a_key_opens_once(driver: Driver, rank_of: Callable[..., Rank]) -> None:
-    berth = driver.berth()
-    rank = rank_of(berth.posting)
-    rank.greets()
-    assert isinstance(berth.next(), Frame)
+def test_a_key_opens_once(driver: Driver, rank_of: Callable[..., Rank], joined: Joined) -> None:
+    berth, _ = joined(driver)
 
     thief = rank_of(berth.posting, route=b"\1thief", says_open=False)
     thief.greets()

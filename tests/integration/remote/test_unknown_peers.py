@@ -7,15 +7,14 @@ import itertools
 import resource
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
-import pytest
-from tests.support.gateway_peers import Berth, Driver, Rank
+from tests.support.gateway_peers import Berth, Driver, Joined, Rank
 
-from phalanx.runtime import Frame, Runtime
+from phalanx.runtime import Frame
 from phalanx.runtime.remote.driver_relay import StrangerRefused
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.remote.worker_relay import Posting
@@ -24,30 +23,6 @@ from phalanx.runtime.wire.channel import Arrival
 LONG = 10.0
 MANY = 300
 GREETING = b"\xff" + bytes(8) + b"\x7f\3\0CURVE" + bytes(15 + 1 + 31)
-
-
-@pytest.fixture
-def driver_of(runtime: Runtime) -> Iterator[Callable[[Zmq], Driver]]:
-    with contextlib.ExitStack() as made:
-
-        def make(options: Zmq) -> Driver:
-            driver = Driver(runtime, options)
-            made.callback(driver.close)
-            return driver
-
-        yield make
-
-
-@pytest.fixture
-def rank_of() -> Iterator[Callable[..., Rank]]:
-    with contextlib.ExitStack() as made:
-
-        def make(posting: Posting) -> Rank:
-            rank = Rank(posting)
-            made.callback(rank.close)
-            return rank
-
-        yield make
 
 
 class Eavesdropper:
@@ -107,13 +82,10 @@ def serves(berth: Berth, rank: Rank, number: int) -> None:
 
 
 def test_connections_that_never_say_enough_keep_nobody_out(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank], joined: Joined
 ) -> None:
     driver = driver_of(Zmq(heartbeat=0.2, lost_after=3.0))
-    first = driver.berth()
-    mine = rank_of(first.posting)
-    mine.greets()
-    assert isinstance(first.next(), Frame)
+    first, mine = joined(driver)
     with contextlib.ExitStack() as held:
         idlers: list[socket.socket] = []
         for number in range(MANY):
@@ -136,13 +108,10 @@ def test_connections_that_never_say_enough_keep_nobody_out(
 
 
 def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+    driver_of: Callable[[Zmq], Driver], joined: Joined
 ) -> None:
     driver = driver_of(Zmq())
-    first = driver.berth()
-    mine = rank_of(first.posting)
-    mine.greets()
-    assert isinstance(first.next(), Frame)
+    first, mine = joined(driver)
     pid = driver.gateway.pid
     assert pid is not None
     used = {int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir()}
@@ -160,13 +129,10 @@ def test_a_rank_for_which_no_descriptor_is_free_costs_no_other(
 
 
 def test_strangers_that_hold_every_descriptor_they_can_get_keep_no_new_rank_out(
-    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank]
+    driver_of: Callable[[Zmq], Driver], rank_of: Callable[..., Rank], joined: Joined
 ) -> None:
     driver = driver_of(Zmq())
-    first = driver.berth()
-    mine = rank_of(first.posting)
-    mine.greets()
-    assert isinstance(first.next(), Frame)
+    first, mine = joined(driver)
     pid = driver.gateway.pid
     assert pid is not None
     soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)

@@ -27,6 +27,7 @@ from tests.support.supervised_actors import (
     Notices,
     Puppet,
     in_sub_process,
+    stop_every_actor,
     tree,
     wait_stop,
 )
@@ -560,27 +561,12 @@ def test_ctrl_c_before_the_start_is_waited_for_ends_the_tree_too() -> None:
     assert (done.returncode, done.stdout) == (0, "interrupted\n" * 10 + "10 ended\n"), done.stderr
 
 
-class Exits(pykka.ThreadingActor):
-    """An actor of the program's own that ends by SystemExit."""
-
-    use_daemon_thread = True
-
-    def on_receive(self, message: Any) -> None:
-        raise SystemExit(message)
-
-
 @pytest.mark.parametrize("how", ["stop_all", "SystemExit"])
-def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: str) -> None:
+def test_a_tree_is_stopped_by_whoever_owns_it_and_by_no_other_actor(how: Any) -> None:
     puppet = Puppet()
     top = Supervisor(tree(ChildSpec("a", puppet)))
 
-    if how == "stop_all":
-        assert pykka.ActorRegistry.stop_all(block=True, timeout=LIMIT) == [True]
-    else:
-        stranger = Exits.start()
-        (thread,) = (t for t in threading.enumerate() if t.name.startswith("Exits"))
-        stranger.tell("exit")  # Pykka stops every actor that it knows, one after the other
-        thread.join(LIMIT)
+    stop_every_actor(how)
 
     assert top.count_children(timeout=LIMIT).active == 1
     assert top.exit_reason is None
