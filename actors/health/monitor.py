@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PATIENCE = 0.5  # seconds for a heartbeat, which takes milliseconds
 _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they waited for
 _EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
+_SETTLE = 0.25  # seconds for messages between survivors that are under way
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
 
 
@@ -113,7 +114,9 @@ class HealthMonitor:
 
     def expect_exit(self, worker: Worker) -> None:
         """Suspect *worker*, which has said or shown that it ends, if it lives on."""
-        why = "it closed its call socket and lived on"
+        told = worker.failure
+        why = "it closed its call socket" if told is None else f"it raised {told.headline}"
+        why += " and lived on"
         self._suspect_after(_EXIT_LIMIT, Suspect(worker, why, lambda: True))
 
     def limit_reform(self, worker: Worker) -> None:
@@ -129,7 +132,7 @@ class HealthMonitor:
             if lingers():  # from now on the connections of the old group are ended under it
                 self._group.heartbeats.part(worker.rank, worker.incarnation, epoch)
 
-        self._shutdown.after(worker, leave / 2, part)
+        self._shutdown.after(worker, min(leave / 2, _SETTLE), part)
         why = f"it had not left the old process group within leave_within={leave:g} s"
         self._suspect_after(leave, Suspect(worker, why, lingers))
         why = f"on_reform took longer than limits.start={join:g} s"

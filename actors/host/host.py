@@ -26,9 +26,10 @@ from phalanx.runtime import (
     Stamp,
     Telemetry,
     WorkerLabels,
+    abort_gloo_groups,
     await_assignment,
     encode,
-    end_gloo_connections,
+    free_groups,
     land_on,
     load_snapshot,
     outside,
@@ -304,10 +305,8 @@ class WorkerHost:
         context.rendezvous = order.rendezvous
         context.log = context.log.bind(epoch=order.epoch)
         os.environ.update(order.env)
+        left = abort_gloo_groups()
         _leave_process_group()
-        held = end_gloo_connections()
-        if held:
-            context.log.info("phalanx.old_group_held", connections=held)
         assert self._actor is not None
         if self._link is not None:
             self._link.tell(Kind.LEFT)
@@ -317,6 +316,7 @@ class WorkerHost:
             _run_hook("on_reform", self._actor.on_reform, context)
         finally:
             self.end_copy()
+            free_groups(left)  # after the hook has let go what referred to them
 
     def stop(self, reason: ExitReason) -> None:
         """Run `on_stop`, then leave the process group."""

@@ -77,7 +77,7 @@ class RestartPolicy:
             has died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
             and has the others leave the old process group and run `on_reform`. Made for gloo.
         leave_within: Seconds in which a survivor has to end its call and leave the old process
-            group; past that it is replaced as well. Halfway the group's connections are ended.
+            group; past that it is replaced as well. Connections of gloo are ended after 0.25.
         standby: How many spare processes are kept warm: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
     """

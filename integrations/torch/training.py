@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T", bound=Trainer)
 _RETRIES = 1 << 30  # the restart intensity says when it is enough
-_LEAVE = 4.0  # seconds for a survivor to leave; halfway connections that hold it up are ended
 _PRELOAD = ("torch", "torch._dynamo", "phalanx.integrations.torch")
 
 
@@ -54,8 +53,7 @@ class Training(Generic[_T]):
         threads: Of torch on each rank; None takes an equal share of the processors, or what the
             run in *folder* had.
         timeout: Seconds for joining an epoch and for each collective operation; None takes torch's.
-        policy: Over *survivors*; None takes 100 restarts in 60 seconds, and has survivors leave the
-            old process group within 4 seconds.
+        policy: Over *survivors*; None takes 100 restarts in 60 seconds.
         executor: Further arguments of `Executor`.
 
     Attributes:
@@ -95,8 +93,7 @@ class Training(Generic[_T]):
             threads = max(1, int(usable_processors()) // ranks)
         check_count("threads", threads)
         if policy is None:
-            often = Intensity(100, 60.0)
-            policy = RestartPolicy(survivors=survivors, intensity=often, leave_within=_LEAVE)
+            policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
         self._store = Store(folder, run)

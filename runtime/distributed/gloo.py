@@ -1,100 +1,47 @@
-"""Ends the connections of gloo groups that were left, while something still refers to them.
+"""Aborts gloo groups: what waits in one gets its error at once, here and on the other ranks.
 
-- Each rank that waits in a collective operation of such a group, here or elsewhere, gets its error
-  at once; no other socket of the process is touched. A rank in the middle of a message gets none
-  (`Pair::sendAsyncMode` and `Pair::signalException`, as of torch 2.13): it waits until the group's
-  timeout.
+gloo closes its connections when the last reference to a group is gone. A worker that keeps one of
+its own (the group, a module that was given it, the handle of an operation, a thread that is in one)
+would hold up every rank that waits for it until the group's timeout, 30 minutes by default; torch
+has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 2.13). But an operation
+whose own timeout is over closes every connection of its group, so a group is aborted by one of a
+millisecond.
 
-Why: gloo closes its connections when the last reference to a group is gone. A worker that keeps one
-of its own (the group, a module that was given it, the handle of an operation, a thread that is in
-one) would hold up every rank that waits for it until the group's timeout, 30 minutes by default;
-torch has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 2.13).
-
-How they are found: gloo watches the connections of each group with a thread of a name of its own,
-which sleeps in ``epoll_wait``; the kernel shows which descriptor that is, and what it watches.
-Where any of this is different nothing is found, and the ranks wait as they would have.
+One thing gloo does not do: a thread in the middle of a message, to or from another rank, gets no
+error (`Pair::signalException`). It waits until the group's timeout, and so does what frees the
+group (`free_groups` does that on a thread of its own).
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
-import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+import sys
+import threading
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_THREAD = "gloo_tcp_loop"
-_TASKS = Path("/proc/self/task")
-_PATIENCE = 2.0  # seconds for a thread to go back to sleep that is at work, or due for it
-_LOOK_AGAIN = 0.002
+_AT_ONCE = timedelta(milliseconds=1)
+_TAG = (1 << 31) - 1  # of a message that no rank sends
 
 
-def end_gloo_connections() -> int:
-    """End every connection between ranks that gloo has open; return how many there were."""
-    ended = 0
-    deadline = time.monotonic() + _PATIENCE
-    waiting = set(_loops())
-    while waiting:
-        for task in tuple(waiting):
-            polled = _polled_by(task)
-            if polled is not None:
-                waiting.discard(task)
-                ended += sum(_end(fd, inode) for fd, inode in _watched_by(polled))
-        if not waiting or time.monotonic() >= deadline:
-            break
-        time.sleep(_LOOK_AGAIN)
-    return ended
+def abort_gloo_groups() -> list[Any]:
+    """Close all connections of the gloo groups that this process is in; return its groups."""
+    if "torch.distributed" not in sys.modules:
+        return []
+    torch: Any = import_module("torch")
+    if not torch.distributed.is_available():
+        return []
+    groups = list(torch.distributed.distributed_c10d._world.pg_map)  # noqa: SLF001  # there is no other way
+    for group in groups:
+        with contextlib.suppress(Exception):  # it raises that the time is over, or is not gloo's
+            backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001  # as torch does
+            if backend.name() == "gloo":
+                backend.recv_anysource([torch.empty(1)], _TAG).wait(_AT_ONCE)
+    return groups
 
 
-def _loops() -> Iterator[Path]:
-    """The threads that watch connections."""
-    for task in _TASKS.iterdir():
-        with contextlib.suppress(OSError):  # it has just ended
-            if (task / "comm").read_text().strip() == _THREAD:
-                yield task
-
-
-def _polled_by(task: Path) -> int | None:
-    """Return the descriptor that *task* sleeps in; -1 where it has ended, None where it works."""
-    try:
-        number, *arguments = (task / "syscall").read_text().split()
-    except OSError:
-        return -1
-    if number == "running" or not arguments:
-        return None
-    fd = int(arguments[0], 16)
-    try:
-        is_epoll = "eventpoll" in str(Path(f"/proc/self/fd/{fd}").readlink())
-    except OSError:
-        return None
-    return fd if is_epoll else None
-
-
-def _watched_by(polled: int) -> Iterator[tuple[int, int]]:
-    """The descriptors, and the inodes behind them, that the one *polled* watches."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/self/fdinfo/{polled}").read_text().splitlines():
-            told = line.replace(":", " ").split()
-            if told and told[0] == "tfd" and "ino" in told:
-                yield int(told[1]), int(told[told.index("ino") + 1], 16)
-
-
-def _end(fd: int, inode: int) -> bool:
-    """End the connection *fd*, if it is one, and the one of that inode; gloo closes it itself."""
-    try:
-        copy = socket.socket(fileno=os.dup(fd))
-    except OSError:  # no socket: gloo wakes its thread by others
-        return False
-    with copy:
-        if os.fstat(copy.fileno()).st_ino != inode:  # closed, and its number another's
-            return False
-        try:
-            copy.getpeername()  # one that listens must be left alone: gloo would abort
-            copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return False
-    return True
+def free_groups(groups: list[Any]) -> None:
+    """Let *groups* go, which may have to wait for threads that are in them; return at once."""
+    if groups:
+        threading.Thread(target=groups.clear, name="phalanx-free-groups", daemon=True).start()

@@ -9,21 +9,27 @@ no proof of a hang: native code that holds the interpreter lock also stops this 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import re
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime.distributed.gloo import end_gloo_connections
+from phalanx.runtime.distributed.gloo import abort_gloo_groups
 from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, receive, send
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.remote_exception import RemoteFailure
+from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     import socket
@@ -34,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _DEPTH: Final = 64
+_RELEASE: Final = 0.25  # seconds for the main thread to get the errors of ended connections
+_WAITS: Final = re.compile("/torch/(distributed|autograd)/")  # a backward pass waits for DDP's
 _OWN_FAULTS: Final = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
@@ -73,6 +81,12 @@ def _where(thread: int) -> tuple[str, ...]:
         found.append(f"{code.co_name} ({code.co_filename}:{frame.f_lineno})")
         frame = frame.f_back
     return tuple(found)
+
+
+def _main_thread() -> tuple[str, ...]:
+    """Return the state of the main thread, and how often it has slept and been interrupted."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return tuple(line for line in lines if line.startswith("State") or "ctxt" in line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +145,20 @@ class Link:
         """
         return self._received.get()
 
-    def tell(self, kind: int, value: object = None, *, number: int = 0) -> None:
-        """Send *value* to the driver, from any thread; *number* is the probe it answers."""
+    def tell(
+        self, kind: int, value: object = None, *, number: int = 0, epoch: int | None = None
+    ) -> None:
+        """Send *value* to the driver, from any thread; *number* is the probe it answers.
+
+        *epoch* is the one it is about; None for the present one.
+        """
         payload = Payload.of(None if value is None else encode(value, "the event"))
         try:
             packet = payload.packet(
-                kind, epoch=self.epoch, call_id=number, incarnation=self.incarnation
+                kind,
+                epoch=self.epoch if epoch is None else epoch,
+                call_id=number,
+                incarnation=self.incarnation,
             )
             send(self.control, packet, payload.file)
         finally:
@@ -153,7 +175,9 @@ class Link:
                     case Kind.ASK:
                         self.tell(Kind.PULSE, Pulse(_where(main)), number=frame.call_id)
                     case Kind.PART:
-                        self._part(frame.epoch)
+                        threading.Thread(
+                            target=self._part, args=(frame.epoch, main), daemon=True
+                        ).start()
                     case Kind.DRAINING | Kind.TERMINATE:
                         termination.hear(frame.kind)
                     case _:
@@ -163,14 +187,23 @@ class Link:
         termination.hear(None)  # the driver is gone, or has closed its end
         self._received.put(None)
 
-    def _part(self, epoch: int) -> None:
+    def _part(self, epoch: int, main: int) -> None:
         """End the connections of the process group that the worker is to leave for *epoch*.
 
-        Not if it has left it: then they are those of the next one.
+        Not if it has left it: then they are those of the next one. If it still waits in gloo then,
+        nothing ends that wait.
         """
         with self._entering:
-            if self.epoch < epoch:
-                end_gloo_connections()
+            if self.epoch >= epoch:
+                return
+            abort_gloo_groups()
+        before = _main_thread()
+        time.sleep(_RELEASE)
+        asleep = before == _main_thread() and "S (sleeping)" in before[0]
+        if self.epoch < epoch and asleep and any(map(_WAITS.search, _where(main))):
+            fault = RuntimeFault("it is in the middle of a message of gloo, and gets no error")
+            with contextlib.suppress(OSError):  # the driver is gone
+                self.tell(Kind.NOT_REFORMED, RemoteFailure.of(fault), epoch=epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ from phalanx.supervision.errors import (
 from . import messages as msg
 from . import notices
 from .decider import Directive
-from .policy import AutoShutdown, ExitKind, ExitReason, Restart, Strategy
+from .policy import AutoShutdown, ExitKind, ExitReason, Restart, Strategy, in_period
 from .spec import BRUTAL_KILL
 
 if TYPE_CHECKING:
@@ -440,11 +440,11 @@ class SupervisorMachine:
         if limit is not None and child.fruitless >= limit:
             why = f"{child.key} was restarted {limit} times in a row and was of no use"
         elif window is None:
-            why = f"more than {most.max_restarts} restarts in {most.period:g} s"
+            why = f"more than {most.max_restarts} restarts{in_period(most.period)}"
         if healthy_for is not None:
             count = ", not counted: preempted"
             if not free and window is not None:
-                count = f" {len(window.spent)} of {most.max_restarts} in {most.period:g} s"
+                count = f" {len(window.spent)} of {most.max_restarts}{in_period(most.period)}"
             self._announce_exit(child, f"gave up: {why}" if why else f"restart{count}")
         if why or window is None:
             yield from self._give_up(child, why)

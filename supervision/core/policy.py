@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _Child = TypeVar("_Child")
+_YEAR = 365 * 86400.0
 
 
 class Strategy(StrEnum):
@@ -133,6 +134,11 @@ class Intensity:
     def window(self) -> RestartWindow:
         """Return an empty window of this intensity."""
         return RestartWindow(self.max_restarts, self.period)
+
+
+def in_period(period: float) -> str:
+    """Return *period* of an `Intensity` in words; empty for one of years, which is no limit."""
+    return "" if period >= _YEAR else f" in {period:g} s"
 
 
 @dataclass(frozen=True, slots=True)

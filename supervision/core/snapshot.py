@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from .policy import in_period
+
 if TYPE_CHECKING:
     from .machine import Child, Status, SupervisorMachine
     from .policy import ChildType, ExitReason, Restart, Strategy
@@ -124,6 +126,6 @@ def _described(child: ChildSnapshot) -> str:
 
 
 def _supervisor(snapshot: SupervisorSnapshot) -> str:
-    spent = f"{snapshot.restarts} of {snapshot.max_restarts} restarts in {snapshot.period:g} s"
+    spent = f"{snapshot.restarts} of {snapshot.max_restarts} restarts{in_period(snapshot.period)}"
     ended = "" if snapshot.ended is None else f", ended: {snapshot.ended}"
     return f"[{snapshot.strategy}, {spent}{ended}]"

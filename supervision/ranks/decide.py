@@ -31,6 +31,7 @@ from phalanx.supervision.core.policy import (
     Restart,
     RestartWindow,
     Strategy,
+    in_period,
 )
 
 
@@ -307,7 +308,7 @@ def rank_exited(
         told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
         return _mend(state, affected, told, at, jitter)
     window = state.window.admit(at)
-    limit = f"{state.window.intensity} restarts in {state.window.period:g} s"
+    limit = f"{state.window.intensity} restarts{in_period(state.window.period)}"
     if window is None:
         told = Decided("give up", f"more than {limit}")
         last = f"the last: {name}, {reason}"

@@ -7,12 +7,14 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import WorkerContext
+from phalanx.runtime import abort_gloo_groups
 
 
 class Keeper(Echo):
@@ -87,6 +89,33 @@ class Sender(Keeper):
                 dist.send(tensor, 0)
             else:
                 dist.recv(tensor, 1 if self.ctx.rank == 0 else 0)
+
+
+class Spinner(Keeper):
+    """Rank 0 gets a message for an operation that is no more: gloo's thread tries without end.
+
+    Another of its threads waits in an operation that this holds up.
+    """
+
+    def leave_message(self) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if self.ctx.rank == 1:
+            self.sent = dist.isend(torch.ones(1), 0)
+            return
+        dist.irecv(torch.ones(1), 1)
+        self.work = cast("Any", dist.all_reduce(torch.ones(1), async_op=True))
+        deadline = time.monotonic() + 60
+        used = time.process_time()
+        while time.process_time() - used < 0.1 and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+    def abort(self) -> str:
+        abort_gloo_groups()
+        with contextlib.suppress(RuntimeError):
+            self.work.wait(timedelta(seconds=30))
+        return str(self.work.exception())
 
 
 class Loner(Keeper):

@@ -204,6 +204,9 @@ class StartFails(Echo):
         match self.how:
             case "raise":
                 raise ValueError("bad weights")
+            case "linger":
+                threading.Thread(target=time.sleep, args=(600,)).start()
+                raise ValueError("bad weights")
             case "unpicklable":
                 raise Unpicklable("bad weights")
             case "exit":

@@ -261,6 +261,11 @@ def test_a_start_that_hangs_says_where(make: Make) -> None:
     assert "on_start" in report.stacks
 
 
+def test_a_start_that_fails_and_lives_on_says_what_it_raised(make: Make) -> None:
+    with pytest.raises(StartFailed, match="it raised ValueError: bad weights and lived on"):
+        make(StartFails, 1, args=("linger",))
+
+
 def test_at_rest_no_timer_runs(make: Make) -> None:
     ex = make(hang_after=0.2, limits=Limits(stopped=0.4))
     ex.collective_rpc("rank", LONG)

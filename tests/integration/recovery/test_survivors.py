@@ -11,7 +11,7 @@ import pytest
 from tests.support.options import Make, with_defaults
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
-from tests.support.survivors import Holder, Keeper, Loner, Sender
+from tests.support.survivors import Holder, Keeper, Loner, Sender, Spinner
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Limits, RestartPolicy
@@ -156,8 +156,8 @@ def test_survivors_that_are_blocked_in_a_collective_get_out_of_it(
 def test_a_survivor_in_the_middle_of_a_message_is_replaced_and_those_that_wait_for_it_are_kept(
     make: Make, tmp_path: Path, world_size: int
 ) -> None:
-    """Gloo raises no error in rank 0; the others, which wait for rank 0, get one halfway."""
-    ex = make(world_size, worker=Sender, policy=RestartPolicy(leave_within=4.0))
+    """Gloo raises no error in rank 0; the others, which wait for rank 0, get one."""
+    ex = make(world_size, worker=Sender, policy=RestartPolicy(leave_within=LONG))
     before = pids(ex)
     busy = reduce_for_ever(ex, tmp_path / "begun")
     assert before[1] is not None
@@ -170,8 +170,15 @@ def test_a_survivor_in_the_middle_of_a_message_is_replaced_and_those_that_wait_f
     assert ex.collective_rpc("total", 20.0) == [float(world_size)] * world_size
     assert [a == b for a, b in zip(before, pids(ex), strict=True)][2:] == [True] * (world_size - 2)
     _, report = ex.status().reports
-    assert (report.rank, report.reason.kind) == (0, ExitKind.UNRESPONSIVE)
-    assert "leave_within=4 s" in report.reason.detail
+    assert report.rank == 0
+    assert "it is in the middle of a message of gloo" in report.reason.detail
+
+
+def test_a_group_whose_thread_tries_without_end_to_read_a_message_is_aborted(make: Make) -> None:
+    ex = make(2, worker=Spinner)
+    ex.collective_rpc("leave_message", LONG)
+
+    assert "timeout caused pair closure" in ex.call("abort", LONG, rank=0)
 
 
 def written(pid: int | None) -> int:

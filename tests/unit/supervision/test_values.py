@@ -31,6 +31,7 @@ from phalanx.supervision import (
     is_broken_process_group,
 )
 from phalanx.supervision.core.machine import Verdict, verdict
+from phalanx.supervision.core.policy import in_period
 
 CRASH = ExitReason(ExitKind.CRASH)
 SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
@@ -70,6 +71,10 @@ def test_the_traces_are_compared_under_whole_seconds_as_otp_counts_them() -> Non
 
     assert early.admit(2.8) is None
     assert late.admit(3.2) is not None
+
+
+def test_a_period_of_years_is_no_limit_and_is_not_told() -> None:
+    assert [in_period(seconds) for seconds in (0.5, 60.0, 1e9)] == [" in 0.5 s", " in 60 s", ""]
 
 
 def test_no_restart_is_admitted_by_intensity_0() -> None:
