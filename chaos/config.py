@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _LEAST, _MOST = 1e-6, 1e9  # of a rate, and of seconds; Python's locks wait for ten times that
+_RECOVERY = 1.0  # seconds; a shorter run would end before a group has recovered once
 _MOST_FAULTS = 100_000  # arbitrary; a history of so many does not fit into memory
 
 
@@ -99,6 +100,9 @@ class Chaos:
         if self.rate * self.duration > _MOST_FAULTS:
             remedy = f"more than {_MOST_FAULTS} faults in {self.duration:g} s; give less"
             raise SpecError("rate", self.rate, remedy)
+        if self.duration < _RECOVERY:
+            remedy = f"shorter than one recovery takes ({_RECOVERY:g} s)"
+            raise SpecError("duration", self.duration, remedy)
         return Schedule.draw(
             self.seed,
             duration=self.duration,

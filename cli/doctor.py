@@ -45,6 +45,7 @@ _LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program i
 _LEAST_PROCESSES = 256
 _LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
 _ENTRY = f"{__name__}:probe"
+_PRELOAD = ("torch",)
 _GET_SUBREAPER = 37
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "note": "note"}
 
@@ -200,9 +201,7 @@ def _start() -> Finding:
     with os.fdopen(reader, "rb") as answer, Runtime(console=None, stream=False) as runtime:
         try:
             [process] = runtime.launcher.launch(
-                LaunchSpec(
-                    entry=_ENTRY, fds={"answer": writer}, label="doctor", preload=("torch",)
-                ),
+                LaunchSpec(entry=_ENTRY, fds={"answer": writer}, label="doctor", preload=_PRELOAD),
                 on_exit=lambda _process: None,  # the check itself waits for the exit
                 deadline=limit,
             )

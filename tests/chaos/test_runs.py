@@ -237,7 +237,7 @@ def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
 
 def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) -> None:
     schedule = at_once(("kill", "random", ""), ("kill", "driver", ""), gap=0.7)
-    plan = Chaos(duration=2.5, schedule=schedule, seed=5, record=tmp_path / "run")
+    plan = Chaos(duration=5.0, schedule=schedule, seed=5, record=tmp_path / "run")
 
     result = run_chaos(targets.one_for_one, plan)
 
@@ -288,7 +288,7 @@ def test_a_group_that_gives_up_is_built_again_where_it_keeps_its_intensity(
     schedule = at_once(*[("kill", "random", "")] * 5, gap=0.3)
     target = targets.Quiet(runtime, intensity=Intensity(1, 60.0))
 
-    result = run_chaos(target, duration=2.5, schedule=schedule, keep_intensity=True)
+    result = run_chaos(target, duration=5.0, schedule=schedule, keep_intensity=True)
 
     assert result.violations == ()
     assert len(result.history.groups) > 1

@@ -71,6 +71,7 @@ def test_doctor_ends_although_the_process_that_it_starts_hangs(
 ) -> None:
     monkeypatch.setattr(doctor, "_ENTRY", f"{__name__}:hang")
     monkeypatch.setattr(doctor, "_START", 10.0)
+    monkeypatch.setattr(doctor, "_PRELOAD", ())  # to import torch may take longer than that
 
     found = doctor._start()
 

@@ -23,9 +23,7 @@ from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, u
 from phalanx.runtime.wire.message import Payload
 from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 
-EASY = settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EASY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ARENA_SIZE = 1 << 22
 # Words that mean something to the decoder, so that chance does not have to find them.
 WORDS = st.sampled_from([0, 1, 2, 255, 256, 4096, 1 << 22, 1 << 31, 1 << 62, (1 << 64) - 1])

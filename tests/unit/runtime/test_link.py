@@ -171,7 +171,7 @@ def test_what_is_announced_and_never_comes_leaves_no_memory(ends: tuple[End, End
     assert other.arena._backed.count(1) == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(st.binary(max_size=64), max_size=4), max_size=20), st.data())
 def test_garbage_is_dropped_and_what_follows_arrives(
     garbage: list[list[bytes]], data: st.DataObject

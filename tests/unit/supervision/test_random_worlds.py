@@ -13,7 +13,7 @@ from phalanx.supervision import Intensity
 worlds = st.integers(0, 2**48)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(seed=worlds, steps=st.integers(0, 120))
 def test_a_world_keeps_the_rules_and_comes_to_rest(seed: int, steps: int) -> None:
     random = Random(seed)
@@ -25,7 +25,7 @@ def test_a_world_keeps_the_rules_and_comes_to_rest(seed: int, steps: int) -> Non
     assert world.machine.is_idle
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(seed=worlds, steps=st.integers(0, 80))
 def test_a_stopped_world_has_ended_and_has_no_children(seed: int, steps: int) -> None:
     random = Random(seed)
@@ -41,7 +41,7 @@ def test_a_stopped_world_has_ended_and_has_no_children(seed: int, steps: int) ->
     assert [p for p in world.alive() if not p.killed] == []
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     limit=st.integers(0, 6),
     period=st.floats(0.1, 10),
