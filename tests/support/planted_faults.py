@@ -28,6 +28,7 @@ from phalanx.actors.calls.queue import CallQueue
 from phalanx.actors.calls.sender import Sender
 from phalanx.actors.group.handle import Group
 from phalanx.actors.group.launcher import WorkerBuilder
+from phalanx.actors.group.membership import Membership
 from phalanx.actors.host.host import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
@@ -201,15 +202,36 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "_has_begun", lambda *_: False)
 
 
-def restart_before_the_end(patch: pytest.MonkeyPatch) -> None:
+def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
+    land = Membership.land
+    release = Membership.release
+    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
         if state.phase is Phase.MENDING and state.mending:
             return decide._start(state)
         return resume(state, at, jitter)
 
+    def noted(self: Any, launch: Any) -> bool:
+        lost.update((id(worker), (self, worker)) for worker in launch.workers)
+        return land(self, launch)
+
+    def released(self: Any, worker: Any) -> None:
+        lost.pop(id(worker), None)
+        release(self, worker)
+
     patch.setattr(decide, "_resume", early)
+    patch.setattr(Membership, "land", noted)
+    patch.setattr(Membership, "release", released)
+
+    def clear() -> None:
+        for membership, worker in lost.values():
+            release(membership, worker)
+            if worker.attached:
+                worker.channel.close()
+
+    return clear
 
 
 def restart_forgotten(patch: pytest.MonkeyPatch) -> None:
