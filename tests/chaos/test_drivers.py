@@ -61,6 +61,7 @@ def test_what_a_program_does_leaves_its_workers_usable_and_nothing_behind(
     driver = drive("dying_driver", mode)
 
     assert driver.expect("ranks") == [0, 1]
+    assert driver.said[-1].get("alone", 1) == 1
     assert driver.wait() == 0
     assert "Traceback" not in driver.stderr
 
