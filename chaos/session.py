@@ -25,7 +25,7 @@ from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
 from .history.events import DriverEnded, DriverStarted, SteadyStateChecked
 from .history.journal import Journal, now, recording
 from .instrumentation.driver_probe import DriverProbe
-from .instrumentation.leaks import RunLeaks
+from .instrumentation.leaks import RunLeaks, named_files
 from .nemesis.catalog import is_rank
 from .nemesis.nemesis import Nemesis, kill_ranks
 from .workload.generator import Callers, make_calls
@@ -118,7 +118,7 @@ class Session:
         self._journal.write(DriverStarted(at=now(), number=self.number, pid=os.getpid()))
         closed = True
         try:
-            with installed(self._probe):
+            with installed(self._probe), named_files():
                 try:
                     self._built = self._build()
                     if self._built is not None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from phalanx.chaos.history.events import LeakFound
 from phalanx.chaos.history.journal import now
 from phalanx.chaos.nemesis.processes import trees_of
 from phalanx.testing import LeakDetector
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 WORKERS = ".pids"
 """Files with a line for each process of a rank: its pid and start time, in ticks."""
@@ -42,6 +48,22 @@ class RunLeaks:
         self._detector.pids |= {pid for pid, _ in keys_in(self._folder, WORKERS)}
         leaks = self._detector.wait_gone()
         return [LeakFound(at=now(), what=leak.what, name=leak.name) for leak in leaks]
+
+
+def name_files() -> None:
+    """Have temporary files of this process that are given no prefix say whose they are."""
+    tempfile.template = f"tmp-{os.getpid()}-"
+
+
+@contextlib.contextmanager
+def named_files() -> Generator[None]:
+    """Do so in the block."""
+    before = tempfile.template
+    name_files()
+    try:
+        yield
+    finally:
+        tempfile.template = before
 
 
 def keys_in(folder: Path, suffix: str) -> set[tuple[int, int]]:

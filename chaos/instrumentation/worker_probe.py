@@ -19,7 +19,7 @@ from phalanx.chaos.history.journal import Journal, now
 from phalanx.chaos.nemesis.worker_faults import Orders, inject_here
 from phalanx.runtime import is_in_process_group, procfs
 
-from .leaks import WORKERS, keys_in
+from .leaks import WORKERS, keys_in, name_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -99,6 +99,7 @@ class WorkerProbe:
         )
         if not kept:
             self._note(os.getpid())
+            name_files()
             if self._worker.incarnation > 1:
                 self._obey("start")
 

@@ -7,7 +7,6 @@ by the worker class `Planted`, in the worker itself, before it serves.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import tempfile
 import time
@@ -279,7 +278,7 @@ def leaked_folder(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     begin = WorkerBuilder.equip
 
     def equip(self: Any, *words: Any) -> Any:
-        made.append(tempfile.mkdtemp(suffix=f"-{os.getpid()}"))
+        made.append(tempfile.mkdtemp())
         return begin(self, *words)
 
     patch.setattr(WorkerBuilder, "equip", equip)
