@@ -93,15 +93,15 @@ def write_file(
         MessageTooLarge: there is not enough memory; it says for how much there is.
     """
     file = new_message_file(size, name)
-    with descriptors.closed_on_error(file):
-        try:
+    try:
+        with descriptors.closed_on_error(file):
             for part, offset in zip(parts, offsets, strict=True):
                 write_all(file, part, offset)
-        except OSError as error:
-            if error.errno in _NO_MEMORY:
-                raise MessageTooLarge(size, writable_bytes(size)) from error
-            raise
-        return seal_message_file(file)
+            return seal_message_file(file)
+    except OSError as error:
+        if error.errno in _NO_MEMORY:  # the file's own memory is free again
+            raise MessageTooLarge(size, writable_bytes(size)) from error
+        raise
 
 
 def new_message_file(size: int, name: str = "phalanx-message") -> int:

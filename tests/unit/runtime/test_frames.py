@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pickle
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import SLOTS, Arena, Borrower
 from phalanx.runtime.memory.mapping import COPY_LIMIT, MOST_MAPPED, ArenaReader
+from phalanx.runtime.wire import message
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, unpack
-from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.message import Payload, write_file
 from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.supervision import MessageTooLarge
 
 EASY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 ARENA_SIZE = 1 << 22
@@ -330,3 +333,25 @@ def test_a_worker_drops_what_is_no_frame_and_serves_on() -> None:
     assert frame.value() == "call"
     assert told == [True]
     wire.close()
+
+
+def test_memory_that_ends_in_the_middle_of_a_message_is_free_before_the_rest_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files: list[int] = []
+
+    def refuse(file: int, *_: object) -> None:
+        files.append(file)
+        raise OSError(errno.ENOMEM, "no memory")
+
+    def measure(size: int) -> int:
+        return size - any(Path(f"/proc/self/fd/{file}").is_symlink() for file in files)
+
+    monkeypatch.setattr(message, "write_all", refuse)
+    monkeypatch.setattr(message, "writable_bytes", measure)
+
+    with pytest.raises(MessageTooLarge) as refused:
+        write_file([memoryview(b"four")], [0], 4)
+
+    assert files
+    assert refused.value.limit == 4
