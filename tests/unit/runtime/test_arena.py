@@ -15,6 +15,7 @@ from phalanx.runtime.linux import procfs
 from phalanx.runtime.memory.arena import ARENA_IDLE, PAGE, SLOTS, Arena, Borrower, Extent
 from phalanx.runtime.memory.mapping import COPY_LIMIT, ArenaReader
 from phalanx.runtime.wire.channel import SocketChannel
+from phalanx.runtime.wire.message import Payload
 
 LARGE = COPY_LIMIT + 5 * PAGE
 
@@ -111,6 +112,19 @@ def test_a_message_sent_twice_to_one_reader_is_held_until_both_are_dropped(arena
 
     assert before != extent.start
     assert after == extent.start
+
+
+def test_a_message_that_could_not_be_sent_holds_no_place(arena: Arena) -> None:
+    peer = Peer(arena)
+    extent = arena.place(LARGE)
+    assert extent is not None
+    payload = Payload.in_arena(extent, LARGE)
+
+    extent.lend(peer.borrower)
+    payload.take_back(peer.borrower)
+    payload.close()
+
+    assert send(arena, filled(2)).start == extent.start
 
 
 def test_a_forked_child_closes_the_drivers_sockets_once(arena: Arena) -> None:
