@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from phalanx.actors.spec.results import Status
 
+_LOOK = 0.02  # seconds between two looks for an executor by a call that may take no thread
+
 
 class SupervisedExecutor(CallMethods[Any]):
     """The executor that runs at *path* of a tree, whichever that is.
@@ -107,18 +109,18 @@ class _LastingGroup:
         deadline = _deadline(seconds)
         while True:
             try:
-                executor = self.executor(0.0)
-            except TimeoutError:
-                find = functools.partial(self._find, args[1], _left(deadline), seconds)
-                executor = await asyncio.to_thread(find)
-            group = executor.parts()[0]
-            options |= {"timeout": _left(deadline), "at_once": True}
-            try:
-                return await outcome_of(group, functools.partial(group.call, *args, **options))
-            except (ExecutorClosed, WorkerDied) as error:
-                if error.sent:
+                group = self._find(args[1], 0.0, seconds).parts()[0]
+            except CallTimeout:
+                if deadline is not None and time.monotonic() >= deadline:
                     raise
-            await asyncio.to_thread(self._wait_end, executor, _left(deadline))
+            else:
+                options |= {"timeout": _left(deadline), "at_once": True}
+                try:
+                    return await outcome_of(group, functools.partial(group.call, *args, **options))
+                except (ExecutorClosed, WorkerDied) as error:
+                    if error.sent:
+                        raise
+            await asyncio.sleep(_LOOK)
 
     def _find(self, method: Any, left: float | None, timeout: float | None) -> Executor[Any]:
         """Return the executor that runs, after *left* seconds at most, for a call of *method*."""

@@ -175,9 +175,10 @@ class Link:
                     case Kind.ASK:
                         self.tell(Kind.PULSE, Pulse(_where(main)), number=frame.call_id)
                     case Kind.PART:
-                        threading.Thread(
-                            target=self._part, args=(frame.epoch, main), daemon=True
-                        ).start()
+                        with contextlib.suppress(RuntimeError):  # no thread: `leave_within` holds
+                            threading.Thread(
+                                target=self._part, args=(frame.epoch, main), daemon=True
+                            ).start()
                     case Kind.DRAINING | Kind.TERMINATE:
                         termination.hear(frame.kind)
                     case _:

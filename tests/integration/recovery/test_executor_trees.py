@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tests.support.workers import Echo, StartFails, StartsLate
 from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
+    CallTimeout,
     ChildRefused,
     ChildSpec,
     ExitKind,
@@ -161,6 +163,34 @@ def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_t
         return values
 
     assert asyncio.run(run()) == [[1], 2]
+
+
+def test_an_awaited_call_of_a_lasting_handle_keeps_its_timeout_where_no_thread_is_free(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    gate.touch()
+    children = [child("a", StartsLate, 1, args=(str(gate),))]
+    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=children))
+    model = tree.executor("a")
+    gate.unlink()
+    model.current().close()
+    free = threading.Event()
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        busy = loop.run_in_executor(None, free.wait)
+        try:
+            with pytest.raises(CallTimeout):
+                await asyncio.wait_for(model.aio.collective_rpc("echo", 0.1, (1,)), LONG / 3)
+        finally:
+            free.set()
+            gate.touch()
+        await busy
+        assert await model.aio.collective_rpc("echo", LONG, (2,)) == [2]
+
+    asyncio.run(run())
 
 
 def test_a_lasting_handle_says_that_nothing_restarts_its_executor_or_that_the_tree_has_ended(
