@@ -95,11 +95,12 @@ class _LastingGroup:
         deadline = _deadline(timeout)
         while True:
             executor = self._find(args[1], 0.0 if at_once else _left(deadline), timeout)
+            group = executor.parts()[0]
             options |= {"timeout": _left(deadline), "at_once": at_once}
             try:
-                return executor.parts()[0].call(*args, **options)
+                return group.call(*args, **options)
             except (ExecutorClosed, WorkerDied) as error:
-                if error.sent or at_once:
+                if at_once or _may_have_run(error, group):
                     raise
             self._wait_end(executor, _left(deadline))
 
@@ -118,7 +119,7 @@ class _LastingGroup:
                 try:
                     return await outcome_of(group, functools.partial(group.call, *args, **options))
                 except (ExecutorClosed, WorkerDied) as error:
-                    if error.sent:
+                    if _may_have_run(error, group):
                         raise
             await asyncio.sleep(_LOOK)
 
@@ -149,6 +150,11 @@ class _LastingGroup:
         with suppress(TimeoutError):  # that of the last one, while there is none
             self.executor(0.0)
         return self._view
+
+
+def _may_have_run(error: ExecutorClosed | WorkerDied, group: Any) -> bool:
+    """Return whether *error* ends a call of *group* that was sent, or was raised by its method."""
+    return error.sent or not (group.closing or group.is_failed)
 
 
 def _deadline(timeout: float | None) -> float | None:

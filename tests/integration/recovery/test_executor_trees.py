@@ -25,6 +25,7 @@ from phalanx.supervision import (
     CallTimeout,
     ChildRefused,
     ChildSpec,
+    ExecutorClosed,
     ExitKind,
     Intensity,
     Restart,
@@ -135,6 +136,34 @@ def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_execut
 
     assert model.current(LONG) is not before
     assert tree.exit_reason is None
+
+
+class RefusedWithin(Echo):
+    """Makes a call of an executor of its own, which has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+
+    def refused(self) -> None:
+        self.runs += 1
+        raise ExecutorClosed("the one within has ended", sent=False)
+
+    def refusals(self) -> int:
+        return self.runs
+
+
+def test_a_lasting_handle_does_not_make_a_call_again_whose_method_raised_that_another_was_refused(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    model = grow(SupervisorSpec("root", children=[child("a", RefusedWithin, 1)])).executor("a")
+
+    with pytest.raises(ExecutorClosed, match="within"):
+        model.collective_rpc("refused", 1.0)
+    with pytest.raises(ExecutorClosed, match="within"):
+        asyncio.run(model.aio.collective_rpc("refused", 1.0))
+
+    assert model.call("refusals", LONG, rank=0) == 2
 
 
 def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_the_event_loop(
