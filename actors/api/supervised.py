@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import math
 import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
+from phalanx.actors.calls.call import check_timeout
 from phalanx.supervision import (
     CallTimeout,
     ChildRefused,
@@ -158,7 +160,10 @@ def _may_have_run(error: ExecutorClosed | WorkerDied, group: Any) -> bool:
 
 
 def _deadline(timeout: float | None) -> float | None:
-    return None if timeout is None else time.monotonic() + timeout
+    if timeout is None:
+        return None
+    check_timeout(timeout)
+    return None if timeout == math.inf else time.monotonic() + timeout
 
 
 def _left(deadline: float | None) -> float | None:

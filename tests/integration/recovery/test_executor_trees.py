@@ -222,12 +222,14 @@ def test_an_awaited_call_of_a_lasting_handle_keeps_its_timeout_where_no_thread_i
     asyncio.run(run())
 
 
-def test_a_lasting_handle_says_that_nothing_restarts_its_executor_or_that_the_tree_has_ended(
+def test_a_lasting_handle_refuses_a_wrong_timeout_and_says_that_nothing_restarts_its_executor(
     grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
 ) -> None:
     tree = grow(SupervisorSpec("root", children=[child("a", Echo, 1)]))
     model = tree.executor("a")
 
+    with pytest.raises(SpecError, match="seconds >= 0"):
+        model.collective_rpc("rank", -1.0)
     tree.terminate_child("a", timeout=LONG)
     with pytest.raises(ChildRefused, match="not_running"):
         model.collective_rpc("rank", LONG)
