@@ -9,6 +9,7 @@ For any thread; its lock is the innermost, and nothing waits under it.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import OwnedLock, SnapshotFolder
@@ -88,20 +89,24 @@ class SnapshotStore:
         return last
 
     def _claim(self, path: Path) -> int:
-        self._folder = SnapshotFolder(path)
-        self._folder.tidy()
-        names = self._folder.names()
-        last = max((name.number for name in names), default=0)
-        self._foreign = last  # until its snapshots are known to fit
-        if self._policy.resume:
-            self._snapshots = find_snapshots(self._folder, names, together=self._together)
-            if names and not self._snapshots:
-                raise SpecError(
-                    "checkpoint.resume",
-                    self.where,
-                    f"of {len(names)} snapshots there, none is complete; "
-                    "to begin anew, give another folder",
-                )
+        with contextlib.ExitStack() as undo:
+            folder = SnapshotFolder(path)
+            undo.callback(folder.close)
+            folder.tidy()
+            names = folder.names()
+            last = max((name.number for name in names), default=0)
+            self._foreign = last  # until its snapshots are known to fit
+            if self._policy.resume:
+                self._snapshots = find_snapshots(folder, names, together=self._together)
+                if names and not self._snapshots:
+                    raise SpecError(
+                        "checkpoint.resume",
+                        self.where,
+                        f"of {len(names)} snapshots there, none is complete; "
+                        "to begin anew, give another folder",
+                    )
+            undo.pop_all()
+        self._folder = folder
         return last
 
     def close(self) -> None:

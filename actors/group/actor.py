@@ -244,6 +244,7 @@ class GroupActor(ProtectedActor):
                 self._standby.warm(worker)
                 self._show()
             case Kind.READY if worker.attached:
+                worker.failure = None
                 now = self._clock()
                 who = worker.rank, worker.incarnation
                 self._act(decide.rank_reformed(self._state, *who, frame.epoch, now))

@@ -120,9 +120,9 @@ class Policy:
                 raise SpecError(f"{KEY}.{name}", value, f"known are {names}")
         if "strategy" in given:
             given["strategy"] = check_word(f"{KEY}.strategy", given["strategy"], Strategy)
-        for name, kind in (("intensity", Intensity), ("backoff", BackOff)):
+        for name, base in (("intensity", cls().intensity), ("backoff", BackOff())):
             if isinstance(value := given.get(name), Mapping | list | tuple):
-                given[name] = _group(name, kind, value)
+                given[name] = _group(name, base, value)
         return cls(**given)
 
     @classmethod
@@ -133,14 +133,14 @@ class Policy:
         return cls()
 
 
-def _group(name: str, kind: type[Any], said: Any) -> Any:
-    """Return the *kind* of which *said* has the fields: by name, or in their order."""
-    try:
-        return kind(**said) if isinstance(said, Mapping) else kind(*said)
-    except TypeError:
-        names = ", ".join(field.name for field in dataclasses.fields(kind))
-        remedy = f"give a mapping with any of {names}, or a list in this order"
-        raise SpecError(f"{KEY}.{name}", said, remedy) from None
+def _group(name: str, base: Any, said: Any) -> Any:
+    """Return *base* with the fields that *said* has: by name, or the first ones in their order."""
+    names = [field.name for field in dataclasses.fields(base)]
+    given = said if isinstance(said, Mapping) else dict(zip(names, said, strict=False))
+    if len(given) == len(said) and given.keys() <= set(names):
+        return dataclasses.replace(base, **given)
+    remedy = f"give a mapping with any of {', '.join(names)}, or a list in this order"
+    raise SpecError(f"{KEY}.{name}", said, remedy)
 
 
 def _names(field: str, value: object) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import pytest
 from phalanx.actors.calls.call import Call, Shape, options_of
 from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
 from phalanx.actors.checkpoint.snapshot import Snapshot
+from phalanx.actors.checkpoint.store import SnapshotStore
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import (
     Flag,
@@ -23,6 +24,8 @@ from phalanx.runtime import (
     encode,
     store_snapshot,
 )
+from phalanx.runtime.checkpoint.snapshot import SnapshotName
+from phalanx.supervision import SpecError
 
 BOTH = (0, 1)
 
@@ -175,3 +178,15 @@ def test_the_time_counts_from_the_first_call_that_is_in_no_snapshot(told: list[A
         assert len(clock.timers) == 1  # nothing happens while nothing is called
         coordinator.mark(call(4), BOTH, 2)
         assert clock.timers[1][0] == 115.0
+
+
+def test_a_folder_without_a_complete_snapshot_is_refused_each_time(tmp_path: Path) -> None:
+    (tmp_path / str(SnapshotName(number=7, rank=0, world_size=2))).write_bytes(b"half of it")
+    policy = CheckpointPolicy(where=tmp_path, resume=True)
+    store = SnapshotStore(policy, tmp_path, together=True, sealed=False)
+
+    for _ in range(2):  # as a supervisor does, which starts it again
+        with pytest.raises(SpecError, match="none is complete"):
+            store.open(2, can_reshard=False)
+
+    assert not store.is_held

@@ -139,6 +139,8 @@ def test_a_policy_is_the_same_after_it_has_travelled_as_json(policy: Policy) -> 
 def test_a_policy_is_found_in_what_vllm_carries() -> None:
     assert Policy.of_config({"phalanx": {"standby": 2}, "mine": 1}) == Policy(standby=2)
     assert Policy.of_config({}) == Policy()
+    for half in ([3], {"max_restarts": 3}):  # the rest is the plug-in's default
+        assert Policy.from_json({"intensity": half}).intensity == Intensity(3, 60.0)
 
 
 @pytest.mark.parametrize(
