@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from string import ascii_lowercase
 
 FOLDER = Path("/dev/shm")
 FORGOTTEN = FOLDER / "forgotten-by-a-worker"
 WRITTEN = FOLDER / "written-and-closed"
-FOREIGN = FOLDER / "somebody-elses"
+_OTHER = "somebody-elses-"
+FOREIGN = FOLDER / (_OTHER + "".join(random.choices(ascii_lowercase, k=12)))  # no two runs share it
 
 
 def names() -> set[str]:
@@ -16,5 +19,6 @@ def names() -> set[str]:
     And but for the semaphores of `multiprocessing`: other programs of the machine keep some while
     they run, and those whose traces are looked for use none.
     """
-    there = {path.name for path in FOLDER.iterdir() if not path.name.startswith("sem.mp-")}
-    return there - {path.name for path in (FORGOTTEN, WRITTEN, FOREIGN)}
+    strange = ("sem.mp-", _OTHER)
+    there = {path.name for path in FOLDER.iterdir() if not path.name.startswith(strange)}
+    return there - {FORGOTTEN.name, WRITTEN.name}

@@ -73,6 +73,7 @@ def killed(number: str) -> None:
 
     dist.init_process_group("gloo")
     say(f"rank {RANK} round {ROUND} port {os.environ['MASTER_PORT']}")
+    dist.barrier()  # all have said it
     if RANK == 1 and ROUND == 0:
         os.kill(os.getpid(), int(number))
     dist.all_reduce(torch.ones(1))
