@@ -177,7 +177,7 @@ class CallMethods(Generic[W]):
         retries: int | None = None,
         on_death: Literal["fail", "retry"] | None = None,
     ) -> Any:
-        """Call *method* as `collective_rpc` does, each rank with arguments of its own.
+        """Call *method* as `collective_rpc` does, with one set of arguments per rank.
 
         *args* is one tuple of positional arguments per rank, *kwargs* one mapping of keyword
         arguments per rank; None for none.

@@ -159,7 +159,7 @@ class NvmlInventory:
             return (Fault("unknown", f"NVML: {error}"),)
         except Unanswered as error:
             return (Fault("unknown", f"NVML gives {error}"),)
-        except Exception as error:  # noqa: BLE001  # the binding has errors of its own
+        except Exception as error:  # noqa: BLE001  # the binding defines its own errors
             return (Fault("unknown", f"NVML's binding: {type(error).__name__}: {error}"),)
 
     def close(self) -> None:
@@ -284,7 +284,7 @@ class NvmlInventory:
     def _ask(self, question: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
         try:
             return self._asked(question)
-        except Exception:  # noqa: BLE001  # the binding has errors of its own
+        except Exception:  # noqa: BLE001  # the binding defines its own errors
             return otherwise
 
     def _asked(self, question: Callable[[], _Answer]) -> _Answer:

@@ -9,7 +9,7 @@ millisecond.
 
 One thing gloo does not do: a thread in the middle of a message, to or from another rank, gets no
 error (`Pair::signalException`). It waits until the group's timeout, and so does what frees the
-group (`free_groups` does that on a thread of its own).
+group (`free_groups` does that on a separate thread).
 """
 
 from __future__ import annotations

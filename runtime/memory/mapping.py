@@ -11,8 +11,8 @@ copies stay.
 
 The views are counted per process, because a table of descriptors is.
 
-The driver has one arena per group, which every worker reads; each worker has one of its own, which
-the driver reads. One page per worker holds the return counters: the worker writes the first half,
+The driver has one arena per group, which every worker reads; each worker has one, which the
+driver reads. One page per worker holds the return counters: the worker writes the first half,
 the driver the second. All of it is anonymous memory that the worker inherits.
 """
 

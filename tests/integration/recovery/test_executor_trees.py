@@ -20,6 +20,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails, StartsLate
 
 from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
+from phalanx.actors.api.supervised import SupervisedExecutor
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
     CallTimeout,
@@ -139,7 +140,7 @@ def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_execut
 
 
 class RefusedWithin(Echo):
-    """Makes a call of an executor of its own, which has ended."""
+    """Makes a call of another executor, which has ended."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,14 +167,22 @@ def test_a_lasting_handle_does_not_make_a_call_again_whose_method_raised_that_an
     assert model.call("refusals", LONG, rank=0) == 2
 
 
-def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_the_event_loop(
+@pytest.fixture
+def gated(
     grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
-) -> None:
+) -> tuple[SupervisedExecutor, Path]:
+    """A lasting handle, and a file without which its executor does not start."""
     gate = tmp_path / "gate"
     gate.touch()
     children = [child("a", StartsLate, 1, args=(str(gate),))]
     tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=children))
-    model = tree.executor("a")
+    return tree.executor("a"), gate
+
+
+def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_the_event_loop(
+    gated: tuple[SupervisedExecutor, Path],
+) -> None:
+    model, gate = gated
 
     async def run() -> list[Any]:
         values: list[Any] = []
@@ -195,13 +204,9 @@ def test_awaited_calls_of_a_lasting_handle_wait_for_a_restart_without_blocking_t
 
 
 def test_an_awaited_call_of_a_lasting_handle_keeps_its_timeout_where_no_thread_is_free(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec], tmp_path: Path
+    gated: tuple[SupervisedExecutor, Path],
 ) -> None:
-    gate = tmp_path / "gate"
-    gate.touch()
-    children = [child("a", StartsLate, 1, args=(str(gate),))]
-    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=children))
-    model = tree.executor("a")
+    model, gate = gated
     gate.unlink()
     model.current().close()
     free = threading.Event()
