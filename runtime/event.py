@@ -66,7 +66,7 @@ def _plain(value: object) -> Any:
             return {str(key): _plain(item) for key, item in items}
         case list() | tuple() | set() | frozenset():
             return [_plain(item) for item in cast("list[object]", value)]
-        case _ if hasattr(value, "brief"):  # a `CrashReport`
+        case _ if callable(getattr(value, "brief", None)):  # a `CrashReport`
             return json.loads(cast("Any", value).brief().to_json())
         case _ if dataclasses.is_dataclass(value):
             names = (field.name for field in dataclasses.fields(value))

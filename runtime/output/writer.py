@@ -89,7 +89,7 @@ class Writer:
                 self.is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
                 self._is_broken = not self.is_full
                 with self._lock:
-                    self._dropped += lines * self.is_full
+                    self._dropped += lines if self.is_full else 0
             with self._lock:
                 self._held -= len(block)
                 is_idle = not self._held
