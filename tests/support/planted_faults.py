@@ -204,8 +204,7 @@ def retry_of_what_had_begun(patch: pytest.MonkeyPatch) -> None:
 def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
     resume = decide._resume
     land = Membership.land
-    release = Membership.release
-    lost: dict[int, tuple[Any, Any]] = {}  # whom the group has forgotten, and still has to release
+    started: list[tuple[Any, Any]] = []  # each with the membership that has to release it
 
     def early(state: GroupState, at: float, jitter: float) -> Any:
         if state.phase is Phase.MENDING and state.mending:
@@ -213,20 +212,17 @@ def restart_before_the_end(patch: pytest.MonkeyPatch) -> Callable[[], None]:
         return resume(state, at, jitter)
 
     def noted(self: Any, launch: Any) -> bool:
-        lost.update((id(worker), (self, worker)) for worker in launch.workers)
+        started.extend((self, worker) for worker in launch.workers)
         return land(self, launch)
-
-    def released(self: Any, worker: Any) -> None:
-        lost.pop(id(worker), None)
-        release(self, worker)
 
     patch.setattr(decide, "_resume", early)
     patch.setattr(Membership, "land", noted)
-    patch.setattr(Membership, "release", released)
 
     def clear() -> None:
-        for membership, worker in lost.values():
-            release(membership, worker)
+        """Give back what the group has forgotten: a worker, or a channel behind its successor's."""
+        for membership, worker in started:
+            if not worker.released:
+                membership.release(worker)
             if worker.attached:
                 worker.channel.close()
 
