@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Twice as many as there are processors, for many a test waits for a death or a limit; 16 at most.
 WORKERS := $(shell n=$$(nproc); echo $$(( n > 8 ? 16 : n * 2 )))
 
-.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint bench wheel clean
+.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint docs bench wheel clean
 
 setup: $(VENV)/installed
 
@@ -81,6 +81,11 @@ lint: setup
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python  # else it asks whichever python is on the path
 	$(BIN)/python tests/count_lines.py
+
+# The site, in build/docs; a warning is an error. Started anew each time, for autodoc reads the code.
+docs: setup
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/python -m sphinx -q -E -W --keep-going docs build/docs
 
 bench: setup
 	@set -e; for what in supervision startup recovery rpc; do $(BIN)/python -m benchmarks $$what; done

@@ -1,4 +1,4 @@
-"""Writes the drawn parts of ``docs/supervision.md`` from the code itself.
+"""Writes the drawn parts of ``docs/concepts/supervision.md`` from the code itself.
 
 ``python docs/draw_supervision.py`` rewrites the document; with ``--check`` it only says whether it
 is up to date. Between ``<!-- drawn: NAME -->`` and ``<!-- end -->`` stands what the machine does,
@@ -46,7 +46,7 @@ from phalanx.supervision.core.messages import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-DOCUMENT = Path(__file__).with_name("supervision.md")
+DOCUMENT = Path(__file__).parent / "concepts/supervision.md"
 CRASH = ExitReason(ExitKind.CRASH)
 PLACE = re.compile(r"(<!-- drawn: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 

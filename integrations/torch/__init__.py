@@ -1,6 +1,6 @@
 """Training through kills: the state of ranks that train with torch, kept exact across deaths.
 
-The result of a run does not depend on which ranks died, nor when: docs/training.md.
+The result of a run does not depend on which ranks died, nor when: docs/tutorials/training.md.
 """
 
 from __future__ import annotations

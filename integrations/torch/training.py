@@ -62,7 +62,7 @@ class Training(Generic[_T]):
         step: The last step that was done.
 
     Raises:
-        WorldSizeChanged, SpecError, NoRoom, StateLost: see `docs/training.md`; nothing was started.
+        WorldSizeChanged, SpecError, NoRoom, StateLost: see `docs/tutorials/training.md`; nothing was started.
         StartFailed: a rank could not be built; its ``__cause__`` says why.
     """
 

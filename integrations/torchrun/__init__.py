@@ -4,7 +4,7 @@ Guarantees: options, environment variables, log folders, error files, exit codes
 the first failure are torchrun's (as of torch 2.13), on one machine. Ranks are forked from a process
 that has imported torch; each round has a store and a port of its own; nothing is left behind.
 
-The driver does not import torch. What differs from torchrun: ``docs/torchrun.md``.
+The driver does not import torch. What differs from torchrun: ``docs/howto/torchrun.md``.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Guarantees: the death of a worker costs its engine seconds, not its requests; what the plug-in does
 not support is an error before a worker is started, with a remedy; the import of this package needs
-nothing of vLLM. What has been tested, and what has not: ``docs/vllm.md``.
+nothing of vLLM. What has been tested, and what has not: ``docs/tutorials/vllm.md``.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def supervised(
     """Return the arguments with which vLLM runs its workers under supervision.
 
     ``LLM(model, tensor_parallel_size=2, **supervised())``, and alike for ``EngineArgs`` and
-    ``AsyncEngineArgs``. For ``vllm serve`` see ``docs/vllm.md``.
+    ``AsyncEngineArgs``. For ``vllm serve`` see ``docs/tutorials/vllm.md``.
 
     Args:
         additional_config: Your own argument of that name; it is kept.

@@ -17,7 +17,7 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("docs/**/*.md"),
         *ROOT.glob("examples/*.md"),
         *ROOT.glob("benchmarks/*.md"),
     ]
@@ -38,13 +38,22 @@ def test_the_readmes_program_prints_what_the_readme_says(tmp_path: Path) -> None
     assert done.stdout.splitlines() == list(promise.groups())
 
 
+def anchors(document: Path) -> set[str]:
+    """Return what the headings of *document* are called in links."""
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_link_leads_nowhere(document: Path) -> None:
-    links = re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", document.read_text())
-
-    missing = [
-        link for link in links if "://" not in link and not (document.parent / link).exists()
-    ]
+    missing: list[str] = []
+    lines = document.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        for target, anchor in re.findall(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)]*))?\)", line):
+            path = document.parent / target if target else document
+            if not path.exists() or (anchor and anchor not in anchors(path)):
+                missing.append(f"{document.relative_to(ROOT)}:{number}: {target}#{anchor}")
     assert missing == []
 
 
@@ -57,7 +66,14 @@ def test_every_make_command_that_is_named_exists(document: str) -> None:
     assert {target for target in named if f"\n{target}:" not in MAKEFILE} == set()
 
 
-@pytest.mark.parametrize("document", ["README.md", "CHANGELOG.md", "docs/semantics.md"])
+@pytest.mark.parametrize(
+    "document",
+    [
+        "README.md",
+        "CHANGELOG.md",
+        *(f"docs/concepts/{name}.md" for name in ("delivery", "failure_model", "process_groups")),
+    ],
+)
 def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
     text = (ROOT / document).read_text()
     names = set(re.findall(r"`phalanx\.(?:errors\.|events\.)?(\w+)`", text))

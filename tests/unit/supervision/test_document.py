@@ -1,4 +1,4 @@
-"""docs/supervision.md says what the code does."""
+"""docs/concepts/supervision.md says what the code does."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_the_drawings_are_what_the_code_draws() -> None:
 
 
 def test_every_clause_named_beside_otp_exists() -> None:
-    text = (ROOT / "docs/supervision.md").read_text()
+    text = (ROOT / "docs/concepts/supervision.md").read_text()
     table = text[text.index("## OTP beside the code") :]
 
     names = re.findall(r"`((?:SupervisorMachine\.|RestartWindow\.|verdict)\w*)`", table)
