@@ -24,8 +24,8 @@ from phalanx.actors.spec.worker import declared_limit
 from phalanx.runtime import Flag, Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
+from .retention import SnapshotStore
 from .snapshot import Snapshot, SnapshotPart
-from .store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import EventLoop, Frame, Timer
 
-    from .manager import CheckpointManager
+    from .group_checkpoints import CheckpointManager
 
 
 @dataclass(slots=True)

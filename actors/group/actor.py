@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pykka
 
-from phalanx.actors.checkpoint.manager import CheckpointManager
+from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.actors.health.monitor import HealthMonitor
 from phalanx.actors.remote.links import Links
 from phalanx.actors.spec.factory import SourceFile
@@ -65,7 +65,7 @@ from phalanx.supervision import (
 )
 
 from .deaths import Deaths, EndErrors, deaths_behind, reason_of
-from .devices import DeviceLeases
+from .device_leases import DeviceLeases
 from .launcher import EpochSpec, WorkerBuilder, threads_of_each
 from .membership import Membership
 from .shutdown import Shutdown

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from phalanx.actors.calls.call import Call
-    from phalanx.actors.checkpoint.manager import CheckpointManager
+    from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
     from phalanx.runtime import CallFate, RemoteFailure
     from phalanx.supervision import GroupState, NoDevice, RankAction
 

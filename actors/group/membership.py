@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from phalanx.actors.remote.links import Links
     from phalanx.runtime import Lease, Process
 
-    from .devices import DeviceLeases
+    from .device_leases import DeviceLeases
     from .handle import Group
     from .launcher import EpochSpec, Join, WorkerBuilder
     from .worker import Worker

@@ -62,7 +62,8 @@ class Training(Generic[_T]):
         step: The last step that was done.
 
     Raises:
-        WorldSizeChanged, SpecError, NoRoom, StateLost: see `docs/tutorials/training.md`; nothing was started.
+        WorldSizeChanged, SpecError, NoRoom, StateLost: nothing was started; see
+            `docs/tutorials/training.md`.
         StartFailed: a rank could not be built; its ``__cause__`` says why.
     """
 

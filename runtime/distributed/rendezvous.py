@@ -35,8 +35,8 @@ from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
-    from phalanx.runtime.process.process import Process
     from phalanx.runtime.threads.event_loop import EventLoop, Watch
 
 _LOOPBACK = "127.0.0.1"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import zmq
 
-from .stream import address_of
+from .find_drivers import address_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from phalanx.runtime.event import LoggedEvent, fields
 from phalanx.runtime.linux import descriptors
+from phalanx.runtime.observe.console_text import render, render_json
 from phalanx.runtime.observe.diagnostics import create_crash_output, read_crash_output
 from phalanx.runtime.observe.events import StreamUnavailable, WorkerLabels
+from phalanx.runtime.observe.find_drivers import address_of, open_stream
 from phalanx.runtime.observe.log_channel import LEVELS, LogChannel, channel_logger, timestamp
-from phalanx.runtime.observe.render import render, render_json
-from phalanx.runtime.observe.stream import address_of, open_stream
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.supervision import RuntimeFault, SpecError
@@ -40,8 +40,8 @@ from .tail_buffer import Tail
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
-    from phalanx.runtime.process.process import Process
 
 _START: Final = 60.0  # seconds for the new interpreter
 _CLOSE: Final = 5.0  # seconds without a deadline

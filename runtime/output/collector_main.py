@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from phalanx.runtime.event import fields
 from phalanx.runtime.linux import descriptor_limit
 from phalanx.runtime.linux.descriptors import receive_with_fds
+from phalanx.runtime.observe.console_text import render, render_json, render_lines, text_of
 from phalanx.runtime.observe.events import LinesDropped, StreamUnavailable, WorkerLabels
 from phalanx.runtime.observe.log_channel import LEVELS, timestamp
-from phalanx.runtime.observe.render import render, render_json, render_lines, text_of
 from phalanx.runtime.observe.status import STATUS_EVENTS
 
 from .reader import ALL_RECORDS, WorkerReader, read_records

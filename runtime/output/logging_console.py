@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any
 
 from phalanx.runtime.linux import descriptors
+from phalanx.runtime.observe.console_text import describe
 from phalanx.runtime.observe.log_channel import LEVELS
-from phalanx.runtime.observe.render import describe
 
 _LAST = 5.0  # seconds for the handlers, once everything is written
 _NAMES = {"event": "phalanx", "log": "phalanx.worker"}

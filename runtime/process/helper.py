@@ -26,7 +26,7 @@ from phalanx.runtime.linux.descriptors import receive_with_fds, send_with_fds
 from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.supervision import ExitKind, ExitReason, RuntimeFault
 
-from .process import Process, exit_of_process
+from .child_process import Process, exit_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -21,7 +21,7 @@ from phalanx.runtime.linux import descriptors
 from phalanx.runtime.linux.process_tree import VARIABLE
 from phalanx.supervision import RuntimeFault
 
-from .process import Process
+from .child_process import Process
 
 if TYPE_CHECKING:
     import socket
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
-    from .zygote import StartRequest
+    from .zygote_client import StartRequest
 
 
 _FLAGS = {

@@ -22,11 +22,11 @@ from phalanx.runtime.linux.oom import OomCounter
 from phalanx.runtime.linux.process_tree import TreeTag
 from phalanx.supervision import RuntimeFault, WouldDeadlock
 
-from .guardian import Guardian
+from .child_process import Process
+from .guardian_client import Guardian
 from .interpreter import start_interpreters
-from .process import Process
-from .reaper import Reaper
-from .zygote import LaunchWait, StartRequest, Zygote
+from .orphan_reaper import Reaper
+from .zygote_client import LaunchWait, StartRequest, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

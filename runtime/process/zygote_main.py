@@ -52,7 +52,12 @@ class _Order(NamedTuple):
 
 # What every worker runs. `import phalanx` alone imports no layer, and what is imported here is not
 # imported again at each restart.
-_ALWAYS = ("phalanx.actors", "phalanx.actors.host.host", "phalanx.runtime.worker.main", "structlog")
+_ALWAYS = (
+    "phalanx.actors",
+    "phalanx.actors.host.worker_host",
+    "phalanx.runtime.worker.main",
+    "structlog",
+)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from phalanx.runtime.process.helper import Helper
 from phalanx.runtime.process.launch_spec import LaunchSpec
-from phalanx.runtime.process.zygote import SLICE, LaunchWait
+from phalanx.runtime.process.zygote_client import SLICE, LaunchWait
 from phalanx.supervision import ExitReason, RuntimeFault
 
 from .worker_relay import RELAY_PRELOAD, Posting
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from phalanx.runtime.event import LoggedEvent
+    from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
-    from phalanx.runtime.process.process import Process
     from phalanx.runtime.threads.event_loop import EventLoop
 
     from .options import Zmq

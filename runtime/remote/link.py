@@ -24,7 +24,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.wire.frame import Frame, LargeFrame
-from phalanx.runtime.wire.message import Payload, new_message_file, seal_message_file
+from phalanx.runtime.wire.payload import Payload, new_message_file, seal_message_file
 from phalanx.runtime.wire.protocol import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
 from phalanx.supervision import MessageTooLarge
 

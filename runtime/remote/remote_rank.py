@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.payload import Payload
 from phalanx.runtime.wire.progress_page import ProgressPage
 from phalanx.runtime.wire.protocol import Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure

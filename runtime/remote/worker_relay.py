@@ -21,7 +21,7 @@ from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.wire.channel import SocketChannel
 
 if TYPE_CHECKING:
-    from phalanx.runtime.process.process import Process
+    from phalanx.runtime.process.child_process import Process
 
 RELAY_PRELOAD = ("zmq",)
 """What the zygote of both relays has imported."""

@@ -24,7 +24,7 @@ from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.mapping import DriverExchange
 
 from .frame import Frame, send, unpack, unpack_extra
-from .message import Payload
+from .payload import Payload
 from .progress_page import ProgressPage
 from .protocol import ANCILLARY, CLOSE_ON_EXEC, CUT, PACKET_LIMIT, Kind
 

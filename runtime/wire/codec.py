@@ -19,7 +19,7 @@ import cloudpickle
 
 from phalanx.supervision import NotPicklable
 
-from .tensors import reducers
+from .tensor_reducers import reducers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.runtime.linux.descriptors import fds_in, send_with_fds
 from phalanx.supervision import RuntimeFault
 
-from .message import decode_large, read_file
+from .payload import decode_large, read_file
 from .protocol import (
     ANCILLARY,
     CLOSE_ON_EXEC,

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.payload import Payload
 from phalanx.runtime.wire.protocol import Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import ExitKind, ExitReason
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.wire.progress_page import ProgressPage
 
     from .control import Link
-    from .host import Hosted
+    from .hosted import Hosted
     from .replies import ReplyQueue
     from .tracing import ServerSpan
 

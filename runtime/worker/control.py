@@ -26,7 +26,7 @@ from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, receive, send
-from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.payload import Payload
 from phalanx.runtime.wire.protocol import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from .host import Hosted
+    from .hosted import Hosted
     from .termination import Termination
 
 

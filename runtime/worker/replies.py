@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, send
-from phalanx.runtime.wire.message import Payload
+from phalanx.runtime.wire.payload import Payload
 from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import MessageTooLarge, NotPicklable

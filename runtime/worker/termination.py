@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from .control import Link
-    from .host import Hosted
+    from .hosted import Hosted
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.support.programs import run_program
 
-from phalanx.actors.checkpoint.manager import CheckpointManager
+from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.runtime import RemoteFailure
 
 ROOT = Path(__file__).parents[2]

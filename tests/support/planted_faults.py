@@ -28,13 +28,13 @@ from phalanx.actors.calls.sender import Sender
 from phalanx.actors.group.handle import Group
 from phalanx.actors.group.launcher import WorkerBuilder
 from phalanx.actors.group.membership import Membership
-from phalanx.actors.host.host import WorkerHost
+from phalanx.actors.host.worker_host import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
 from phalanx.runtime.distributed.rendezvous import RendezvousStore
 from phalanx.runtime.linux import process_tree as tree
 from phalanx.runtime.memory.arena import Arena
-from phalanx.runtime.process import process
+from phalanx.runtime.process import child_process
 from phalanx.runtime.worker import termination
 from phalanx.runtime.worker.inbox import Inbox
 from phalanx.supervision import ExitReason, GroupState, Phase
@@ -298,7 +298,7 @@ def leaked_process(patch: pytest.MonkeyPatch) -> None:
             nobody = uuid.uuid4().hex.encode()
             return real.kill(real.TreeTarget(nobody, roots=quarry.roots), deadline)
 
-    patch.setattr(process, "process_tree", Blind())
+    patch.setattr(child_process, "process_tree", Blind())
 
 
 # --- in a worker --------------------------------------------------------------------------

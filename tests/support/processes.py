@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from phalanx.runtime.linux import procfs
+from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.process.process import Process
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 

@@ -16,8 +16,8 @@ import pytest
 from tests.support.processes import LONG, is_alive, soon, wait_until
 
 from phalanx.runtime.process import interpreter
+from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.helper import Helper
-from phalanx.runtime.process.process import Process
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
 

@@ -22,8 +22,8 @@ from tests.support.processes import (
 )
 
 from phalanx.runtime.linux import process_tree, procfs
+from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.process.process import Process
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 from tests.support.processes import wait_until
 
-from phalanx.runtime.process import reaper
-from phalanx.runtime.process.reaper import Reaper
+from phalanx.runtime.process import orphan_reaper
+from phalanx.runtime.process.orphan_reaper import Reaper
 from phalanx.runtime.threads.event_loop import EventLoop
 
 LONG = 30.0
@@ -50,7 +50,7 @@ def test_a_dead_child_is_collected_and_let_go(loop: EventLoop) -> None:
 def test_one_that_somebody_else_has_collected_is_let_go_at_once(
     loop: EventLoop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reaper, "_PATIENCE", 10 * LONG)
+    monkeypatch.setattr(orphan_reaper, "_PATIENCE", 10 * LONG)
     pid, pidfd = start()
     os.waitpid(pid, 0)
     orphans = Reaper(loop)

@@ -27,9 +27,9 @@ from phalanx.runtime.distributed.rendezvous import (
     init_process_group,
     rendezvous_environment,
 )
+from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.process.process import Process
 from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import ExitKind, RuntimeFault, SpecError

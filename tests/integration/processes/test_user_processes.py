@@ -13,7 +13,7 @@ from tests.support.processes import LONG, Starter, is_alive, soon, start_thread,
 from tests.support.programs import run_python
 
 from phalanx.runtime.linux import procfs
-from phalanx.runtime.process import reaper
+from phalanx.runtime.process import orphan_reaper
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
@@ -60,7 +60,7 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
         wait_until(lambda: time.clock_gettime(time.CLOCK_BOOTTIME) * 100 > born.ticks + 1)
     os.kill(zygote, signal.SIGSTOP)
     thread = start_thread(starter.start, "stay")
-    wait_until(lambda: reaper._open)
+    wait_until(lambda: orphan_reaper._open)
     user.stdin.write("\n")
     user.stdin.close()
     daemon = daemon or int(user.stdout.readline())

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.runtime.observe.render import render, render_lines, text_of
+from phalanx.runtime.observe.console_text import render, render_lines, text_of
 from phalanx.runtime.output.reader import LineSplitter
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.runtime.event import fields
+from phalanx.runtime.observe.console_text import render
 from phalanx.runtime.observe.crash_report import (
     CallFate,
     CallInProgress,
@@ -21,7 +22,6 @@ from phalanx.runtime.observe.crash_report import (
 )
 from phalanx.runtime.observe.events import WorkerCrashed, WorkerLabels
 from phalanx.runtime.observe.log_channel import encode_record
-from phalanx.runtime.observe.render import render
 from phalanx.supervision import ExitKind, ExitReason
 
 LABELS = WorkerLabels(

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import SLOTS, Arena, Borrower
 from phalanx.runtime.memory.mapping import COPY_LIMIT, MOST_MAPPED, ArenaReader
-from phalanx.runtime.wire import message
+from phalanx.runtime.wire import payload as payload_module
 from phalanx.runtime.wire.codec import encode
 from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, unpack
-from phalanx.runtime.wire.message import Payload, write_file
+from phalanx.runtime.wire.payload import Payload, write_file
 from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
@@ -347,8 +347,8 @@ def test_memory_that_ends_in_the_middle_of_a_message_is_free_before_the_rest_is_
     def measure(size: int) -> int:
         return size - any(Path(f"/proc/self/fd/{file}").is_symlink() for file in files)
 
-    monkeypatch.setattr(message, "write_all", refuse)
-    monkeypatch.setattr(message, "writable_bytes", measure)
+    monkeypatch.setattr(payload_module, "write_all", refuse)
+    monkeypatch.setattr(payload_module, "writable_bytes", measure)
 
     with pytest.raises(MessageTooLarge) as refused:
         write_file([memoryview(b"four")], [0], 4)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from phalanx.runtime.wire.codec import decode, encode, encode_by_value
-from phalanx.runtime.wire.tensors import land_on, reduce_tensor
+from phalanx.runtime.wire.tensor_reducers import land_on, reduce_tensor
 
 torch: Any = pytest.importorskip("torch")
 

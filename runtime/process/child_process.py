@@ -21,7 +21,7 @@ from phalanx.runtime.linux import descriptors, process_tree, procfs, syscalls
 from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.supervision import ExitKind, ExitReason, WouldDeadlock
 
-from . import reaper
+from . import orphan_reaper
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -193,7 +193,7 @@ class Process:
             self.status = self._collect()
             self._watch.cancel()
             if not self._is_traced:
-                reaper.release(self.pid)
+                orphan_reaper.release(self.pid)
         self._ended.set()
         self._on_exit(self)
 

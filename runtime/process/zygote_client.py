@@ -25,7 +25,7 @@ from phalanx.runtime.linux import descriptor_limit, descriptors
 from phalanx.runtime.linux.process_tree import VARIABLE, ProcessTag, TreeTag
 from phalanx.supervision import ExitReason, RuntimeFault, SpecError
 
-from . import interpreter, reaper
+from . import interpreter, orphan_reaper
 from .child_main import ChildStart
 from .helper import Helper
 from .zygote_main import REQUEST
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
     from phalanx.runtime.threads.event_loop import EventLoop
 
+    from .child_process import Process
     from .launch_spec import LaunchSpec
-    from .process import Process
-    from .reaper import Reaper
+    from .orphan_reaper import Reaper
 
 
 class ForkUnsafe(Event, event="fork_unsafe", level="warning"):
@@ -132,11 +132,11 @@ class StartRequest:
         with contextlib.suppress(BrokenPipeError):  # it has exited, which its pidfd reports
             os.write(self.go, b"g")
 
-    def discard(self, orphans: Reaper) -> None:
+    def discard(self, orphan_reaper: Reaper) -> None:
         """Kill the process if there is one, and return to ``asked``."""
         if self.pidfd >= 0:
             pidfd, self.pidfd = descriptors.disown(self.pidfd), -1
-            orphans.end(pidfd, self.pid)
+            orphan_reaper.end(pidfd, self.pid)
         self.state = "asked"
         if self.go >= 0:
             # Another pipe for the next attempt: the dying process could still read from this one.
@@ -176,14 +176,14 @@ class Zygote:
     Args:
         preload: The modules that it imports.
         start_timeout: Seconds that the import may take.
-        orphans: Collects what came of a fork that failed.
+        orphan_reaper: Collects what came of a fork that failed.
     """
 
     def __init__(
         self,
         loop: EventLoop,
         tag: TreeTag,
-        orphans: Reaper,
+        orphan_reaper: Reaper,
         preload: Sequence[str],
         *,
         start_timeout: float,
@@ -191,7 +191,7 @@ class Zygote:
     ) -> None:
         self._loop = loop
         self._tag = tag
-        self._orphans = orphans
+        self._orphans = orphan_reaper
         self._preload = tuple(preload)
         self._imports = ", ".join(preload) or "phalanx"
         self._start_timeout = start_timeout
@@ -226,7 +226,7 @@ class Zygote:
             boot = self._await_ready(wait)
             if boot is None:
                 return False
-            reaper.open_window()
+            orphan_reaper.open_window()
             try:
                 if self._ask(boot, requests, wait):
                     return True
@@ -234,7 +234,7 @@ class Zygote:
                 with self._condition:
                     for request in requests:
                         boot.waiting.pop(request.number, None)
-                if reaper.close_window():
+                if orphan_reaper.close_window():
                     self._orphans.take_adopted()
             for request in requests:
                 request.discard(self._orphans)  # not released: nothing has run in it
@@ -361,7 +361,7 @@ class Zygote:
                     requests[0].state = "forked"
                     requests[0].pid = message["pid"]
                     requests[0].pidfd = descriptors.own(fds[0])
-                    reaper.claim(message["pid"])
+                    orphan_reaper.claim(message["pid"])
                 case "forked":
                     self._orphans.take(fds[0], message["pid"], kill=True)
                 case "reparented":

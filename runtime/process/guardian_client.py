@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.linux.process_tree import TreeTag
     from phalanx.runtime.threads.event_loop import EventLoop
 
-    from .process import Process
+    from .child_process import Process
 
 
 class Guardian(Helper):
