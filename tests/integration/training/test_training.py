@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
@@ -31,7 +33,7 @@ from phalanx.supervision import Intensity, StartFailed
 
 STEPS = 8
 OFTEN = Intensity(1000, 60.0)
-DRIVER = Path(__file__).parents[2] / "support" / "training_driver.py"
+DRIVE = [sys.executable, str(Path(__file__).parents[2] / "support" / "training_driver.py")]
 
 
 def train(
@@ -166,7 +168,7 @@ def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
 
 def test_a_run_goes_on_from_its_folder_after_its_driver_was_killed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    words = [sys.executable, str(DRIVER), str(folder), str(STEPS)]
+    words = [*DRIVE, str(folder), str(STEPS), "Replicated"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         assert next(driver.stdout) == "from 0\n"
@@ -190,13 +192,15 @@ def test_a_run_goes_on_from_its_folder_after_its_driver_was_killed(tmp_path: Pat
 def test_a_hundred_kills_at_random_moments_leave_no_trace(
     trainer: Any, ranks: int, survivors: Any, seed: int
 ) -> None:
+    """One rank, two or all at once; in a step, in a start, or while ranks are formed anew."""
     steps, chance, kills = SAMPLES // (ranks * BATCH), random.Random(seed), 0
     calm = undisturbed(trainer, ranks, steps)
     policy = RestartPolicy(survivors=survivors, intensity=OFTEN, leave_within=2.0)
+    signals = [signal.SIGKILL] * 9 + [signal.SIGSTOP]
     while kills < 100:
         ended, stepped = threading.Event(), threading.Event()
 
-        def kill(
+        def strike(
             run: Training[Any],
             ended: threading.Event = ended,
             stepped: threading.Event = stepped,
@@ -207,15 +211,21 @@ def test_a_hundred_kills_at_random_moments_leave_no_trace(
                     pid = run.executor.ranks[rank].pid
                     if pid is not None:
                         with suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+                            os.kill(pid, chance.choice(signals))
                             kills += 1
                 stepped.clear()
                 if chance.random() < 0.7:  # else while the ranks are re-formed
                     stepped.wait()
 
-        sharded = issubclass(trainer, Sharded)
-        with Training(trainer, ranks, policy=policy, sharded=sharded, threads=1) as run:
-            killer = threading.Thread(target=kill, args=(run,))
+        with Training(
+            trainer,
+            ranks,
+            policy=policy,
+            sharded=issubclass(trainer, Sharded),
+            threads=1,
+            limits=Limits(stopped=0.5),
+        ) as run:
+            killer = threading.Thread(target=strike, args=(run,))
             killer.start()
             results: list[Any] = []
             for step in run.steps(steps):
@@ -225,3 +235,28 @@ def test_a_hundred_kills_at_random_moments_leave_no_trace(
             stepped.set()
             killer.join()
             assert (run.digest(), results) == calm, f"seed {seed}, after {kills} kills"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("trainer", [Replicated, Sharded])
+def test_a_driver_that_is_killed_again_and_again_goes_on_from_its_folder(
+    tmp_path: Path, trainer: Any, seed: int
+) -> None:
+    chance, kills, steps = random.Random(seed), 0, SAMPLES // (2 * BATCH)
+    calm = undisturbed(trainer, 2, steps)[0]
+    for attempt in itertools.count():
+        words = [*DRIVE, str(tmp_path / str(attempt)), str(steps), trainer.__name__]
+        lines: list[str] = []
+        while not any(line.startswith("digest") for line in lines):
+            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as driver:
+                assert driver.stdout is not None
+                due = chance.randrange(1, 8)  # lines, of which the first is where it goes on from
+                lines = list(itertools.islice(driver.stdout, due))
+                time.sleep(chance.uniform(0.0, 0.02))  # any moment of a step
+                driver.kill()
+                kills += 1
+                lines += driver.stdout
+        assert f"digest {calm}\n" in lines, f"seed {seed}, after {kills} kills"
+        if kills >= 100:
+            break
