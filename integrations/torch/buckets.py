@@ -8,11 +8,19 @@ are built for the second time at once, in the order of the parameters, and then 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 from torch.nn.parallel import DistributedDataParallel
 
 from .errors import TrainingError
+
+# Its name since torch 2.13, and before.
+_SYNCS_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 def replicate(module: Any, **options: Any) -> DistributedDataParallel:
@@ -24,7 +32,7 @@ def replicate(module: Any, **options: Any) -> DistributedDataParallel:
         module: In the `State`, on the rank's device.
         options: Passed on to `DistributedDataParallel`.
     """
-    given: dict[str, Any] = {"init_sync": False, "broadcast_buffers": False, **options}
+    given: dict[str, Any] = {"init_sync": False, _SYNCS_BUFFERS: False, **options}
     wrapped = DistributedDataParallel(module, **given)
     fix_buckets(wrapped)
     return wrapped

@@ -31,6 +31,7 @@ from phalanx.actors import Limits, RestartPolicy
 from phalanx.integrations.torch import HiddenState, Trainer, Training, WorldSizeChanged
 from phalanx.supervision import Intensity, StartFailed
 
+pytestmark = pytest.mark.timeout(300)
 STEPS = 8
 OFTEN = Intensity(1000, 60.0)
 DRIVE = [sys.executable, str(Path(__file__).parents[2] / "support" / "training_driver.py")]
