@@ -16,6 +16,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.utils.data import DataLoader
 
 from phalanx.actors import WorkerContext
@@ -121,6 +126,24 @@ class Sharded(Replicated):
     def join(self, ctx: WorkerContext) -> None:
         self.strike("joining", ctx.epoch)
         self.net = self.model
+
+
+class TensorParallel(Sharded):
+    """Every rank has the same samples, and its columns or rows of two layers."""
+
+    def shard(self, ctx: WorkerContext) -> None:
+        del self.model[2:4]  # batch statistics and dropout, which want whole columns
+        plan: Any = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+        parallelize_module(self.model, init_device_mesh("cpu", (ctx.world_size,)), plan)
+
+    def train_step(self, step: int) -> Any:
+        self.strike("begin", step)
+        ids = sample_indices(self.plan.seed, step, 0, world_size=1, batch=BATCH, samples=SAMPLES)
+        x = torch.tensor(ids)
+        loss = nn.functional.cross_entropy(self.net(x), (x * 7) % SAMPLES)
+        torch.autograd.backward(loss)
+        self.strike("backward", step)
+        return loss.item()
 
 
 class Stepwise(Replicated):

@@ -25,6 +25,7 @@ from tests.support.training_workers import (
     Sharded,
     Shuffling,
     Stepwise,
+    TensorParallel,
 )
 
 from phalanx.actors import Limits, RestartPolicy
@@ -107,7 +108,8 @@ def test_four_ranks_killed_alone_in_pairs_and_all_at_once_end_as_if_undisturbed(
     assert len(list(tmp_path.iterdir())) == len(faults)
 
 
-def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("trainer", [Sharded, TensorParallel])
+def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path, trainer: type[Trainer]) -> None:
     faults = [
         (1, 2, "begin"),
         (0, 3, "applied"),
@@ -116,9 +118,9 @@ def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path) -> None:
         (1, 6, "backward"),
         (0, 3, "joining"),
     ]
-    digest, results, _ = train(Sharded, 2, faults=faults, marks=tmp_path)
+    digest, results, _ = train(trainer, 2, faults=faults, marks=tmp_path)
 
-    assert (digest, results) == undisturbed(Sharded, 2)
+    assert (digest, results) == undisturbed(trainer, 2)
     assert len(list(tmp_path.iterdir())) == len(faults)
 
 
