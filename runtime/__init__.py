@@ -68,9 +68,9 @@ from .observe.find_drivers import find_drivers as find_drivers
 from .observe.log_channel import LEVELS as LEVELS
 from .observe.log_channel import worker_logger as worker_logger
 from .observe.observer import Observer as Observer
-from .observe.report_store import ReportFile as ReportFile
-from .observe.report_store import ReportFolder as ReportFolder
-from .observe.report_store import read_report as read_report
+from .observe.report_folder import ReportFile as ReportFile
+from .observe.report_folder import ReportFolder as ReportFolder
+from .observe.report_folder import read_report as read_report
 from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
 from .observe.status import RankInfo as RankInfo

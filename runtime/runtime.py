@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from phalanx.runtime.devices.pool import DevicePool
-from phalanx.runtime.observe.report_store import ReportFolder
+from phalanx.runtime.observe.report_folder import ReportFolder
 from phalanx.runtime.observe.status import StatusSource
 from phalanx.runtime.output.collector import OutputCollector
 from phalanx.runtime.process.launcher import Launcher, close_all

@@ -24,8 +24,8 @@ from phalanx.actors.spec.worker import declared_limit
 from phalanx.runtime import Flag, Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
-from .retention import SnapshotStore
 from .snapshot import Snapshot, SnapshotPart
+from .snapshot_store import SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -1,4 +1,4 @@
-"""Snapshot store: the folder in which one executor keeps the snapshots of its ranks.
+"""Snapshot folder: where one executor keeps the snapshots of its ranks.
 
 Guarantees: one executor at a time uses it (``flock``, which the kernel releases with its holder);
 the folder, and every file that is read, belongs to this user and is writable by no other, for what

@@ -109,7 +109,7 @@ def test_four_ranks_killed_alone_in_pairs_and_all_at_once_end_as_if_undisturbed(
 
 
 @pytest.mark.parametrize("trainer", [Sharded, TensorParallel])
-def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path, trainer: type[Trainer]) -> None:
+def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path, trainer: Any) -> None:
     faults = [
         (1, 2, "begin"),
         (0, 3, "applied"),

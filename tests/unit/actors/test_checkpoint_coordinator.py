@@ -11,8 +11,8 @@ import pytest
 
 from phalanx.actors.calls.call import Call, Shape, options_of
 from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-from phalanx.actors.checkpoint.retention import SnapshotStore
 from phalanx.actors.checkpoint.snapshot import Snapshot
+from phalanx.actors.checkpoint.snapshot_store import SnapshotStore
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import (
     Flag,

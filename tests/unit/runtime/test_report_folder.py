@@ -14,7 +14,7 @@ from tests.support.programs import run_program
 
 from phalanx.runtime.observe.crash_report import CrashReport
 from phalanx.runtime.observe.events import ReportNotWritten, ReportWritten, WorkerLabels
-from phalanx.runtime.observe.report_store import ReportFolder, read_report
+from phalanx.runtime.observe.report_folder import ReportFolder, read_report
 from phalanx.supervision import ExitKind, ExitReason, SpecError
 
 ROOT = Path(__file__).parents[3]
@@ -155,7 +155,7 @@ def test_a_folder_that_cannot_be_written_to_is_refused_at_once(
 FULL = """
 import sys
 from pathlib import Path
-from phalanx.runtime.observe.report_store import ReportFolder
+from phalanx.runtime.observe.report_folder import ReportFolder
 from tests.unit.runtime.test_report_folder import report
 folder = ReportFolder(Path(sys.argv[1]))
 filler = folder.path / "filler"
