@@ -25,7 +25,7 @@ from .terminal import whatever_the_encoding
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 _SUBCOMMANDS = {
     "chaos": "inject faults into workers under load, and check that nothing is lost",
@@ -49,14 +49,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(words: list[str]) -> int:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the parsed command line *arguments*; what makes no sense ends the program."""
+    words = list(arguments)
     if words and (new := _OLD_NAMES.get(words[0])):
         print(f"phalanx {words[0]} is now: phalanx {' '.join(new)}", file=sys.stderr)
         words[:1] = new
     actions = _ACTIONS.get(words[0], ()) if words else ()
     if actions and not {*words[1:2]} & {*actions, "-h", "--help"}:
         words.insert(1, actions[0])
-    parsed = _parser(words).parse_args(words)
+    return _parser(words).parse_args(words)
+
+
+def _run(words: Sequence[str]) -> int:
+    parsed = parse(words)
     try:
         code: int = import_module(f".{parsed.subcommand}", __name__).run(parsed)
     except PhalanxError as error:

@@ -28,6 +28,7 @@ html_show_copyright = False
 default_role = "py:obj"  # `name` in a docstring is a link where the name is documented, else code
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
+napoleon_use_ivar = True  # fields are described once, by their class
 napoleon_custom_sections = [("Source", "references_style"), ("Guarantees", "notes_style")]
 myst_heading_anchors = 3
 

@@ -14,6 +14,7 @@ from phalanx import actors, errors, events, runtime, supervision
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
+EVENTS = ROOT / "docs/reference/events.md"
 DOCUMENTS = sorted(
     [
         *ROOT.glob("*.md"),
@@ -98,3 +99,15 @@ def test_every_file_that_the_architecture_names_exists() -> None:
         for init in (ROOT / layer).glob("*/__init__.py")
     }
     assert rooms == on_disk
+
+
+def test_the_page_of_events_names_each_event_that_the_code_emits() -> None:
+    folders = ("supervision", "actors", "runtime", "integrations")
+    code = "".join(path.read_text() for each in folders for path in (ROOT / each).rglob("*.py"))
+    emitted = set(re.findall(r"event(?:: ClassVar\[str\])? ?= ?\"(?:phalanx\.)?(\w+)\"", code))
+    emitted |= set(re.findall(r"\b_?log(?:ger\(\))?\.\w+\(\s*f?\"phalanx\.(\w+)", code))
+    named = set(re.findall(r"^\| `phalanx\.(\w+)`", EVENTS.read_text(), re.MULTILINE))
+
+    of_status = {"group_state", "tree_state", "status_ended"}  # what observers ask for
+    assert emitted - of_status - named == set()
+    assert {name for name in named if f"phalanx.{name}" not in code} - emitted == set()

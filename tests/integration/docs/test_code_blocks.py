@@ -1,0 +1,74 @@
+"""The code blocks of each page run, in order, as one program."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.markdown import commands_of, program_of
+from tests.support.programs import run_python
+
+from phalanx.cli import parse
+
+ROOT = Path(__file__).parents[3]
+PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def _pages() -> list[object]:
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    skipped = pytest.mark.skipif(not has_vllm, reason="vLLM is not installed: make test-vllm")
+    pages: list[object] = []
+    for page in PAGES:
+        program = program_of(page)
+        marks = [pytest.mark.vllm, skipped] if "import LLM" in program else []
+        if program.strip():
+            pages.append(pytest.param(page, program, marks=marks, id=_name(page)))
+    return pages
+
+
+@pytest.mark.parametrize(("page", "program"), _pages())
+def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Path) -> None:
+    file = tmp_path / f"test_{page.stem}.py"  # asyncio.py would hide a module
+    file.write_text(program)
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    # torch keeps a folder of compiled code, by default where files that are left count.
+    own = {"PYTHONPATH": str(ROOT), "PATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    as_tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
+
+    for words in [[], *([as_tests] if "\ndef test_" in program else [])]:
+        done = run_python(*words, str(file), cwd=tmp_path, env={**os.environ, **own})
+
+        said = done.stdout + done.stderr
+        lines = re.findall(rf"{file.name}(?:\", line |:)(\d+)", said)
+        where = f"{_name(page)}:{lines[-1] if lines else 1}"
+        assert done.returncode == 0, f"{where}\n{said}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=_name)
+def test_the_commands_of_the_page_exist(page: Path) -> None:
+    for number, command in commands_of(page):
+        words = shlex.split(re.sub(r"\[(.*?)\]", r"\1", command.partition(" |")[0]), comments=True)
+        where = f"{_name(page)}:{number}: {command}"
+        match words:
+            case ["phalanx", *given]:
+                try:
+                    parse([each.split("|")[0] for each in given])
+                except SystemExit as ended:
+                    assert ended.code == 0, where
+            case ["make", target]:
+                assert f"\n{target}:" in (ROOT / "Makefile").read_text(), where
+            case ["python", "-m", module, *_] if module.startswith(("phalanx.", "benchmarks")):
+                assert importlib.util.find_spec(module), where
+            case ["python", file, *_] if not file.startswith("-"):
+                assert (ROOT / file).is_file(), where
+            case _:
+                pass
