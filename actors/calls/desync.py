@@ -119,10 +119,10 @@ class DesyncMonitor:
         if not split.holds and (split.broken or (len(split.raised) == 1 and self._inside(wire))):
             self._hold_back(split, wire)
 
-    def have_all_raised(self, wire: int) -> bool:
-        """Whether every rank has left that call by an exception, or it is none of ours."""
-        split = self.splits.get(wire)
-        return split is None or len(split.raised) == len(self._table)
+    def explains_itself(self, call: Call) -> bool:
+        """Whether no death is to be waited for: every rank has raised, and it is not retried."""
+        split = self.splits.get(call.wire)
+        return split is None or (len(split.raised) == len(self._table) and not call.retries)
 
     def look(self, wire: int) -> None:
         """End the split since *wire* if every rank has left that call."""
@@ -169,15 +169,16 @@ class DesyncMonitor:
     def echoes(self, lost: Sequence[RankSlot] | None) -> list[Call]:
         """Return the calls whose exception the death of the first of *lost* explains.
 
-        The other failed calls are settled: what the dead rank has raised itself, and all of them
-        without a death.
+        It also explains that of a call to be retried, for which the group is re-formed. The other
+        failed calls are settled: what the dead rank has raised itself, and all of them without a
+        death.
         """
         explained: list[Call] = []
         for split in tuple(self.splits.values()):
             call = split.call
             if call is None or call.done or call.failed is None:
                 continue
-            if lost and lost[0].rank not in split.raised:
+            if lost and (call.retries or lost[0].rank not in split.raised):
                 explained.append(call)
             else:
                 self._plane.withdraw(call)
@@ -261,8 +262,11 @@ class DesyncMonitor:
                 # A rank has closed its channel, or announced its end, and lives: its death is due.
                 self._wait(wire)
                 return
-            if split.call is not None and not split.call.done and split.call.failed is not None:
-                self._plane.withdraw(split.call)
+            call = split.call
+            if call is not None and call.retries and split.broken:
+                call = None  # it waits for the group to be re-formed
+            if call is not None and not call.done and call.failed is not None:
+                self._plane.withdraw(call)
             # A rank that has not come to that call is in an earlier one, which is independent.
             late = [
                 max(split.since, slot.channel.page.begun_at) + _GRACE

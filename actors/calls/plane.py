@@ -647,6 +647,10 @@ class CallPlane:
             else:
                 self.streams.keep(call, slot.rank, frame)
             return
+        if kind == _ERROR and self._is_death(call, slot, frame):
+            channel.unhandled = None
+            frame.drop()
+            return
         if self._snapshots is not None:
             if kind in (Kind.SAVED, Kind.NOT_SAVED):
                 if kind == Kind.NOT_SAVED:
@@ -662,6 +666,17 @@ class CallPlane:
         self._take(slot, call, frame)
         self._taking = None
 
+    def _is_death(self, call: Call, slot: RankSlot, frame: Frame) -> bool:
+        """Whether *frame* announces a death that retries *call*, and is no answer to it.
+
+        The call then stays owed by *slot* until its rank has ended, as if that had died in it.
+        """
+        if not frame.flags & Flag.FATAL:
+            return False
+        slot.ending = True
+        is_open = not call.done and call.wire == frame.call_id and call.shape is not Shape.GATHER
+        return is_open and call.retries > 0
+
     def _take(self, slot: RankSlot, call: Call, frame: Frame) -> None:
         """Act on the answer *frame* to *call*, which has been taken off *slot*'s list."""
         wire, kind = frame.call_id, frame.kind
@@ -672,7 +687,7 @@ class CallPlane:
         elif kind == _REPLY:
             # A pipeline may keep thousands of these until they are asked for: they share one.
             self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
-        elif kind == Kind.ERROR:
+        elif kind == _ERROR:
             self._desyncs.note(call, slot, frame)
             if call.shape is Shape.GATHER:
                 self._answer(call, slot.rank, frame)
@@ -704,12 +719,13 @@ class CallPlane:
         A killed rank's connections close before its process is seen to end: in three of eight
         kills (gloo, four ranks) a survivor's "connection closed by peer" came first. It would pass
         for the survivor's own exception, and a call to be retried would fail. If every rank has
-        raised, none of them has died of it.
+        raised, none of them has died of it; but a call to be retried waits for the group to be
+        re-formed.
         """
         may_be_echo = bool(frame.flags & Flag.BROKEN) and call.shape is Shape.COLLECTIVE
         if call.failed is None or not may_be_echo:
             call.failed = (frame, rank)
-        if not may_be_echo or self._desyncs.have_all_raised(call.wire):
+        if not may_be_echo or self._desyncs.explains_itself(call):
             self.withdraw(call)
 
     def settle(self, call: Call, error: BaseException | None = None) -> None:
@@ -786,6 +802,7 @@ class CallPlane:
 
 _REPLY: Final = Kind.REPLY  # looking an enum member up takes as long as a call
 _ITEM: Final = Kind.ITEM
+_ERROR: Final = Kind.ERROR
 _NOTHING: Final = Arrival.NOTHING
 _FOREIGN: Final = Arrival.FOREIGN
 _WRITABLE: Final = select.EPOLLOUT

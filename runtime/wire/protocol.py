@@ -78,6 +78,7 @@ class Flag:
     COLLECTIVE: Final[int] = 2  # cancelled through the progress page if not begun
     HELD: Final[int] = 2  # an error after which the worker waits for `Kind.GO_ON`
     TELL: Final[int] = 4  # the answer is an acknowledgement, whatever the method returns
+    FATAL: Final[int] = 4  # an error for which the worker is about to be restarted
     BROKEN: Final[int] = 8  # an error of a broken process group: a death may be its cause
     MARKED: Final[int] = 8  # the worker's state is stored with this call, before its answer
     ARENA: Final[int] = 16  # the body is in the sender's arena

@@ -18,7 +18,7 @@ from phalanx.runtime.wire.frame import Frame, send
 from phalanx.runtime.wire.payload import Payload
 from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
-from phalanx.supervision import MessageTooLarge, NotPicklable
+from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -172,6 +172,8 @@ class ReplyQueue:
         flags = Flag.HELD if may_hold and failed.holds else Flag.NONE
         if failed.broken:
             flags |= Flag.BROKEN
+        if failed.directive is Directive.RESTART:
+            flags |= Flag.FATAL
         self._send(call, Kind.ERROR, encode(RemoteFailure.of(failed.error), "the error"), flags)
         self._fatal_exit.end_if_fatal(failed)
 

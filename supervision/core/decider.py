@@ -125,6 +125,11 @@ _STICKY = (
     "uncorrectable ecc error",
     "nvlink error",
     "launch timed out",
+    "global/shared address space",
+    "invalid access of peer gpu memory",
+    "cublas_status_execution_failed",
+    "unhandled cuda error",  # NCCL's, whose communicator cannot go on either
+    "cuda error: unknown error",  # what many an Xid comes to
 )
 
 
@@ -145,7 +150,8 @@ def is_broken_process_group(cause: Cause) -> bool:
     """Return whether *cause*, or an exception it was raised from, reports a broken process group.
 
     Gloo does not raise torch's types: its errors are RuntimeErrors whose text begins with a line of
-    gloo's source. After any of them, a timeout included, its connections are closed for good.
+    gloo's source. Nor does NCCL if it is called without torch, as by vLLM. After any such error, a
+    timeout included, the connections are closed for good.
     """
     seen: set[int] = set()
     error: BaseException | None = None if isinstance(cause, ExitReason) else cause
@@ -153,7 +159,8 @@ def is_broken_process_group(cause: Cause) -> bool:
         seen.add(id(error))
         if _names(type(error)) & _BROKEN_GROUP:
             return True
-        if isinstance(error, RuntimeError) and "gloo/transport/" in error_text(error):
+        text = error_text(error) if isinstance(error, RuntimeError) else ""
+        if "gloo/transport/" in text or text.startswith("NCCL error"):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -30,6 +30,8 @@ from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.runtime.output.collector import LastOutput
 from phalanx.runtime.wire.frame import unbundle, unpack
 from phalanx.runtime.wire.progress_page import _BEGUN_AT
+from phalanx.runtime.wire.protocol import Flag
+from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive
 
 START, CALL = 0.5, 0.01  # seconds that a start and a call take
 HANGS = object()  # what a function returns whose call never ends
@@ -342,17 +344,27 @@ class Worker:
             try:
                 value = getattr(self.machine.served, method)(self, *args, **kwargs)
             except Exception as error:  # the caller's
-                self._answer(Kind.ERROR, frame.call_id, RemoteFailure.of(error))
+                ends = RESUME_UNLESS_BROKEN.directive(error) is Directive.RESTART
+                flags = Flag.FATAL if ends else Flag.NONE
+                self._answer(Kind.ERROR, frame.call_id, RemoteFailure.of(error), flags)
+                if ends:
+                    end = partial(self._exit, ExitEvidence(code=1))
+                    self._simulation.call_at(self._simulation.now + CALL, end)
+                    return
             else:
                 if value is HANGS or self.status is not None:
                     return
                 self._answer(Kind.REPLY, frame.call_id, value)
             page.finish(frame.call_id)
 
-    def _answer(self, kind: int, call: int, value: Any) -> None:
+    def _answer(self, kind: int, call: int, value: Any, flags: int = Flag.NONE) -> None:
         payload = Payload.of(None if value is None else encode(value, "the reply"))
         packet = payload.packet(
-            kind, epoch=self._channel.epoch, call_id=call, incarnation=self.incarnation
+            kind,
+            epoch=self._channel.epoch,
+            call_id=call,
+            incarnation=self.incarnation,
+            flags=flags,
         )
         self._channel.to_driver.append(packet)
         payload.close()

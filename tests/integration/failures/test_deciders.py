@@ -12,6 +12,7 @@ from tests.support.rank_faults import OFTEN, kill
 from tests.support.workers import Echo
 
 from phalanx.actors import AsyncOutput, Executor, RestartPolicy
+from phalanx.runtime import Fate
 from phalanx.supervision import (
     GPU_WORKER,
     Decider,
@@ -95,6 +96,46 @@ def test_a_collective_call_ends_with_the_error_and_not_with_the_death(make: Make
         ex.collective_rpc(trip, LONG)
 
     assert [incarnation(ex, rank) for rank in range(2)] == [2, 2]
+
+
+def trip(worker: Any, ranks: tuple[int, ...], *, later: bool) -> Any:
+    """Fail on *ranks* by a CUDA error that sticks, once for each rank."""
+    if worker.ctx.rank in ranks and worker.ctx.incarnation == 1:
+        return worker.later() if later else worker.trip()
+    return worker.ctx.incarnation
+
+
+@pytest.mark.parametrize("later", [False, True])
+@pytest.mark.parametrize(("size", "ranks"), [(1, (0,)), (2, (1,)), (2, (0, 1))])
+def test_a_cuda_error_that_sticks_costs_a_retry_as_a_death_does(
+    make: Make, size: int, ranks: tuple[int, ...], later: bool
+) -> None:
+    ex = make(size, strategy=Strategy.ONE_FOR_ALL)
+
+    answers = ex.collective_rpc(trip, LONG, (ranks,), {"later": later}, retries=1)
+
+    assert answers == [2] * size
+    report = ex.status().reports[-1]
+    assert "device-side assert" in str(report.reason)
+    assert [(call.fate, call.begun) for call in report.calls] == [(Fate.SENT_AGAIN, True)]
+
+
+@pytest.mark.parametrize("rank", [0, None])
+def test_a_call_to_one_rank_is_made_again_too_and_not_more_often_than_asked(
+    make: Make, rank: int | None
+) -> None:
+    ex = make(1)
+
+    def ask(method: Any, **kwargs: Any) -> Any:
+        if rank is None:
+            return ex.submit(method, LONG, kwargs=kwargs, retries=1).result(LONG)
+        return ex.call(method, LONG, kwargs=kwargs, retries=1, rank=rank)
+
+    assert ask(trip, ranks=(0,), later=False) == 2
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        ask("trip")
+
+    assert incarnation(ex) == 4
 
 
 def test_out_of_memory_and_mistakes_leave_the_worker_in_service(make: Make) -> None:

@@ -119,6 +119,11 @@ class Member(WorkerActor):
         if rank in (self.ctx.rank, -1):
             raise ValueError(f"rank {self.ctx.rank} does not like it")
 
+    def break_down(self, ranks: tuple[int, ...], text: str) -> float:
+        if self.ctx.rank in ranks and self.ctx.incarnation == 1:
+            raise RuntimeError(text)
+        return total(3)
+
     def take(self, value: Any) -> float:
         return total(2)
 
@@ -355,6 +360,21 @@ def test_what_gloo_raises_when_its_group_breaks_has_the_group_formed_anew(group:
     assert ex.collective_rpc("add", LONG, (3.0,)) == [6.0, 6.0]
     assert ex.status().restarts == 1
     assert "the process group is broken: rank 1 raised" in str(ex.status().reports[-1].reason)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(
+    "text",
+    ["[../third_party/gloo/gloo/transport/tcp/pair.cc:533] closed", "CUDA error: unknown error"],
+)
+def test_a_call_with_retries_is_made_again_by_the_group_that_is_formed_anew_for_its_error(
+    group: Make, ranks: tuple[int, ...], text: str
+) -> None:
+    ex = group(2)
+
+    assert ex.collective_rpc("break_down", LONG, (ranks, text), retries=1) == [6.0, 6.0]
+    assert ex.collective_rpc("add", LONG, (1.0,)) == [2.0, 2.0]
+    assert ex.status().restarts == 1
 
 
 def test_the_group_ends_where_its_ranks_get_out_of_step_too_often(group: Make) -> None:

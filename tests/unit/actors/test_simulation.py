@@ -40,6 +40,8 @@ class Shard(WorkerActor):
     def hang(self, rank: int) -> int:
         return rank
 
+    def fault(self, ranks: tuple[int, ...], times: int) -> None: ...
+
 
 class Served:
     """What the fake processes do for a call."""
@@ -57,6 +59,13 @@ class Served:
     @staticmethod
     def hang(worker: Any, rank: int) -> Any:
         return HANGS if worker.label.startswith(f"root/model/{rank}#") else rank
+
+    @staticmethod
+    def fault(worker: Any, ranks: tuple[int, ...], times: int) -> str:
+        rank = int(worker.label.partition("#")[0].rpartition("/")[2])
+        if rank in ranks and worker.incarnation <= times:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return f"by {worker.incarnation}"
 
 
 class Child:
@@ -237,4 +246,24 @@ def test_the_end_of_a_channel_whose_reading_was_interrupted_is_reported(
     simulation.run_until(future.done)
 
     assert "closed" in str(future.exception(0))  # and not that it hangs
+    end(simulation, child)
+
+
+@pytest.mark.parametrize("ranks", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize(("retries", "faults"), [(0, 1), (1, 1)])
+def test_an_exception_that_restarts_its_rank_costs_an_attempt_as_a_death_does(
+    ranks: tuple[int, ...], retries: int, faults: int
+) -> None:
+    simulation, child = group_of_two()
+    calls = CallMethods[Any](child.groups[0], {})
+
+    future = calls.collective_rpc("fault", None, (ranks, faults), non_block=True, retries=retries)
+    simulation.run_until(future.done)
+
+    if retries:
+        assert future.result(0) == ["by 2", "by 2"]
+    else:
+        assert "illegal memory access" in str(future.exception(0))
+        assert isinstance(future.exception(0), RuntimeError)
+    assert child.call("double", 4).result(0) == [8, 8]
     end(simulation, child)
