@@ -75,8 +75,8 @@ from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
 from .observe.status import RankInfo as RankInfo
 from .observe.status import TreeStatus as TreeStatus
-from .output.collector import OutputCollector as OutputCollector
-from .output.collector import WorkerOutput as WorkerOutput
+from .output.collector_client import OutputCollector as OutputCollector
+from .output.collector_client import WorkerOutput as WorkerOutput
 from .process.child_process import Process as Process
 from .process.child_process import exit_of_process as exit_of_process
 from .process.launch_spec import LaunchSpec as LaunchSpec

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.runtime.observe.report_folder import ReportFolder
 from phalanx.runtime.observe.status import StatusSource
-from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher, close_all
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault

@@ -19,10 +19,10 @@ import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.host.worker_host import WorkerConfig, WorkerHost
 from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
 from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
+from phalanx.actors.worker_side.user_object import WorkerConfig, WorkerHost
 from phalanx.runtime import (
     AsyncOutput,
     DevicePool,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from phalanx.actors.host.worker_host import (
+from phalanx.actors.worker_side.user_object import (
     Reform,
     Restoring,
     Saving,

@@ -54,7 +54,7 @@ class _Order(NamedTuple):
 # imported again at each restart.
 _ALWAYS = (
     "phalanx.actors",
-    "phalanx.actors.host.worker_host",
+    "phalanx.actors.worker_side.user_object",
     "phalanx.runtime.worker.main",
     "structlog",
 )

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from phalanx.runtime.wire.progress_page import ProgressPage
 
     from .control import Link
-    from .hosted import Hosted
+    from .host_protocol import Hosted
     from .replies import ReplyQueue
     from .tracing import ServerSpan
 

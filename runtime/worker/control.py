@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Mapping
 
-    from .hosted import Hosted
+    from .host_protocol import Hosted
     from .termination import Termination
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from .control import Link
-    from .hosted import Hosted
+    from .host_protocol import Hosted
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TypeAlias, cast
 from phalanx.supervision.errors import SpecError, error_text
 from phalanx.supervision.validate import check_kind
 
-from .policy import ExitKind, ExitReason
+from .restart_rules import ExitKind, ExitReason
 
 
 class Directive(StrEnum):

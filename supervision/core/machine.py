@@ -30,11 +30,11 @@ from phalanx.supervision.errors import (
 from . import messages as msg
 from . import notices
 from .decider import Directive
-from .policy import AutoShutdown, ExitKind, ExitReason, Restart, Strategy, in_period
+from .restart_rules import AutoShutdown, ExitKind, ExitReason, Restart, Strategy, in_period
 from .spec import BRUTAL_KILL
 
 if TYPE_CHECKING:
-    from .policy import RestartWindow
+    from .restart_rules import RestartWindow
     from .spec import ChildSpec, SupervisorSpec
 
 SIGTERM = 15  # its number everywhere; importing `signal` is for code with effects

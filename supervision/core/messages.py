@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .decider import Directive
     from .machine import SupervisorMachine
-    from .policy import ChildType, ExitReason
+    from .restart_rules import ChildType, ExitReason
     from .spec import ChildSpec
 
 

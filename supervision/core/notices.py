@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from .policy import ExitReason
+from .restart_rules import ExitReason
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from .policy import in_period
+from .restart_rules import in_period
 
 if TYPE_CHECKING:
     from .machine import Child, Status, SupervisorMachine
-    from .policy import ChildType, ExitReason, Restart, Strategy
+    from .restart_rules import ChildType, ExitReason, Restart, Strategy
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,15 @@ from phalanx.supervision.validate import (
 )
 
 from .decider import Decider
-from .policy import AutoShutdown, BackOff, ChildType, ExitReason, Intensity, Restart, Strategy
+from .restart_rules import (
+    AutoShutdown,
+    BackOff,
+    ChildType,
+    ExitReason,
+    Intensity,
+    Restart,
+    Strategy,
+)
 
 
 class Ignore(Enum):

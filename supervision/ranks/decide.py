@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from phalanx.supervision.core.decider import Directive
 from phalanx.supervision.core.machine import Verdict, verdict
-from phalanx.supervision.core.policy import (
+from phalanx.supervision.core.restart_rules import (
     SHUTDOWN,
     BackOff,
     ExitKind,

@@ -21,7 +21,7 @@ import pykka
 from phalanx.supervision.core import messages as msg
 from phalanx.supervision.core.machine import Status, SupervisorMachine
 from phalanx.supervision.core.notices import Notice, SupervisorExited
-from phalanx.supervision.core.policy import KILLED, SHUTDOWN, ExitKind, ExitReason
+from phalanx.supervision.core.restart_rules import KILLED, SHUTDOWN, ExitKind, ExitReason
 from phalanx.supervision.core.snapshot import snapshot_of
 from phalanx.supervision.core.spec import SupervisorSpec, actor_class
 from phalanx.supervision.errors import SupervisorDown, error_text

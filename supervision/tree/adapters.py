@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pykka
 
 from phalanx.supervision.core.decider import Directive
-from phalanx.supervision.core.policy import NORMAL, SHUTDOWN, ExitKind, ExitReason
+from phalanx.supervision.core.restart_rules import NORMAL, SHUTDOWN, ExitKind, ExitReason
 from phalanx.supervision.errors import error_text
 
 from .mailbox import run_mailbox, start_actor

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
-from phalanx.supervision.core.policy import ExitKind, ExitReason
+from phalanx.supervision.core.restart_rules import ExitKind, ExitReason
 
 
 class Down(NamedTuple):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision.core import messages as msg
-from phalanx.supervision.core.policy import SHUTDOWN, ExitReason
+from phalanx.supervision.core.restart_rules import SHUTDOWN, ExitReason
 from phalanx.supervision.core.spec import IGNORE, ChildHandle
 
 from .monitors import Lifeline

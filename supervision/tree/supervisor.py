@@ -20,7 +20,7 @@ import pykka
 
 from phalanx.supervision.core import messages as msg
 from phalanx.supervision.core.machine import SupervisorMachine
-from phalanx.supervision.core.policy import KILLED, SHUTDOWN, ExitReason
+from phalanx.supervision.core.restart_rules import KILLED, SHUTDOWN, ExitReason
 from phalanx.supervision.core.snapshot import SupervisorSnapshot, render
 from phalanx.supervision.core.spec import ChildSpec, SupervisorSpec
 from phalanx.supervision.errors import (

@@ -32,7 +32,7 @@ from graphlib import CycleError, TopologicalSorter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
-from phalanx.supervision.core.policy import BackOff, Intensity
+from phalanx.supervision.core.restart_rules import BackOff, Intensity
 from phalanx.supervision.core.spec import ChildSpec, SupervisorSpec
 from phalanx.supervision.errors import SpecError, error_text
 

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from phalanx.runtime.observe.events import WorkerLabels
-from phalanx.runtime.output.collector import OutputCollector, WorkerOutput
+from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
 

@@ -28,7 +28,7 @@ from phalanx.actors.calls.sender import Sender
 from phalanx.actors.group.handle import Group
 from phalanx.actors.group.launcher import WorkerBuilder
 from phalanx.actors.group.membership import Membership
-from phalanx.actors.host.worker_host import WorkerHost
+from phalanx.actors.worker_side.user_object import WorkerHost
 from phalanx.chaos.instrumentation import worker_probe
 from phalanx.runtime import Frame, Kind, WorkerExited
 from phalanx.runtime.distributed.rendezvous import RendezvousStore
@@ -38,7 +38,7 @@ from phalanx.runtime.process import child_process
 from phalanx.runtime.worker import termination
 from phalanx.runtime.worker.inbox import Inbox
 from phalanx.supervision import ExitReason, GroupState, Phase
-from phalanx.supervision.core import policy
+from phalanx.supervision.core import restart_rules
 from phalanx.supervision.ranks import decide
 
 Plant = Callable[[pytest.MonkeyPatch], "Callable[[], None] | None"]
@@ -234,7 +234,7 @@ def restart_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def intensity_not_counted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(policy.RestartWindow, "admit", lambda self, now: self)
+    patch.setattr(restart_rules.RestartWindow, "admit", lambda self, now: self)
 
 
 def only_the_dead_restarted(patch: pytest.MonkeyPatch) -> None:

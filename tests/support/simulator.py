@@ -27,7 +27,7 @@ from phalanx.runtime import (
 )
 from phalanx.runtime.memory.arena import Borrower
 from phalanx.runtime.observe.crash_report import ExitEvidence
-from phalanx.runtime.output.collector import LastOutput
+from phalanx.runtime.output.collector_client import LastOutput
 from phalanx.runtime.wire.frame import unbundle, unpack
 from phalanx.runtime.wire.progress_page import _BEGUN_AT
 from phalanx.runtime.wire.protocol import Flag

@@ -46,13 +46,31 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         # Both post messages to the group's actor, and are parts of it.
         "checkpoint": {"spec", "signals", "calls", "group"},
         "health": {"spec", "signals", "calls", "group"},
-        "host": {"spec"},
+        "worker_side": {"spec"},
         "remote": {"spec", "group"},
         "group": {
-            *("spec", "signals", "calls", "observe", "checkpoint", "health", "host", "remote"),
+            *(
+                "spec",
+                "signals",
+                "calls",
+                "observe",
+                "checkpoint",
+                "health",
+                "worker_side",
+                "remote",
+            ),
         },
         "api": {
-            *("spec", "signals", "calls", "observe", "checkpoint", "health", "host", "group"),
+            *(
+                "spec",
+                "signals",
+                "calls",
+                "observe",
+                "checkpoint",
+                "health",
+                "worker_side",
+                "group",
+            ),
         },
     },
     "chaos": {

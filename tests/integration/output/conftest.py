@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.support.output import Console, Worker, labels_of
 
-from phalanx.runtime.output.collector import OutputCollector, WorkerOutput
+from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 
 

@@ -19,14 +19,14 @@ import pytest
 from tests.support.output import LONG, Console, Worker, labels_of
 
 from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
-from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process import helper
 from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from phalanx.runtime.output.collector import WorkerOutput
+    from phalanx.runtime.output.collector_client import WorkerOutput
     from phalanx.runtime.process.launcher import Launcher
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]

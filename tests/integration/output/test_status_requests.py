@@ -12,7 +12,7 @@ from tests.support.output import Console
 
 from phalanx.runtime.observe.observer import Observer
 from phalanx.runtime.observe.status import ChildStatus, StatusEnded, StatusSource, TreeStatus
-from phalanx.runtime.output.collector import OutputCollector
+from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop
 

@@ -31,7 +31,7 @@ from phalanx.supervision import (
     is_broken_process_group,
 )
 from phalanx.supervision.core.machine import Verdict, verdict
-from phalanx.supervision.core.policy import in_period
+from phalanx.supervision.core.restart_rules import in_period
 
 CRASH = ExitReason(ExitKind.CRASH)
 SHUTDOWN = ExitReason(ExitKind.SHUTDOWN)
