@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.checkpoint.coordinator import coordinator_of
 from phalanx.actors.group.handle import Parent
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
     from phalanx.actors.spec.worker import WorkerActor
     from phalanx.runtime import Runtime
-    from phalanx.supervision import ExitReason, StartContext, StartFunction, SupervisorSpec
+    from phalanx.supervision import ExitReason, StartContext, SupervisorSpec
 
 
 class ExecutorHandle:
@@ -138,7 +138,7 @@ def worker_child(
     return executor_child(id, worker, 1, policy=policy, **options)
 
 
-def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None) -> SupervisorSpec:
+def tree_from_toml(text: str, starts: Mapping[str, Any] | None = None) -> SupervisorSpec:
     """Return the tree that *text* declares, executors included.
 
     ``[executor.NAME]`` declares one: ``worker = "module:Class"``, the options of `executor_child`,
@@ -146,8 +146,8 @@ def tree_from_toml(text: str, starts: Mapping[str, StartFunction] | None = None)
 
     Args:
         text: The TOML document; see `phalanx.supervision.tree_from_toml` for the rest of it.
-        starts: Start functions and worker classes by the name the document uses for them; any other
-            name is ``module:attribute`` and imported.
+        starts: Start functions, worker classes and device pools (``devices = "gpus"``) by the name
+            the document uses for them; any other name is ``module:attribute`` and imported.
 
     Raises:
         SpecError: Something in it makes no sense; nothing has been started.
@@ -166,6 +166,10 @@ def _declared(id: str, table: dict[str, Any], load: Callable[[str, object], Any]
         known = ", ".join(sorted(_OPTIONS))
         raise SpecError(option, table[option], f"unknown; known are {known}")
     worker = load("worker", table.pop("worker", None))
+    given: Any = table.get("devices")
+    devices = cast("dict[str, Any]", given if isinstance(given, dict) else {"names": given})
+    if isinstance(name := devices.get("names"), str) and name not in {"auto", "cpu", "cuda"}:
+        table["devices"] = {**devices, "names": load("devices", name)}
     if "checkpoint" in table:
         table["checkpoint"] = group_of("checkpoint", CheckpointPolicy, table["checkpoint"])
     return executor_child(id, worker, **table)

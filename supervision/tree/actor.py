@@ -120,10 +120,14 @@ class SupervisorActor(ProtectedActor):
     def will_run(self, key: str) -> bool:
         """Return whether child *key* runs, or is going to without a further request."""
         with self._deciding:
-            child = self.machine.children.get(key)
+            machine = self.machine
+            if machine.ended is not None:
+                return True  # the supervisor above, which has yet to hear of it, decides
+            child = machine.children.get(key)
             if child is None:
                 return False
-            return child.status is not Status.UNDEFINED or not self.machine.is_idle
+            is_settled = machine.is_ready and machine.is_idle
+            return child.status is not Status.UNDEFINED or not is_settled
 
     def supervisors(self) -> dict[str, SupervisorActor]:
         """Return the supervisors that run as children, by key."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 from pathlib import Path
@@ -99,6 +100,61 @@ def test_training_on_four_ranks_through_thirty_kills_does_too(name: str, tmp_pat
     said = run(name, *options, *TRAINING, str(tmp_path / "loss.png"))
 
     assert said.endswith("equal: yes\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--toml",)], ids=["python", "toml"])
+def test_failures_in_a_tree_are_healed_by_each_level_in_its_turn(options: tuple[str, ...]) -> None:
+    said = run("supervision_tree", *options)
+
+    assert re.findall(r"healed by (\w+)", said) == ["draft", "models", "draft", "app"]
+    assert "holders=('app/models/target/0', 'app/models/draft/0', 'app/models/draft/1')" in said
+    assert said.count("journal  permanent, running\n") == 2  # in its first incarnation
+
+
+def test_a_dataset_has_one_output_for_each_input_when_driver_and_ranks_are_killed(
+    tmp_path: Path,
+) -> None:
+    options = ("--limit", "40", "--kills", "2", "--kill-driver")
+    said = run("process_dataset", str(tmp_path), *options)
+
+    assert "killed the driver" in said
+    there = re.search(r"^40 inputs, (\d+) outputs are there$", said, re.MULTILINE)
+    assert there, said
+    assert 20 <= int(there[1]) < 40
+    assert said.count("killed a rank") == 2
+    assert "40 inputs, 40 outputs, one for each: True\n" in said
+    assert len(list(tmp_path.iterdir())) == 40
+    again = run("process_dataset", str(tmp_path), "--limit", "40")
+    assert again.startswith("40 inputs, 40 outputs are there\n")
+
+
+def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch leaves it behind
+    calm = run("rl_rollouts", "--versions", "10", "--kills", "0")
+    # The only rank is killed with calls in flight, so its successor is asked before it has weights.
+    said = run("rl_rollouts", "--versions", "10", "--kills", "2", "--ranks", "1")
+
+    assert "trajectories 80 lost 0 doubled 0 stale 0\n" in said
+    assert re.search(r"restarted 2 calls without weights [1-9]", said)
+    right = re.findall(r"^version \d+: (\d+)%", said, re.MULTILINE)
+    assert int(right[-1]) >= 2 * int(right[0]) > 0  # it learns
+    assert calm.splitlines()[-1] == said.splitlines()[-1] != ""
+
+
+def test_the_tests_of_a_worker_pass_and_find_a_worker_that_forgets(tmp_path: Path) -> None:
+    source = (EXAMPLES / "test_my_worker.py").read_text()
+    options = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "phalanx.testing"]
+    options += ["-c", os.devnull, "--rootdir", str(tmp_path)]
+    (tmp_path / "test_forgets.py").write_text(source.replace("self.balances = state", "del state"))
+
+    right = run_python(*options, str(EXAMPLES / "test_my_worker.py"), timeout=240)
+    wrong = run_python(*options, "-k", "death", str(tmp_path / "test_forgets.py"), timeout=240)
+
+    assert "5 passed" in right.stdout, right.stdout
+    assert "assert 3 == 5" in wrong.stdout, wrong.stdout
+    assert "1 failed, 1 passed" in wrong.stdout
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.stem)

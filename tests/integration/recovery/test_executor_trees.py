@@ -139,6 +139,21 @@ def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_execut
     assert tree.exit_reason is None
 
 
+def test_calls_of_a_lasting_handle_wait_while_a_supervisor_that_gave_up_is_restarted(
+    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
+) -> None:
+    models = SupervisorSpec("models", intensity=Intensity(0, 60.0), children=[child("a", Echo, 1)])
+    tree = grow(SupervisorSpec("root", intensity=Intensity(9, 60.0), children=[models]))
+    model = tree.executor("models/a")
+
+    for _ in range(5):
+        with pytest.raises(WorkerDied):
+            model.collective_rpc("kill_self", LONG, (0,))
+        assert model.collective_rpc("rank", LONG) == [0]
+
+    assert tree.status().restarts == 5
+
+
 class RefusedWithin(Echo):
     """Makes a call of another executor, which has ended."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from phalanx.supervision import (
 )
 from phalanx.supervision.core.machine import Status, SupervisorMachine
 from phalanx.supervision.core.snapshot import render, snapshot_of
+from phalanx.testing import FakeGpus
 
 
 def start(ctx: Any) -> Any:
@@ -288,6 +290,18 @@ def test_a_toml_tree_has_executors_with_all_their_options() -> None:
     assert (child.id, child.restart, child.type) == ("model", "transient", "supervisor")
 
 
+@pytest.mark.parametrize("devices", ['"gpus"', '{ names = "gpus", per_rank = 0.5 }'])
+def test_a_pool_in_a_toml_tree_is_the_one_of_that_name(devices: str) -> None:
+    text = EXECUTORS.replace("args = [", f"devices = {devices}\nargs = [")
+    with phalanx.DevicePool.of("auto", 2, FakeGpus(2), {}) as two:
+        phalanx.tree_from_toml(text, {"gpus": two})
+    with (
+        phalanx.DevicePool.of("auto", 1, FakeGpus(1), {}, devices_per_rank=0.25) as one,
+        pytest.raises(SpecError) if devices == '"gpus"' else contextlib.nullcontext(),
+    ):
+        phalanx.tree_from_toml(text, {"gpus": one})
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field"),
     [
@@ -298,6 +312,7 @@ def test_a_toml_tree_has_executors_with_all_their_options() -> None:
         ("start = 20.0", "starts = 20.0", "executor.model.limits.starts"),
         ("args = [", "checkpoint = { every = 3 }\nargs = [", "executor.model.checkpoint.every"),
         ("initial = 0.5", "initial = -1", "executor.model.initial"),
+        ("args = [", 'devices = { names = "a" }\nargs = [', "executor.model.devices"),
     ],
 )
 def test_a_bad_executor_in_a_toml_tree_names_the_place(old: str, new: str, field: str) -> None:
