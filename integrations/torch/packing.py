@@ -6,10 +6,11 @@ the dtype, shape and strides it had.
 
 from __future__ import annotations
 
+import ctypes
 import io
 import pickle
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 _ALIGN = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Leaf:
+class Leaf(NamedTuple):  # pickled at every step, ten times as fast as a dataclass
     """A tensor among the bytes.
 
     Attributes:
@@ -84,7 +84,11 @@ class Packed:
     def copy_to(self, target: torch.Tensor, low: int = 0, high: int | None = None) -> None:
         """Copy the bytes from *low* up to *high* to the beginning of *target*, of dtype uint8."""
         for index, begin, end, at in _overlaps(self._leaves, low, high):
-            target[at : at + end - begin].copy_(_bytes_of(self.tensors[index])[begin:end])
+            tensor = self.tensors[index]
+            if tensor.is_cpu and target.is_cpu:  # views would take as long as many a copy
+                ctypes.memmove(target.data_ptr() + at, tensor.data_ptr() + begin, end - begin)
+            else:
+                target[at : at + end - begin].copy_(_bytes_of(tensor)[begin:end])
 
     def to_bytes(self) -> torch.Tensor:
         """Return all bytes, in the memory of the host."""
@@ -128,6 +132,8 @@ def _view(data: torch.Tensor, leaf: Leaf) -> Any:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements fill one piece of memory, in whatever order of dimensions."""
+    if tensor.is_contiguous():
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1 and stride != expected:

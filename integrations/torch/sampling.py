@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,21 @@ def step_seed(seed: int, step: int, rank: int, stream: int = 0) -> int:
 def seed_step(seed: int, step: int, rank: int, generators: Iterable[Any] = ()) -> None:
     """Seed torch on all devices, `random`, NumPy where it is imported, and *generators*."""
     torch: Any = import_module("torch")  # the sampler is of use without it
-    torch.manual_seed(step_seed(seed, step, rank))
+    # With no device torch.manual_seed keeps a trace of its caller for one that may come.
+    seed_torch = torch.manual_seed if _has_device() else torch.default_generator.manual_seed
+    seed_torch(step_seed(seed, step, rank))
     random.seed(step_seed(seed, step, rank, 1))
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(step_seed(seed, step, rank, 2) & 0xFFFFFFFF)
     for number, generator in enumerate(generators, 3):
         generator.manual_seed(step_seed(seed, step, rank, number))
+
+
+@cache
+def _has_device() -> bool:
+    torch: Any = import_module("torch")
+    return bool(torch.accelerator.is_available())
 
 
 def sample_indices(

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from benchmarks.__main__ import main
 from benchmarks.harness.roster import TRANSPORTS, choose
-from benchmarks.harness.venvs import Environments
+from benchmarks.harness.venvs import FOLDER, Environments
+from benchmarks.training.command import OURS
 from tests.support.programs import run_python
 
 ROOT = Path(__file__).parents[3]
@@ -90,14 +91,33 @@ def test_recovery_tells_every_row_of_its_targets(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_training_through_kills_is_exact_and_gives_its_figures(tmp_path: Path) -> None:
-    small = ("--seconds", "3", "--cadence", "1", "--rounds", "2", "--width", "32", "--layers", "1")
-    done = bench("training", "--ranks", "2", *small, "--json", "-", cwd=tmp_path)
+    small = ("--seconds", "9", "--cadence", "3", "--calm", "1", "--rounds", "1", "--width", "32")
+    forms = [word for form in (*OURS, "torchrun") for word in ("--form", form)]
+    done = bench(
+        *("training", "--ranks", "2", "--layers", "1", *small, *forms, "--json", "-"), cwd=tmp_path
+    )
 
     assert done.returncode == 0, done.stderr
-    for found in json.loads(done.stdout)["runs"]:
-        assert (found["equal"], found["lost"], found["doubled"]) == (True, 0, 0)
+    runs = json.loads(done.stdout)["runs"]
+    assert [found["system"] for found in runs] == [*OURS, "torchrun"]
+    for found in runs:
+        assert (found["equal"], found["lost"], found["doubled"]) == (True, 0, 0), found
         assert found["steps"] > 0
-        assert len(found["overhead"]) == 2
+        assert found["kills"] > 0
+        assert len(found["overhead"]) == 1
+
+
+def test_training_goes_on_without_a_peer_that_is_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+
+    code = main(["training", "--ranks", "2", "--form", "torchft", "--form", "NVRx in-process"])
+
+    assert code == 0
+    text = capsys.readouterr().out
+    assert "- torchft, 2 ranks: absent: python -m benchmarks peers --install torchft" in text
+    assert "- NVRx in-process, 2 ranks: absent: python -m benchmarks peers --install nvrx" in text
 
 
 @pytest.mark.parametrize(

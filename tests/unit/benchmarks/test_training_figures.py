@@ -1,0 +1,86 @@
+"""The figures of a training run follow from its notes alone."""
+
+from __future__ import annotations
+
+import pytest
+from benchmarks.training.figures import Found, begun_again, digest_at, evaluate, stall
+from benchmarks.training.ranks.model import samples_of
+from benchmarks.training.ranks.notes import Note
+
+RANKS = 2
+
+
+def done(
+    rank: int, step: int, at: float, *, parts: tuple[int, ...] = (0, 1), began: float | None = None
+) -> list[Note]:
+    """Return the notes of a step of one second that the ranks *parts* took part in."""
+    begin = at - 1 if began is None else began
+    used = [
+        each if part in parts else 0
+        for part in range(RANKS)
+        for each in samples_of(step, part, RANKS)
+    ]
+    more = tuple(map(str, (begin, *used)))
+    return [Note("begin", rank, 1, step, begin, ()), Note("done", rank, 1, step, at, more)]
+
+
+def resumed(step: int, at: float) -> Note:
+    return Note("from", 0, 2, step, at, ())
+
+
+def found(notes: list[Note], killed: list[float], began: float, ended: float) -> Found:
+    result = Found("one", RANKS)
+    evaluate(result, notes, killed, began, ended)
+    return result
+
+
+def test_steps_after_a_checkpoint_are_done_again_and_count_once() -> None:
+    notes = [note for step in range(1, 7) for note in done(0, step, float(step))]
+    notes += [Note("begin", 0, 1, 7, 6.0, ()), resumed(4, 8.0)]
+    notes += [note for step in range(5, 9) for note in done(0, step, step + 5.0)]
+
+    result = found(notes, [6.5], 3.0, 13.0)
+
+    assert (result.steps, result.last, result.redone) == (5, 8, 3)  # 4, and 5 to 8 once
+    assert result.step == 1.0
+    assert result.ettr == pytest.approx(0.5)
+    assert result.stalls == [10.0 - 6.5 - 1.0]
+    assert (result.lost, result.doubled) == (0, 0)
+
+
+def test_a_step_that_only_some_took_part_in_has_lost_the_samples_of_the_others() -> None:
+    notes = [*done(0, 1, 1.0), *done(0, 2, 2.0, parts=(0,)), *done(0, 3, 3.0)]
+
+    result = found(notes, [], 0.5, 3.0)
+
+    assert (result.lost, result.doubled) == (2, 0)
+
+
+def test_samples_of_another_step_are_doubled_and_lost() -> None:
+    one, other = done(0, 1, 1.0), done(0, 2, 2.0)
+    other[1] = Note("done", 0, 1, 2, 2.0, one[1].more)
+
+    result = found([*one, *other], [], 0.5, 3.0)
+
+    assert (result.lost, result.doubled) == (4, 4)
+
+
+def test_a_step_that_one_rank_began_twice_and_another_once_was_done_again_once() -> None:
+    notes = [*done(0, 1, 1.0), Note("begin", 1, 3, 2, 1.0, ()), *done(0, 2, 2.0), *done(0, 2, 5.0)]
+
+    assert begun_again(notes) == 1
+
+
+def test_what_was_under_way_at_the_kill_does_not_end_the_stall() -> None:
+    notes = [*done(1, 2, 10.3, began=9.9), *done(0, 3, 12.5, began=11.0)]
+
+    assert stall(notes, killed=10.0, step=0.5) == pytest.approx(2.0)
+    assert stall(notes, killed=13.0, step=0.5) is None
+
+
+def test_a_digest_on_which_ranks_differ_is_none() -> None:
+    notes = [Note("digest", rank, 1, 4, 1.0, (value,)) for rank, value in enumerate("ab")]
+
+    assert digest_at(notes[:1], 4) == "a"
+    assert digest_at(notes, 4) is None
+    assert digest_at(notes, 5) is None
