@@ -98,6 +98,7 @@ class Family:
             self.signal(signal.SIGKILL)
             collect(left)
             time.sleep(0.01)  # of processes that are not our children nobody sends word
+        collect(pid for pid, _ in self._known)  # those that have ended since
         return left
 
 

@@ -75,8 +75,9 @@ def learn(
     used[rank * BATCH : (rank + 1) * BATCH] = torch.tensor(chosen)
     used[-1] = stop
     add_up(used)
-    *every, stops = used.tolist()
-    return every, stops > 0
+    added: Any = used  # the type of tolist is unknown
+    every: list[int] = added.tolist()
+    return every[:-1], every[-1] > 0
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:

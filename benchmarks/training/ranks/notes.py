@@ -16,7 +16,7 @@ import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 BLOCK = 20  # steps from one gate, and from one checkpoint, to the next
 
@@ -52,8 +52,9 @@ class Asked:
     @classmethod
     def read(cls, folder: str) -> Self:
         """Return what the run in *folder* is asked."""
-        values = json.loads((Path(folder) / "asked.json").read_text())
-        return cls(**{**values, "digests": tuple(values["digests"])})
+        values: dict[str, Any] = json.loads((Path(folder) / "asked.json").read_text())
+        values["digests"] = tuple(values["digests"])
+        return cls(**values)
 
     def write(self) -> None:
         """Put it into its folder."""

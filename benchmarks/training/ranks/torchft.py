@@ -22,6 +22,7 @@ from .notes import BLOCK, Asked, Gate, Notes
 
 def launch(folder: str) -> int:
     """Start the lighthouse and the ranks, those that die again; return 0 once all have ended."""
+    os.environ["RUST_LOG"] = "warn"  # else ten lines for each step
     coordination: Any = import_module("torchft.coordination")
     lighthouse = coordination.LighthouseServer(
         bind="127.0.0.1:0", min_replicas=1, quorum_tick_ms=100, join_timeout_ms=10_000

@@ -50,7 +50,9 @@ def test_one_that_ends_too_early_is_given_up_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        start(tmp_path, monkeypatch, "raise SystemExit('no such device')", patience=60.0) as run,
-        pytest.raises(GaveUp, match="ended with exit code 1; last words: no such device"),
+        start(tmp_path, monkeypatch, "raise ValueError('no such device')", patience=60.0) as run,
+        pytest.raises(
+            GaveUp, match="ended with exit code 1; last words: ValueError: no such device"
+        ),
     ):
         run.wait_steps(1)
