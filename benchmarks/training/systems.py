@@ -112,7 +112,7 @@ class Run:
     def __init__(
         self,
         system: System,
-        sizes: dict[str, int],
+        sizes: dict[str, Any],
         patience: float,
         environments: Environments,
         **asked: Any,

@@ -38,7 +38,8 @@ torchrun without checkpoints; median and its interval.
 - hash equal: that of parameters and optimizer states, to the one of the same script undisturbed \
 with as many steps. torchrun, `phalanx torchrun` and NVRx run the same script.
 - DDP and FSDP2 are ours; their state is in buffers every {asked.every} steps.
-- torchrun, `phalanx torchrun` and NVRx load a checkpoint, written every 20 steps. NVRx has \
+- torchrun, `phalanx torchrun` and NVRx load a checkpoint, written every 20 steps; torchft loads \
+one only where no rank has the state. NVRx has \
 {asked.reserves} reserves; all its processes are started again when they are used up.
 - Deadline: a system that does no step for {asked.patience:g} s is given up."""
     lines = [_row(each) for each in found]

@@ -49,10 +49,8 @@ def run_rank(folder: str) -> None:
     asked = Asked.read(folder)
     assignment = inprocess.rank_assignment
 
-    class Outside(inprocess.store.TCPStore):
-        """A store that no rank holds."""
-
-        TCP_STORE_HOST_RANK = -1
+    # A store that no rank holds.
+    outside = type("Outside", (inprocess.store.TCPStore,), {"TCP_STORE_HOST_RANK": -1})
 
     def train(call: Any = None) -> None:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -64,7 +62,7 @@ def run_rank(folder: str) -> None:
 
     train.__annotations__["call"] = inprocess.CallWrapper  # NVRx looks for it, and gives it
     inprocess.Wrapper(
-        store_factory=Outside,
+        store_factory=outside,
         store_kwargs={"wait_for_workers": False},
         rank_assignment=inprocess.Compose(
             assignment.MaxActiveWorldSize(asked.ranks), assignment.ShiftRanks()

@@ -1,7 +1,7 @@
 """``-m benchmarks.training.ranks.torchft FOLDER``: the script with torchft, a rank to each group.
 
 A rank that died is started again at once; meanwhile the others go on without it, and it takes the
-state from one of them.
+state from one of them. A checkpoint after every block is for the case that none is left.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch
 
 from .model import digest, learn, make
 from .notes import BLOCK, Asked, Gate, Notes
+from .script import save
 
 
 def launch(folder: str) -> int:
@@ -73,6 +74,11 @@ def run_rank(folder: str) -> None:
         store_port=store.port,
         replica_id=f"rank_{rank}",
     )
+    kept = Path(folder) / "checkpoint"
+    if asked.saves and kept.exists():
+        state: dict[str, Any] = torch.load(kept)
+        load(state)
+        manager.load_state_dict(state["manager"])
     (Path(folder) / f"ready.{rank}").touch()
     while not all((Path(folder) / f"ready.{each}").exists() for each in range(asked.ranks)):
         time.sleep(0.02)  # the first step is everyone's
@@ -104,6 +110,8 @@ def run_rank(folder: str) -> None:
             notes.put("from", step - 1)
             known = True
         notes.put("done", step, began, *used)
+        if asked.saves and step % BLOCK == 0 and manager.participating_rank() == 0:
+            save(kept, {"model": model.state_dict(), "manager": manager.state_dict()}, inner)
         is_last = step == asked.digests[-1] if asked.digests else stop
         if is_last or step in asked.digests:
             notes.put("digest", step, digest(model, inner))
