@@ -136,7 +136,12 @@ class Run:
         env = environment_of(
             python,
             [str(self._folder / "packages")],
-            {MARK: mark, "TMPDIR": str(self._folder), "PYTHONWARNINGS": "ignore"},
+            {
+                MARK: mark,
+                "TMPDIR": str(self._folder),
+                "PYTHONWARNINGS": "ignore",
+                "TORCH_CPP_LOG_LEVEL": "ERROR",
+            },
         )
         words = [word.format(ranks=self.asked.ranks) for word in system.words]
         with (self._folder / "log").open("wb") as log:
