@@ -30,7 +30,9 @@ __all__ = ["main", "parse"]
 _SUBCOMMANDS = {
     "chaos": "inject faults into workers under load, and check that nothing is lost",
     "doctor": "check what phalanx needs of this machine",
+    "health": "say whether the groups of a running driver are complete",
     "logs": "follow output, log records and events of a running driver",
+    "metrics": "serve metrics and health routes of a running driver for Prometheus",
     "reports": "list and show crash reports",
     "top": "show the groups and trees of a running driver, live",
     "torchrun": "run a script for torchrun on ranks that are restarted at once",

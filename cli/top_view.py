@@ -18,9 +18,7 @@ from .select_driver import uptime
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from phalanx.runtime import DriverStream
-
-    from .top import Picture
+    from phalanx.runtime import DriverStream, Picture
 
     Row = tuple[Text, dict[str, Any]]
 

@@ -68,9 +68,13 @@ from .observe.find_drivers import find_drivers as find_drivers
 from .observe.log_channel import LEVELS as LEVELS
 from .observe.log_channel import worker_logger as worker_logger
 from .observe.observer import Observer as Observer
+from .observe.picture import Picture as Picture
+from .observe.picture import Sketch as Sketch
+from .observe.picture import first_picture as first_picture
 from .observe.report_folder import ReportFile as ReportFile
 from .observe.report_folder import ReportFolder as ReportFolder
 from .observe.report_folder import read_report as read_report
+from .observe.status import CALL_SECONDS as CALL_SECONDS
 from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
 from .observe.status import RankInfo as RankInfo

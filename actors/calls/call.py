@@ -117,6 +117,7 @@ class Call:
         reports: The crash reports of the deaths that have cost it an attempt.
         waiters: Locks of the threads that wait for it (`Reader`).
         watchers: Run when it is settled, on the thread that settles it.
+        made_at: When it was made, where calls are counted (`CallMeter`); else 0.0.
         timer: Settles it at its deadline, where no caller waits for it.
         future: The caller's future, if there is one.
         probe: Observer for fault injection; else None.
@@ -128,8 +129,8 @@ class Call:
     # Slots, tuples for empty lists, plain assignments: a pipeline makes thousands of these.
     __slots__ = (
         *("aggregate", "answers", "asked", "done", "error", "failed", "future", "hang_after"),
-        *("lead", "name", "options", "payloads", "probe", "rank", "reports", "retries", "seq"),
-        *("shape", "snapshots", "span", "stream", "timer", "under_hold", "waiters", "want"),
+        *("lead", "made_at", "name", "options", "payloads", "probe", "rank", "reports", "retries"),
+        *("seq", "shape", "snapshots", "span", "stream", "timer", "under_hold", "waiters", "want"),
         *("watchers", "wire"),
     )
 
@@ -168,6 +169,7 @@ class Call:
         self.span: CallSpan | None = None
         self.snapshots: list[Snapshot] | None = None
         self.under_hold = False
+        self.made_at = 0.0
 
     def fits(self, size: int) -> bool:
         """Whether a group of *size* ranks can answer it."""

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
+    from phalanx.actors.observe.call_meter import CallMeter
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call
@@ -77,6 +78,7 @@ class CallPlane:
     Attributes:
         pid: The driver's; a forked child has another.
         holds: How many reasons there are to send no new call: pauses, and ranks out of step.
+        meter: Counts calls by outcome; None until an observer asks.
         wait: `Reader.wait`.
     """
 
@@ -125,6 +127,7 @@ class CallPlane:
         self._taking: tuple[RankSlot, Call, Frame] | None = None
         self._settling: tuple[Call, Any] | None = None
         self.holds = 0
+        self.meter: CallMeter | None = None
         _locks.append(self.lock.is_mine)
 
     def close(self) -> None:
@@ -201,6 +204,8 @@ class CallPlane:
         """
         if call.probe is not None:
             call.probe.issued(call)
+        if self.meter is not None:
+            self.meter.begun(call)
         while (place := self._accept(call, waits or at_once, waits)) is not None:
             admitted = False
             try:
@@ -276,6 +281,8 @@ class CallPlane:
         with self.lock.asked():
             if call.done or (unsent_only and call.wire):
                 return False
+            if self.meter is not None and cause is not None:
+                self.meter.settled(call, cause)
             self.withdraw(call, CancelledError())
             self.pump()
             return True
@@ -743,6 +750,8 @@ class CallPlane:
             call.probe.settled(call)
         if call.span is not None:
             call.span.settled(call)
+        if self.meter is not None:
+            self.meter.settled(call)
         call.drop()
         if call.timer is not None:
             call.timer.cancel()

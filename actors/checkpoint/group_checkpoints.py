@@ -122,7 +122,9 @@ class CheckpointManager:
         """Publish that *worker*, which is ready, has been restored."""
         if (point := worker.restore_point) is not None:
             who: dict[str, Any] = {"rank": worker.rank, "incarnation": worker.incarnation}
-            self._publish(CheckpointRestored, number=point.number, age=point.age, **who)
+            took = self._group.clock() - worker.restoring if worker.restoring else 0.0
+            about: dict[str, Any] = {"number": point.number, "age": point.age, "took": took}
+            self._publish(CheckpointRestored, **about, **who)
 
     def blame(self, worker: Worker, reason: ExitReason) -> None:
         """Reject the snapshot of *worker* if it died of restoring it."""

@@ -260,7 +260,7 @@ class GroupActor(ProtectedActor):
                     worker.failure = failure
                     self.health.doubt_reform(worker)
             case Kind.RESTORING:
-                worker.restoring = True
+                worker.restoring = self._clock()
             case Kind.EVENT:
                 self._emit(worker, frame)
             case Kind.START_FAILED | Kind.LAST_WORDS:
@@ -494,9 +494,10 @@ class GroupActor(ProtectedActor):
         for worker in workers:
             self.health.limit_start(worker)
         ranks = [worker for worker in workers if worker.rank >= 0]
+        now = self._clock()
         for worker in ranks:
             device, at = worker.labels.device, worker.started_at
-            self._publish(WorkerStarted(**worker.who(), device=device, at=at))
+            self._publish(WorkerStarted(**worker.who(), device=device, took=now - at, at=at))
         if ranks and self.group.probe is not None:
             pairs = tuple((each.rank, each.incarnation) for each in ranks)
             self.group.probe.on_point("restarting", ranks=pairs)

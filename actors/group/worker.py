@@ -50,7 +50,7 @@ class Worker:
         abandoned: It withstood that, and is no longer waited for.
         left: The last epoch for which it has left the process group of the one before.
         restore_point: The state that it restores; None if it begins anew.
-        restoring: Whether it has begun to restore it.
+        restoring: When it began to restore it; 0.0 for not yet.
         threads: Its threads as the kernel saw them when it was found hanging.
         words_end: Where its stacks begin, behind its last words.
         failure: The exception of its start, or the one that ended it, once reported.
@@ -81,7 +81,7 @@ class Worker:
     abandoned: bool = False
     left: int = 0
     restore_point: RestorePoint | None = None
-    restoring: bool = False
+    restoring: float = 0.0
     threads: str = ""
     words_end: int | None = None
     failure: RemoteFailure | None = None

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import ChildStatus, GroupStatus, TreeStatus
 
+from .call_meter import CallMeter
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -29,6 +31,9 @@ def status_of(
 ) -> Iterator[LoggedEvent]:
     """Yield the present state of the group, and of its tree if *look* returns one."""
     view, ranks, now = group.view, group.ranks(), time.monotonic()
+    plane = group.plane
+    meter = plane.meter = plane.meter or CallMeter(plane.clock)
+    counts: dict[str, Any] = {**plane.counts(), **meter.counts()}
     for first in range(0, max(1, len(ranks)), _PART):
         yield GroupStatus(
             group=spec.name,
@@ -46,7 +51,8 @@ def status_of(
             ranks=ranks[first : first + _PART],
             first=first,
             at=now,
-            **group.plane.counts(),
+            releasing_bytes=sum(device.releasing_bytes for device in group.devices()),
+            **counts,
         )
     if look is not None:
         yield _tree(look(), now)

@@ -78,11 +78,11 @@ class CallSpan:
 
     def end(self, call: Call) -> None:
         """End it with the outcome of *call*, which is done; only the first end counts."""
-        self._end(*_outcome_of(call))
+        self._end(*outcome_of(call))
 
     def refused(self, error: BaseException) -> None:
         """End it by *error*: the call was not accepted, or was abandoned."""
-        self._end(_kind_of(error), {}, f"{type(error).__name__}: {error}")
+        self._end(kind_of(error), {}, f"{type(error).__name__}: {error}")
 
     def _end(self, outcome: str, about: dict[str, Any], problem: str) -> None:
         if not self._open.acquire(blocking=False):
@@ -199,7 +199,7 @@ def _about_death(report: CrashReport) -> dict[str, Any]:
     }
 
 
-def _outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
+def outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
     """Return the outcome's name, further attributes, and the error; decodes no value."""
     about: dict[str, Any] = {}
     epochs = [each.epoch for each in call.answers.values() if isinstance(each, Frame)]
@@ -210,7 +210,7 @@ def _outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
     if call.rank is not None:
         about["phalanx.rank"] = call.rank
     if call.error is not None:
-        kind = _kind_of(call.error)
+        kind = kind_of(call.error)
         told = "" if kind == "cancelled" else f"{type(call.error).__name__}: {call.error}"
         return kind, about, told
     if call.failed is not None:
@@ -224,7 +224,8 @@ def _outcome_of(call: Call) -> tuple[str, dict[str, Any], str]:
     return "ok", about, ""
 
 
-def _kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException) -> str:
+    """Return the name of the outcome of a call that ends in *error*."""
     match error:
         case WorkerDied():
             return "died"

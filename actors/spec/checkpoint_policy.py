@@ -109,6 +109,7 @@ class CheckpointRestored(Event, event="checkpoint_restored", level="info"):
 
     Attributes:
         age: Seconds since it was complete.
+        took: Seconds that restoring it took.
     """
 
     group: str
@@ -116,6 +117,7 @@ class CheckpointRestored(Event, event="checkpoint_restored", level="info"):
     incarnation: int
     number: int
     age: float
+    took: float = 0.0
 
 
 class CheckpointRejected(Event, event="checkpoint_rejected", level="warning"):

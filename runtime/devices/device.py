@@ -152,6 +152,7 @@ class DeviceStatus:
         leased: How much of it is leased; 1.0 is all of it, more if it was named repeatedly.
         holders: The holders of its leases.
         reason: Why it is in quarantine; empty if it is not.
+        releasing_bytes: Memory of dead workers that is not seen to be released yet.
     """
 
     device: str
@@ -161,6 +162,7 @@ class DeviceStatus:
     leased: float
     holders: tuple[str, ...]
     reason: str
+    releasing_bytes: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -171,6 +173,7 @@ class Device:
         capacity: How often it may be leased as a whole.
         place: Its name in CUDA, in the driver's own process.
         idle: Its memory before the first lease.
+        releasing_bytes: What dead workers still hold, by the last reading; also in quarantine.
         accepted: Faults that the user has accepted.
     """
 
@@ -180,6 +183,7 @@ class Device:
     leases: list[Lease] = field(default_factory=list["Lease"])
     leaving: list[Leaving] = field(default_factory=list[Leaving])
     idle: Reading | None = None
+    releasing_bytes: int = 0
     quarantine: Quarantine | None = None
     accepted: frozenset[Fault] = frozenset()
 
@@ -214,13 +218,17 @@ class Device:
         if idle is None or idle.used is None or (self.quarantine and self.quarantine.fatal):
             self.leaving.clear()  # there is nothing to measure, or nothing to wait for
         found: Quarantine | None = None
+        self.releasing_bytes = 0
         for one in tuple(self.leaving):
             assert idle is not None
             reading = Reading.of(inventory, self.uuid, one.dead)
             gone = self.leases and reading.used is not None and not one.dead & reading.pids
             if gone or reading.is_back_at(idle, slack):
                 self.leaving.remove(one)
-            elif now >= one.deadline:
+                continue
+            more = min((reading.used or 0) - (idle.used or 0), reading.unlisted - idle.unlisted)
+            self.releasing_bytes = max(self.releasing_bytes, more)
+            if now >= one.deadline:
                 self.leaving.remove(one)
                 dead = one.dead if found is None else one.dead | found.dead
                 reason = self._residue(one, reading, idle) if found is None else found.reason
@@ -261,6 +269,7 @@ class Device:
             leased=round(self.leased, 6),
             holders=tuple(lease.holder for lease in self.leases),
             reason="" if self.quarantine is None else self.quarantine.reason,
+            releasing_bytes=self.releasing_bytes,
         )
 
     def _residue(self, one: Leaving, reading: Reading, idle: Reading) -> str:

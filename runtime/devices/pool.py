@@ -385,6 +385,7 @@ class DevicePool:
         self, device: Device, held: Quarantine, why: Literal["recovered", "user"]
     ) -> None:
         device.quarantine = None
+        device.releasing_bytes = 0
         now = time.monotonic()
         self._news.append(
             DeviceRestored(

@@ -63,9 +63,14 @@ class WorkerEvent(Event):
 
 
 class WorkerStarted(WorkerEvent, event="worker_started"):
-    """A worker process exists; it has not run any user code yet."""
+    """A worker process exists; it has not run any user code yet.
+
+    Attributes:
+        took: Seconds until it existed since its launch began, which was at *at*.
+    """
 
     device: str = ""
+    took: float = 0.0
 
 
 class WorkerReady(WorkerEvent, event="worker_ready"):

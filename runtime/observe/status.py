@@ -56,13 +56,23 @@ class RankInfo:
         return f"{what} for {self.running_for:.1f} s" if what and self.running_for else what
 
 
+CALL_SECONDS = (1e-4, 5e-4, 1e-3, 5e-3, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 300.0)
+"""The classes in which the seconds of calls are counted; each includes its limit."""
+
+
 class GroupStatus(Event, event="group_state", level="debug"):
     """One rank group at one moment.
 
     Attributes:
         group: Its name, or its path in a tree.
+        restarts: Deaths that led to a restart, in all.
         restarts_in_window: Restarts that count against the intensity.
         period: Length of that window in seconds.
+        calls: How many calls have ended with each outcome, since the first observer asked.
+        call_seconds: How many of those took at most each of `CALL_SECONDS`, and longer than the one
+            before it; last, how many took longer than all.
+        call_seconds_sum: What they took together.
+        releasing_bytes: Device memory of dead workers that is not seen to be released yet.
         first: The first rank of this event; a large group takes several.
     """
 
@@ -81,6 +91,10 @@ class GroupStatus(Event, event="group_state", level="debug"):
     in_flight: int
     waiting: int
     dropped_replies: int
+    calls: dict[str, int]
+    call_seconds: tuple[int, ...]
+    call_seconds_sum: float
+    releasing_bytes: int
     ranks: tuple[RankInfo, ...]
     first: int
 

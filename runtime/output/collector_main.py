@@ -192,15 +192,15 @@ class _Collector:
     def _record(self, kind: str, record: dict[str, Any], prefix: str | None = None) -> None:
         """Show and publish one structured record."""
         record = {**record, "kind": kind}
+        if self._publisher is not None:
+            self._publisher.send(record)
         if kind == "event":
-            record.pop("at", None)  # on the driver's monotonic clock, which is of no use elsewhere
+            record.pop("at", None)  # on the monotonic clock of this machine, of no use in a log
         if LEVELS.get(str(record.get("level", "info")), LEVELS["info"]) >= self._level:
             if self._console == "text":
                 self._err.write(render(record, prefix), 1)
             elif self._console == "json":
                 self._err.write(render_json(record), 1)
-        if self._publisher is not None:
-            self._publisher.send(record)
 
     # --- where it goes --------------------------------------------------------------------
 

@@ -83,6 +83,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "shrink": {"", "nemesis", "workload"},
     },
     "integrations": {
+        "prometheus": set(),
         "torch": set(),
         "torchrun": set(),
         "vllm": set(),

@@ -22,9 +22,8 @@ from tests.support.processes import wait_until
 from tests.support.programs import run_python
 
 from phalanx.cli import main
-from phalanx.cli.top import Picture, Sketch
 from phalanx.cli.top_view import draw
-from phalanx.runtime import DriverStream
+from phalanx.runtime import DriverStream, Picture, Sketch
 
 ROOT = Path(__file__).parents[3]
 LONG = 60.0
@@ -201,7 +200,7 @@ def test_the_live_view_ends_with_the_driver() -> None:
 def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("phalanx.cli.top._PATIENCE", 0.5)
+    monkeypatch.setattr("phalanx.runtime.observe.picture._PATIENCE", 0.5)
 
     wrong: tuple[Any, ...] = main(["top", "yours", "--once"]), *capsys.readouterr()
     listed: tuple[Any, ...] = main(["top", "--list"]), *capsys.readouterr()

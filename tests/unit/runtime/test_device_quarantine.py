@@ -157,6 +157,22 @@ def test_a_lease_is_taken_back_when_the_memory_is_released() -> None:
     assert gpus.used_bytes(uuid) == 2 * GIB  # all steps were waited for
 
 
+def test_what_a_dead_worker_holds_is_shown_until_it_is_released() -> None:
+    gpus = FakeGpus(1)
+    gpus.use(gpus.uuid(0), 2 * GIB)  # somebody else's, there before
+    pool = DevicePool.of("auto", 1, gpus, {})
+    lease = lease_of(pool, 0)
+    gpus.use(gpus.uuid(0), 40 * GIB)
+
+    pool.give_back(lease)
+    held = pool.status()[0].releasing_bytes
+    gpus.use(gpus.uuid(0), 2 * GIB)
+    pool.settle([lease], soon())
+
+    assert held == 38 * GIB
+    assert pool.status()[0].releasing_bytes == 0
+
+
 def test_a_device_that_stays_full_is_reported_at_the_deadline() -> None:
     gpus = FakeGpus(1)
     pool = DevicePool.of("auto", 1, gpus, {}, release_timeout=0.0)
@@ -192,11 +208,13 @@ def test_a_device_is_leased_again_when_its_memory_comes_back_late() -> None:
     pool.give_back(lease)
     with pytest.raises(NoDevice) as refused:
         lease_of(pool, 0)
+    held = pool.status()[0].releasing_bytes
     gpus.use(gpus.uuid(0), 0)
 
     again = lease_of(pool, 0)
 
     assert str(again) == gpus.uuid(0)
+    assert (held, pool.status()[0].releasing_bytes) == (40 * GIB, 0)
     assert "not released" in refused.value.quarantined["0: Fake 0"]
     assert [type(event) for event in told] == [DeviceQuarantined, DeviceRestored]
     assert (told[0].cause, told[1].why) == ("memory", "recovered")

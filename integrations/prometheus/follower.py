@@ -1,0 +1,113 @@
+"""`Follower`: follows one driver's stream, one after the other, and adds it up in an account."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from phalanx.runtime import Observer, find_drivers
+from phalanx.supervision import RuntimeFault
+
+from .account import DriverAccount
+
+if TYPE_CHECKING:
+    from phalanx.runtime import DriverStream
+
+_LOOK = 0.5  # seconds between two looks for a driver: the kernel has no event for a new socket
+_SLICE = 1.0
+
+
+class Follower:
+    """Follows a driver by *pid*, as long as that lives; else by *name*, and each that follows it.
+
+    Without a name it is the only driver of this user.
+
+    Attributes:
+        account: What was heard; guarded by *lock*.
+
+    Raises:
+        RuntimeFault: there is no process *pid*.
+    """
+
+    def __init__(self, *, pid: int | None = None, name: str = "") -> None:
+        self.account = DriverAccount()
+        self.lock = threading.Lock()
+        self._pid = pid
+        self._name = name
+        self._whom = str(pid) if pid is not None else name
+        self._gone = select.poll()
+        self._pidfd: int | None = None
+        if pid is not None:
+            try:
+                self._pidfd = os.pidfd_open(pid)
+            except OSError as error:
+                raise RuntimeFault(f"there is no process {pid} to follow") from error
+            self._gone.register(self._pidfd, select.POLLIN)
+
+    def run(self) -> None:
+        """Follow until the process of the driver has ended; by name without an end."""
+        try:
+            while not self._gone.poll(0):
+                driver = self._find()
+                if driver is not None:
+                    self._follow(driver)
+                self._gone.poll(_LOOK * 1000)
+        finally:
+            if self._pidfd is not None:
+                os.close(self._pidfd)
+
+    def unwell(self) -> str:
+        """See `DriverAccount.unwell`."""
+        with self.lock:
+            return self.account.unwell(time.monotonic())
+
+    def unready(self) -> str:
+        """See `DriverAccount.unready`."""
+        with self.lock:
+            return self.account.unready(time.monotonic())
+
+    def _find(self) -> DriverStream | None:
+        """Return the driver to follow; else say in the account why there is none."""
+        found = [
+            driver
+            for driver in find_drivers()
+            if (not self._whom or self._whom in (str(driver.pid), driver.name))
+        ]
+        if len(found) == 1 or (found and self._pid is not None):
+            return found[-1]
+        if self._pid is not None:
+            problem = "the driver has no executor just now"
+        elif found:
+            pids = ", ".join(str(driver.pid) for driver in found)
+            problem = f"more than one driver runs: name one of {pids}"
+        else:
+            problem = (
+                f"no driver runs under the name {self._name}"
+                if self._name
+                else ("no driver of this user runs")
+            )
+        with self.lock:
+            self.account.end(problem, time.monotonic(), is_alive=self._pid is not None)
+        return None
+
+    def _follow(self, driver: DriverStream) -> None:
+        try:
+            with Observer(driver, watch=True) as observer:
+                with self.lock:
+                    self.account.begin(time.monotonic())
+                while not observer.has_ended:
+                    record = observer.next(time.monotonic() + _SLICE)
+                    if record is None:
+                        continue
+                    if observer.is_last(record):
+                        break
+                    with self.lock:
+                        self.account.take(record, time.monotonic(), time.time())
+        except RuntimeFault:  # it ended before it could be followed
+            pass
+        with self.lock:
+            problem = f"driver {driver.pid} has closed its stream"
+            self.account.end(problem, time.monotonic(), is_alive=self._pid is not None)

@@ -1,0 +1,67 @@
+"""HTTP routes: ``/metrics``, ``/healthz`` (the driver answers), ``/readyz`` (its groups are whole).
+
+The listening socket is made apart from the server, so that a wrong address is its maker's error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler
+
+import prometheus_client
+from prometheus_client.exposition import ThreadingWSGIServer
+
+from .families import AccountCollector
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Iterable, Mapping
+
+    from .follower import Follower
+
+_TEXT = ("Content-Type", "text/plain; charset=utf-8")
+
+
+class _Handler(WSGIRequestHandler):
+    """Logs no request, and gives up a client that sends none."""
+
+    timeout = 10.0
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the base's name
+        """Log nothing: a probe asks every few seconds."""
+
+
+def make_server(
+    listener: socket.socket, follower: Follower, labels: Mapping[str, str]
+) -> ThreadingWSGIServer:
+    """Return a server on *listener*, which it takes over; its ``serve_forever`` serves."""
+    server = ThreadingWSGIServer(("", 0), _Handler, bind_and_activate=False)
+    server.socket.close()
+    server.socket = listener
+    server.server_address = listener.getsockname()
+    server.server_name, server.server_port = listener.getsockname()[:2]
+    server.setup_environ()
+    server.set_app(application(follower, labels))
+    return server
+
+
+def application(follower: Follower, labels: Mapping[str, str]) -> Callable[..., Iterable[bytes]]:
+    """Return the WSGI application of what *follower* knows."""
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(AccountCollector(follower.account, follower.lock, labels))
+    library: Any = prometheus_client  # which types the application in part
+    metrics: Callable[..., Iterable[bytes]] = library.make_wsgi_app(registry)
+    checks = {"/healthz": follower.unwell, "/readyz": follower.unready}
+
+    def serve(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        path = environ["PATH_INFO"]
+        if path == "/metrics":
+            return metrics(environ, start)
+        if path not in checks:
+            start("404 Not Found", [_TEXT])
+            return [b"/metrics, /healthz and /readyz are here\n"]
+        problem = checks[path]()
+        start("503 Service Unavailable" if problem else "200 OK", [_TEXT])
+        return [f"{problem or 'ok'}\n".encode()]
+
+    return serve

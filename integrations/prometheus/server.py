@@ -1,0 +1,123 @@
+"""`MetricsServer`: the metrics of this program, served by a process beside it.
+
+- Neither a thread nor a lock of the driver takes part in a scrape. The process follows the stream
+  of the driver (`Runtime(stream=True)`, the default), and ends with the driver, however that ends.
+- If it ends before, another is started on the same socket, at most one in a second.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Self
+
+from phalanx.runtime import descriptors
+from phalanx.supervision import RuntimeFault
+
+from .listener import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PORT = 9464
+_CALM = 1.0  # seconds from one start to the next
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
+    "from phalanx.integrations.prometheus.exporter import main; main()"
+)
+
+
+def check_installed() -> None:
+    """Raise `RuntimeFault` if prometheus_client is missing."""
+    if find_spec("prometheus_client") is None:
+        msg = "prometheus_client is not installed: pip install 'phalanx[prometheus]'"
+        raise RuntimeFault(msg)
+
+
+class MetricsServer:
+    """Serves ``/metrics``, ``/healthz`` and ``/readyz`` until it is closed; a context manager.
+
+    Args:
+        port: The TCP port; 0 takes a free one.
+        host: The address of the interface; only loopback unless another is named, such as
+            ``0.0.0.0`` for all.
+        labels: Further labels of every metric, by name.
+
+    Attributes:
+        port: The port.
+        url: The address of the server, without a path.
+
+    Raises:
+        SpecError: the address, the port or a label makes no sense.
+        RuntimeFault: the port is in use, prometheus_client is not installed, or no process can be
+            started.
+    """
+
+    def __init__(
+        self,
+        port: int = DEFAULT_PORT,
+        host: str = "127.0.0.1",
+        *,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        check_installed()
+        from .families import check_labels  # noqa: PLC0415  # needs prometheus_client
+
+        self._labels = dict(labels or {})
+        check_labels(self._labels)
+        self._owner = os.getpid()
+        self._listener = descriptors.own(listen(host, port))
+        self.port: int = self._listener.getsockname()[1]
+        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # no start while it is being closed
+        try:
+            self._process = self._start()
+        except BaseException as error:
+            descriptors.close(self._listener)
+            if isinstance(error, OSError):
+                raise RuntimeFault(f"the metrics server could not be started: {error}") from error
+            raise
+        self._keeper = threading.Thread(target=self._keep, name="phalanx-metrics", daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Stop serving; idempotent."""
+        if os.getpid() != self._owner:  # a forked child
+            return
+        with self._lock:
+            self._closed.set()
+            self._process.kill()  # it has no state
+        self._keeper.join()
+        descriptors.close(self._listener)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        fd = self._listener.fileno()
+        about = json.dumps([os.getpid(), fd, self._labels])
+        command = [sys.executable, "-c", _BOOT, json.dumps(sys.path), about]
+        return subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.DEVNULL)
+
+    def _keep(self) -> None:
+        while True:
+            since = time.monotonic()
+            self._process.wait()
+            if self._closed.wait(max(0.0, since + _CALM - time.monotonic())):
+                return
+            with self._lock:
+                if self._closed.is_set():
+                    return
+                try:
+                    self._process = self._start()
+                except OSError:
+                    continue  # `wait` returns at once, and it is tried again in a second

@@ -1,0 +1,266 @@
+"""A driver's metrics are served beside it, whatever happens to its ranks, to it and to them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.integration.prometheus.conftest import GROUP, Served, get
+from tests.support.drivers import Driver
+from tests.support.processes import is_alive, wait_until
+from tests.support.programs import run_python
+from tests.support.workers import Echo
+
+from phalanx import Executor, Runtime
+from phalanx.errors import RuntimeFault, SpecError, WorkerDied
+from phalanx.integrations.prometheus import MetricsServer
+from phalanx.integrations.prometheus.families import OUTCOMES, TABLE
+
+ROOT = Path(__file__).parents[3]
+
+
+def ready(served: Served) -> Callable[[], bool]:
+    return lambda: served.get("/readyz") == (200, "ok\n")
+
+
+def test_a_kill_a_recovery_and_the_calls_around_it_are_counted(served: Served) -> None:
+    wait_until(ready(served))
+    victim = served.model.ranks[1].pid
+    served.model.collective_rpc("echo")
+    with pytest.raises(ValueError, match="boom"):
+        served.model.collective_rpc("fail")
+    os.kill(victim, signal.SIGKILL)
+
+    labels = f'group="{GROUP}"'
+    killed = f'phalanx_rank_deaths_total{{{labels},rank="1",reason="killed"}}'
+    wait_until(lambda: served.value(killed) == 1.0)
+    wait_until(lambda: served.value(f"phalanx_group_epoch{{{labels}}}") == 2.0)
+    wait_until(lambda: served.value(f'phalanx_calls_total{{{labels},outcome="error"}}') == 1.0)
+
+    assert served.value(f'phalanx_restarts_total{{{labels},strategy="one_for_all"}}') == 1.0
+    assert served.value(f'phalanx_rank_up{{{labels},rank="1"}}') == 1.0
+    assert served.value(f'phalanx_calls_total{{{labels},outcome="ok"}}') == 1.0
+    assert served.value(f"phalanx_call_seconds_count{{{labels}}}") == 2.0
+    for phase in ("gate", "launch", "start", "reform", "total"):
+        count = f'phalanx_recovery_seconds_count{{{labels},phase="{phase}"}}'
+        assert served.value(count) == 1.0
+    assert 0.0 < (served.value(f"phalanx_ettr_ratio{{{labels}}}") or 0.0) < 1.0
+    assert served.value(f"phalanx_last_progress_timestamp_seconds{{{labels}}}") is not None
+    assert served.value('phalanx_supervisor_up{supervisor="root"}') == 1.0
+
+
+def test_every_metric_of_the_documents_is_served_and_no_other(served: Served) -> None:
+    wait_until(ready(served))
+    families = text_string_to_metric_families(served.get("/metrics")[1])
+    seen = {
+        (family.name + "_total" if family.type == "counter" else family.name, family.type)
+        for family in families
+    }
+    document = (ROOT / "docs/reference/metrics.md").read_text()
+    rows = re.findall(r"^\| `(phalanx_\w+)` \| (\w+) \| ([^|]*?) \|", document, re.MULTILINE)
+
+    assert seen == {(family.name, family.kind) for family in TABLE}
+    assert rows == [
+        (family.name, family.kind, ", ".join(f"`{label}`" for label in family.labels))
+        for family in TABLE
+    ]
+    assert all(f"`{outcome}`" in document for outcome in OUTCOMES)
+
+
+def test_no_series_is_labelled_by_a_process(served: Served) -> None:
+    wait_until(ready(served))
+    pids = {str(rank.pid) for rank in served.model.ranks}
+
+    values = re.findall(r'="([^"]*)"', served.get("/metrics")[1])
+
+    assert values
+    assert not pids & set(values)
+
+
+def test_it_is_live_before_there_is_an_executor_and_ready_when_all_ranks_are() -> None:
+    with MetricsServer(0) as metrics:
+        assert get(f"{metrics.url}/readyz")[0] == 503
+        wait_until(lambda: get(f"{metrics.url}/healthz") == (200, "ok\n"))
+        with (
+            Runtime(console=None) as runtime,
+            Executor(Echo, 2, launch={"preload": ()}, runtime=runtime) as model,
+        ):
+            wait_until(lambda: get(f"{metrics.url}/readyz") == (200, "ok\n"))
+            os.kill(model.ranks[0].pid or 0, signal.SIGSTOP)
+            with pytest.raises(WorkerDied):
+                model.collective_rpc("kill_self", args=(1,), timeout=60)
+            told = get(f"{metrics.url}/readyz")
+        wait_until(lambda: get(f"{metrics.url}/readyz")[0] == 503)
+        assert told == (200, "ok\n") or told[0] == 503
+        assert get(f"{metrics.url}/healthz") == (200, "ok\n")
+        assert get(f"{metrics.url}/other")[0] == 404
+
+
+def test_a_group_that_has_ended_by_itself_is_not_ready_and_not_up() -> None:
+    with MetricsServer(0) as metrics, Runtime(console=None) as runtime:
+        about: dict[str, Any] = {"launch": {"preload": ()}, "runtime": runtime}
+        with Executor(Echo, 1, name="frail", intensity=(0, 60.0), **about) as model:
+            wait_until(lambda: get(f"{metrics.url}/readyz") == (200, "ok\n"))
+            os.kill(model.ranks[0].pid or 0, signal.SIGKILL)
+            model.wait_closed(60)
+
+            ended = "group frail has ended: "
+            wait_until(lambda: get(f"{metrics.url}/readyz")[1].startswith(ended))
+            assert 'phalanx_group_up{group="frail"} 0.0' in get(f"{metrics.url}/metrics")[1]
+
+
+def test_a_server_that_is_killed_is_replaced_at_the_same_address(served: Served) -> None:
+    wait_until(ready(served))
+    pid = served.metrics._process.pid
+
+    os.kill(pid, signal.SIGKILL)
+
+    wait_until(lambda: served.metrics._process.pid != pid)
+    wait_until(ready(served))
+
+
+def test_it_ends_with_a_driver_that_is_killed(drive: Callable[..., Driver]) -> None:
+    driver = drive("metrics_driver", f"metrics-{uuid.uuid4().hex[:8]}")
+    url = driver.expect("url")
+    wait_until(lambda: get(f"{url}/readyz")[0] == 200)
+
+    driver.kill()
+
+    driver.assert_gone()
+
+
+def test_closing_it_twice_or_in_a_forked_child_does_no_harm() -> None:
+    metrics = MetricsServer(0)
+    child = os.fork()
+    if not child:
+        metrics.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert get(f"{metrics.url}/healthz")[0] in (200, 503)
+    metrics.close()
+    metrics.close()
+    assert threading.active_count() >= 1
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", metrics.port), timeout=5)
+
+
+def test_a_port_in_use_is_said_to_be() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        with pytest.raises(RuntimeFault, match=f"port {port} of 127.0.0.1 cannot be had"):
+            MetricsServer(port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"port": 70000}, "port"),
+        ({"port": "9464"}, "port"),
+        ({"port": True}, "port"),
+        ({"host": "203.0.113.7"}, "host"),
+        ({"host": "no such host"}, "host"),
+        ({"host": ""}, "host"),
+        ({"labels": {"a-b": "x"}}, "labels"),
+        ({"labels": {"__name__": "x"}}, "labels"),
+        ({"labels": {"group": "x"}}, "labels"),
+        ({"labels": {"le": "x"}}, "labels"),
+        ({"labels": {"run": 7}}, "labels['run']"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_by_its_name(arguments: dict[str, Any], field: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        MetricsServer(**cast("Any", {"port": 0, **arguments}))
+
+    assert refused.value.field == field
+
+
+def test_labels_of_the_user_are_on_every_series() -> None:
+    with (
+        MetricsServer(0, labels={"run": 'a "b"'}) as metrics,
+        Runtime(console=None) as runtime,
+        Executor(Echo, 1, launch={"preload": ()}, runtime=runtime),
+    ):
+        wait_until(lambda: get(f"{metrics.url}/readyz")[0] == 200)
+        text = get(f"{metrics.url}/metrics")[1]
+
+    samples = [each for family in text_string_to_metric_families(text) for each in family.samples]
+    assert samples
+    assert {sample.labels["run"] for sample in samples} == {'a "b"'}
+
+
+# --- the commands ---------------------------------------------------------------------------
+
+
+def health(*words: str) -> tuple[int, str]:
+    done = run_python("-m", "phalanx.cli", "health", *words, cwd=ROOT)
+    return done.returncode, done.stdout
+
+
+def test_the_command_follows_a_name_from_one_driver_to_the_next(
+    drive: Callable[..., Driver],
+) -> None:
+    name = f"metrics-{uuid.uuid4().hex[:8]}"
+    command = [sys.executable, "-m", "phalanx.cli", "metrics", name, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as serving:
+        try:
+            assert serving.stdout is not None
+            said = serving.stdout.readline()
+            url = said.removeprefix("serving ").strip().removesuffix("/metrics")
+            wait_until(lambda: f"under the name {name}" in get(f"{url}/healthz")[1])
+            for _ in range(2):
+                driver = drive("metrics_driver", name)
+                driver.expect("url")
+                wait_until(lambda: get(f"{url}/readyz") == (200, "ok\n"))
+                driver.kill()
+                wait_until(lambda: get(f"{url}/healthz")[0] == 503)
+        finally:
+            serving.kill()
+
+
+def test_health_is_an_exit_status_and_one_line(drive: Callable[..., Driver]) -> None:
+    name = f"metrics-{uuid.uuid4().hex[:8]}"
+    absent = health(name)
+    driver = drive("metrics_driver", name)
+    rank = driver.expect("rank")
+    whole = health(name)
+    driver.send(signal.SIGSTOP)
+    silent = health(name, "--live", "--timeout", "0.5")
+    driver.send(signal.SIGCONT)
+    live = health(name, "--live")
+
+    assert absent[0] == 1
+    assert absent[1].startswith(f"driver='{name}'")
+    assert absent[1].count("\n") == 1
+    assert whole == live == (0, "ok: 1 group\n")
+    assert silent[0] == 1
+    assert "did not answer within 0.5 s" in silent[1]
+    assert is_alive(rank)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        (("--label", "run"), 2, "--label='run': give NAME=VALUE"),
+        (("--label", "rank=1"), 2, "labels='rank': metrics have"),
+        (("--host", "203.0.113.7"), 2, "host='203.0.113.7': this machine has no such address"),
+        (("4194304",), 1, "there is no process 4194304 to follow"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line(words: tuple[str, ...], code: int, problem: str) -> None:
+    done = run_python("-m", "phalanx.cli", "metrics", "--port", "0", *words, cwd=ROOT)
+
+    assert done.returncode == code
+    assert problem in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,147 @@
+"""A real Prometheus scrapes a driver; dashboard and alerts parse, and find data after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import urllib.parse
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.integration.prometheus.conftest import GROUP, Served, get
+from tests.support.processes import wait_until
+from tests.support.programs import run_program, run_python
+
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+FILES = Path(__file__).parents[3] / "integrations/prometheus"
+DASHBOARD = json.loads((FILES / "dashboard.json").read_text())
+
+pytestmark = [
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        PROMETHEUS is None or PROMTOOL is None,
+        reason="no prometheus and promtool here: apt-get install prometheus",
+    ),
+]
+
+CONFIG = """
+global: {{scrape_interval: 1s, evaluation_interval: 1s}}
+rule_files: [{rules}]
+scrape_configs:
+  - job_name: phalanx
+    static_configs: [{{targets: ['{target}']}}]
+"""
+
+
+class Prometheus:
+    def __init__(self, folder: Path, target: str) -> None:
+        config = folder / "prometheus.yml"
+        config.write_text(CONFIG.format(rules=FILES / "alerts.yml", target=target))
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        words = (f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}")
+        self.popen = subprocess.Popen(
+            [PROMETHEUS or "", *words, f"--web.listen-address=127.0.0.1:{port}"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(self, path: str, **about: str) -> Any:
+        """Return the data that the API answers with."""
+        _, text = get(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(about)}")
+        answer = json.loads(text)
+        assert answer["status"] == "success", f"{about}: {answer}"
+        return answer["data"]
+
+    def query(self, expression: str) -> list[Any]:
+        found: list[Any] = self.ask("query", query=expression)["result"]
+        return found
+
+    def is_up(self) -> bool:
+        try:
+            return get(f"{self.url}/-/ready")[0] == 200
+        except OSError:
+            return False
+
+
+@pytest.fixture
+def prometheus(served: Served, tmp_path: Path) -> Iterator[Prometheus]:
+    prometheus = Prometheus(tmp_path, served.url.removeprefix("http://"))
+    try:
+        wait_until(prometheus.is_up)
+        yield prometheus
+    finally:
+        prometheus.popen.kill()
+        prometheus.popen.wait()
+
+
+def expressions() -> list[str]:
+    """Every expression of the dashboard, with Grafana's variables filled in."""
+    told = {"$__rate_interval": "30s", "$__range": "1m", "$group": ".*"}
+    found = [each["expr"] for panel in DASHBOARD["panels"] for each in panel["targets"]]
+    return [re.sub(r"\$\w+", lambda name: told[name[0]], each) for each in found]
+
+
+def test_dashboard_and_alerts_find_data_after_a_kill(
+    served: Served, prometheus: Prometheus
+) -> None:
+    group = f'{{group="{GROUP}"}}'
+    wait_until(lambda: prometheus.query(f"phalanx_group_up{group} == 1"))
+    served.model.collective_rpc("echo")
+    wait_until(lambda: prometheus.query(f"phalanx_calls_total{group} == 1"))
+
+    os.kill(served.model.ranks[1].pid, signal.SIGKILL)
+    wait_until(lambda: prometheus.query(f"phalanx_group_epoch{group} == 2"))
+    for _ in range(20):
+        served.model.collective_rpc("echo")
+
+    killed = 'sum by (reason) (increase(phalanx_rank_deaths_total{reason="killed"}[1m])) > 0'
+    wait_until(lambda: prometheus.query(killed))
+    for expression in expressions():
+        wait_until(partial(prometheus.query, expression), expression)
+    rules = prometheus.ask("rules")["groups"][0]["rules"]
+    wait_until(
+        lambda: all(
+            rule["health"] == "ok" for rule in prometheus.ask("rules")["groups"][0]["rules"]
+        )
+    )
+    for metric in {name for rule in rules for name in re.findall(r"phalanx_\w+", rule["query"])}:
+        assert prometheus.query(metric), metric
+    wait_until(
+        lambda: any(
+            alert["labels"]["alertname"] == "PhalanxRankDied"
+            and alert["labels"]["reason"] == "killed"
+            for alert in prometheus.ask("alerts")["alerts"]
+        )
+    )
+
+
+def test_promtool_finds_no_fault_in_rules_and_exposition(served: Served, tmp_path: Path) -> None:
+    wait_until(lambda: served.get("/readyz")[0] == 200)
+    (tmp_path / "alerts.yml").write_text(
+        run_python("-m", "phalanx.cli", "metrics", "--print", "alerts").stdout
+    )
+    served_now = served.get("/metrics")[1]
+
+    rules = run_program([PROMTOOL or "", "check", "rules", str(tmp_path / "alerts.yml")])
+    metrics = run_program([PROMTOOL or "", "check", "metrics"], input=served_now)
+
+    assert rules.returncode == 0, rules.stdout + rules.stderr
+    assert "SUCCESS" in rules.stdout
+    assert (metrics.returncode, metrics.stderr) == (0, "")
+
+
+def test_the_dashboard_that_is_printed_is_the_one_that_was_tried() -> None:
+    printed = run_python("-m", "phalanx.cli", "metrics", "--print", "dashboard").stdout
+
+    assert json.loads(printed) == DASHBOARD
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
