@@ -79,6 +79,7 @@ def test_every_answered_call_is_in_the_state_that_is_given_back(
 
     assert ex.collective_rpc("get", LONG) == [3, 3]
     assert sorted(event.rank for event in restored.wait(2)) == [0, 1]
+    assert all(0.0 < event.took < LONG for event in restored.seen)
     latest = ex.status().checkpoint
     assert latest is not None
     assert (latest.ranks, latest.where) == ((0, 1), "" if folder is None else str(folder))
