@@ -15,7 +15,6 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
 )
-from prometheus_client.registry import Collector
 
 from phalanx.runtime import CALL_SECONDS
 from phalanx.supervision import SpecError
@@ -126,7 +125,7 @@ def check_labels(labels: Mapping[str, Any]) -> None:
             raise SpecError(f"labels[{name!r}]", value, "give text")
 
 
-class AccountCollector(Collector):
+class AccountCollector:
     """The metrics of *account*, which is read under *lock*, with *labels* added to each."""
 
     def __init__(

@@ -48,7 +48,8 @@ def make_server(
 def application(follower: Follower, labels: Mapping[str, str]) -> Callable[..., Iterable[bytes]]:
     """Return the WSGI application of what *follower* knows."""
     registry = prometheus_client.CollectorRegistry()
-    registry.register(AccountCollector(follower.account, follower.lock, labels))
+    collector: Any = AccountCollector(follower.account, follower.lock, labels)
+    registry.register(collector)
     library: Any = prometheus_client  # which types the application in part
     metrics: Callable[..., Iterable[bytes]] = library.make_wsgi_app(registry)
     checks = {"/healthz": follower.unwell, "/readyz": follower.unready}
