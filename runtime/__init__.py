@@ -22,8 +22,9 @@ from .devices.gpu import Gpu as Gpu
 from .devices.gpu import GpuInventory as GpuInventory
 from .devices.inventory import find_gpus as find_gpus
 from .devices.pool import DevicePool as DevicePool
-from .distributed.gloo import abort_gloo_groups as abort_gloo_groups
-from .distributed.gloo import free_groups as free_groups
+from .distributed.abort import abort_process_groups as abort_process_groups
+from .distributed.abort import free_groups as free_groups
+from .distributed.abort import leave_process_groups as leave_process_groups
 from .distributed.rendezvous import Rendezvous as Rendezvous
 from .distributed.rendezvous import RendezvousStore as RendezvousStore
 from .distributed.rendezvous import init_process_group as init_process_group

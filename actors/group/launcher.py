@@ -83,6 +83,9 @@ def spawn_thread(run: Callable[[], None], name: str) -> Join:
 # A spare has no lease, so it sees no device; and it must be able to ask how many there are without
 # CUDA's start, after which what is visible is fixed for the life of a process.
 _BLIND = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+# By default torch ends a process whose NCCL group has failed. Nor may torch abort the group by
+# itself ("2"): results would be undefined before the worker has noted it.
+_KEEP = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
 
 
 class WorkerBuilder:
@@ -202,6 +205,8 @@ class WorkerBuilder:
     def _environment(self, worker: Worker, epoch: EpochSpec) -> dict[str, str]:
         spec, rank, rendezvous = self._spec, worker.rank, epoch.rendezvous
         env = {**threads_of_each(epoch.layout.world_size), **os.environ}
+        if spec.policy.survivors == "keep":
+            env.setdefault(*_KEEP)
         if rendezvous is not None:
             env |= rendezvous_environment(rendezvous, rank, rank, epoch.layout.world_size)
         if worker.lease is not None:

@@ -75,9 +75,9 @@ class RestartPolicy:
             memory included.
         survivors: What happens to the other ranks of a process group, under `ONE_FOR_ALL`, when one
             has died: ``"restart"`` starts all of them anew; ``"keep"`` replaces the dead one only,
-            and has the others leave the old process group and run `on_reform`. Made for gloo.
+            and has the others leave the old process group and run `on_reform`. For gloo and NCCL.
         leave_within: Seconds in which a survivor has to end its call and leave the old process
-            group; past that it is replaced as well. Connections of gloo are ended after 0.25.
+            group; past that it is replaced as well. Groups are aborted after 0.25.
         standby: How many spare processes are kept warm: everything is imported and `on_standby`
             has run. One takes the place of a rank that died at once; another follows it.
     """

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pickle
 import sys
@@ -26,11 +25,12 @@ from phalanx.runtime import (
     Stamp,
     Telemetry,
     WorkerLabels,
-    abort_gloo_groups,
+    abort_process_groups,
     await_assignment,
     encode,
     free_groups,
     land_on,
+    leave_process_groups,
     load_snapshot,
     outside,
     store_snapshot,
@@ -305,8 +305,8 @@ class WorkerHost:
         context.rendezvous = order.rendezvous
         context.log = context.log.bind(epoch=order.epoch)
         os.environ.update(order.env)
-        left = abort_gloo_groups()
-        _leave_process_group()
+        left = abort_process_groups()
+        leave_process_groups()
         assert self._actor is not None
         if self._link is not None:
             self._link.tell(Kind.LEFT)
@@ -326,7 +326,7 @@ class WorkerHost:
         except BaseException:  # SystemExit too: logged; the worker stops anyway
             self._context.log.exception("phalanx.on_stop_failed")
         self.end_copy()
-        _leave_process_group()
+        leave_process_groups()
 
     def judge(self, error: BaseException) -> Directive:
         """Return the decider's directive for an error of a method; *resume* if it has none."""
@@ -416,17 +416,3 @@ def _check_unstarted(devices: tuple[str, ...]) -> None:
             "on_standby, or an import, has started CUDA; a device comes with the rank: use on_start"
         )
         raise RuntimeFault(msg)
-
-
-def _leave_process_group() -> None:
-    dist = sys.modules.get("torch.distributed")
-    if dist is None or not dist.is_available():
-        return
-    if dist.is_initialized():
-        with contextlib.suppress(Exception):  # a broken group cannot be left in order
-            dist.destroy_process_group()
-    # The names of the store's keys contain the number of groups that the process has formed, and a
-    # group that could not be formed is counted: in the next epoch this rank would wait for the
-    # others under keys that none of them writes.
-    with contextlib.suppress(AttributeError):
-        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001  # there is no other way

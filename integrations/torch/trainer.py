@@ -243,11 +243,23 @@ class Trainer(WorkerActor):
         result = self.train_step(step)
         if not self.plan.sharded:
             self._share_buffers()
+        self._await_collectives()
         self.apply()
         state.commit(step, result)
         self._failed = False
         if step % self.plan.every == 0:
             buffers.write(step, Packed(state.tree()))
+
+    def _await_collectives(self) -> None:
+        """Return when the operations of this step are done; raise if NCCL was aborted meanwhile.
+
+        An aborted operation of NCCL leaves undefined gradients and no error.
+        """
+        if self.ctx.device.startswith("cuda"):
+            torch.cuda.synchronize()
+            if not dist.is_initialized():
+                msg = "the process group was aborted during the step"
+                raise RuntimeError(msg)
 
     def _share_buffers(self) -> None:
         """Have rank 0's batch statistics everywhere, as DDP would before the next step."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.actors import WorkerActor
-from phalanx.runtime import abort_gloo_groups
+from phalanx.runtime import abort_process_groups
 
 from .activity import Activity
 from .interpreter import run_command, run_python
@@ -64,7 +64,7 @@ class ScriptWorker(WorkerActor):
         if self.ctx.is_stopping:
             os._exit(0)  # its handler of SIGTERM has ended it, and the next round waits for that
         if "torch.distributed" in sys.modules:
-            abort_gloo_groups()  # the end of the process would do that to ranks that go on
+            abort_process_groups()  # the end of the process would do that to ranks that go on
 
     def _redirect(self, rank: int, restart: int, error_file: str) -> None:
         logs = self._job.logs

@@ -148,6 +148,7 @@ class CallLoop:
             if carrier:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
+            self._link.check_results()
             # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
             if frame.flags & Flag.STREAM:

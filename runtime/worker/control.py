@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime.distributed.gloo import abort_gloo_groups
+from phalanx.runtime.distributed.abort import abort_process_groups, has_communicators
 from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 _DEPTH: Final = 64
 _RELEASE: Final = 0.25  # seconds for the main thread to get the errors of ended connections
+_NCCL_RELEASE: Final = 1.0  # the same after an abort of NCCL; arbitrary
 _WAITS: Final = re.compile("/torch/(distributed|autograd)/")  # a backward pass waits for DDP's
 _OWN_FAULTS: Final = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
@@ -111,6 +112,8 @@ class Link:
 
     Attributes:
         pid: Of the process that was started; a copy that it forks is another, and may not answer.
+        is_void: Whether what the call under way has computed is undefined: its NCCL group was
+            aborted.
     """
 
     control: socket.socket
@@ -119,6 +122,7 @@ class Link:
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
     pid: int = field(default_factory=os.getpid)
+    is_void: bool = False
     _received: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]
     )
@@ -137,6 +141,14 @@ class Link:
         """Note that the worker leaves its process group for that of *epoch*."""
         with self._entering:
             self.epoch = epoch
+            self.is_void = False
+
+    def check_results(self) -> None:
+        """Raise `RuntimeFault` if the call under way has computed with undefined results."""
+        if self.is_void:
+            raise RuntimeFault(
+                "its NCCL process group was aborted during the call: its results are undefined"
+            )
 
     def receive(self) -> Frame | None:
         """Return the next message that is neither a probe nor about termination; None at the end.
@@ -191,20 +203,31 @@ class Link:
     def _part(self, epoch: int, main: int) -> None:
         """End the connections of the process group that the worker is to leave for *epoch*.
 
-        Not if it has left it: then they are those of the next one. If it still waits in gloo then,
-        nothing ends that wait.
+        Not if it has left it: then they are those of the next one. If it still waits for one of
+        them then, nothing ends that wait.
         """
         with self._entering:
             if self.epoch >= epoch:
                 return
-            abort_gloo_groups()
+            try:
+                self.is_void = has_communicators()
+                abort_process_groups()
+            except RuntimeFault as fault:
+                self._cannot_leave(fault, epoch)
+                return
         before = _main_thread()
-        time.sleep(_RELEASE)
-        asleep = before == _main_thread() and "S (sleeping)" in before[0]
-        if self.epoch < epoch and asleep and any(map(_WAITS.search, _where(main))):
-            fault = RuntimeFault("it is in the middle of a message of gloo, and gets no error")
-            with contextlib.suppress(OSError):  # the driver is gone
-                self.tell(Kind.NOT_REFORMED, RemoteFailure.of(fault), epoch=epoch)
+        time.sleep(_NCCL_RELEASE if self.is_void else _RELEASE)
+        # A wait for NCCL need not sleep: it may look again and again.
+        stays = self.is_void or (before == _main_thread() and "S (sleeping)" in before[0])
+        if self.epoch < epoch and stays and any(map(_WAITS.search, _where(main))):
+            why = "it waits in an aborted process group and gets no error"
+            if not self.is_void:
+                why += ": it is in the middle of a message of gloo"
+            self._cannot_leave(RuntimeFault(why), epoch)
+
+    def _cannot_leave(self, fault: RuntimeFault, epoch: int) -> None:
+        with contextlib.suppress(OSError):  # the driver is gone
+            self.tell(Kind.NOT_REFORMED, RemoteFailure.of(fault), epoch=epoch)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

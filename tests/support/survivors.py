@@ -14,7 +14,7 @@ from typing import Any, cast
 from tests.support.workers import Echo, wait_for
 
 from phalanx.actors import WorkerContext
-from phalanx.runtime import abort_gloo_groups
+from phalanx.runtime import abort_process_groups
 
 
 class Keeper(Echo):
@@ -112,7 +112,7 @@ class Spinner(Keeper):
             time.sleep(0.1)
 
     def abort(self) -> str:
-        abort_gloo_groups()
+        abort_process_groups()
         with contextlib.suppress(RuntimeError):
             self.work.wait(timedelta(seconds=30))
         return str(self.work.exception())

@@ -1,0 +1,140 @@
+"""Aborts the process groups of this process, so that it can join those of the next epoch.
+
+- gloo closes its connections when the last reference to a group is gone. A worker that keeps one of
+  its own (the group, a module that was given it, the handle of an operation, a thread that is in
+  one) would hold up every rank that waits for it until the group's timeout, 30 minutes by default;
+  torch has no call that ends them (``shutdown`` and ``abort`` do nothing in gloo 2.13). But an
+  operation whose own timeout is over closes every connection of its group, so a group is aborted by
+  one of a millisecond. A thread in the middle of a message gets no error
+  (`Pair::signalException`): it waits until the group's timeout, and so does what frees the group
+  (`free_groups` does that on a separate thread).
+- NCCL: every group is aborted, for the abort of a group does not reach those split from it, within
+  one ``ncclGroupStart``: aborts of two communicators can block each other without it. It runs
+  on a separate thread, for it may not return. An operation under way then ends *without an error*
+  and its results are undefined. So the default group is taken away before the abort:
+  `torch.distributed.is_initialized()` is False as soon as results may be wrong.
+
+Prior art: ``_abort_process_group`` in ``torch/distributed/distributed_c10d.py``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from datetime import timedelta
+from importlib import import_module
+from typing import Any
+
+from phalanx.supervision import RuntimeFault
+
+_AT_ONCE = timedelta(milliseconds=1)
+_TAG = (1 << 31) - 1  # of a message that no rank sends
+_ABORT = 5.0  # seconds for the abort of all communicators; arbitrary: no measurement behind it
+
+
+def has_communicators() -> bool:
+    """Return whether this process is in a group whose abort leaves undefined results (NCCL)."""
+    world = _world()
+    return world is not None and any(_is_nccl(world, group) for group in list(world.pg_map))
+
+
+def abort_process_groups(limit: float = _ABORT) -> list[Any]:
+    """End all operations of the process groups that this process is in; return its groups.
+
+    Args:
+        limit: Seconds that the abort of NCCL's groups may take.
+
+    Raises:
+        RuntimeFault: It took longer, or failed: this process cannot leave its groups.
+    """
+    world = _world()
+    if world is None:
+        return []
+    torch: Any = import_module("torch")
+    groups = list(world.pg_map)
+    for group in groups:
+        with contextlib.suppress(Exception):  # it raises that the time is over, or is not gloo's
+            backend = group._get_backend(torch.device("cpu"))  # noqa: SLF001  # as torch does
+            if backend.name() == "gloo":
+                backend.recv_anysource([torch.empty(1)], _TAG).wait(_AT_ONCE)
+    nccl = [group for group in groups if _is_nccl(world, group)]
+    if nccl:
+        torch.distributed.distributed_c10d._update_default_pg(None)  # noqa: SLF001  # as torch does
+        _abort(nccl, limit)
+    return groups
+
+
+def leave_process_groups() -> None:
+    """Destroy this process's groups, or forget them if they were aborted."""
+    dist = sys.modules.get("torch.distributed")
+    world = _world()
+    if dist is None or world is None:
+        return
+    if dist.is_initialized():
+        with contextlib.suppress(Exception):  # a broken group cannot be left in order
+            dist.destroy_process_group()
+    elif world.pg_map:  # to shut down what was aborted could block
+        for known in (
+            *(world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config),
+            *(world.pg_to_tag, world.tags_to_pg, world.pg_coalesce_state),
+        ):
+            known.clear()
+        dist.distributed_c10d._unregister_all_process_groups()  # noqa: SLF001  # as torch does
+    # The names of the store's keys contain the number of groups that the process has formed, and a
+    # group that could not be formed is counted: in the next epoch this rank would wait for the
+    # others under keys that none of them writes.
+    with contextlib.suppress(AttributeError):
+        world.group_count = 0
+
+
+def free_groups(groups: list[Any]) -> None:
+    """Let *groups* go, which may have to wait for threads that are in them; return at once."""
+    if groups:
+        threading.Thread(target=groups.clear, name="phalanx-free-groups", daemon=True).start()
+
+
+def _world() -> Any:
+    """Return torch's table of process groups; None if this process has none."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is None or not dist.is_available():
+        return None
+    return dist.distributed_c10d._world  # noqa: SLF001  # there is no other way
+
+
+def _is_nccl(world: Any, group: Any) -> bool:
+    return "nccl" in str(world.pg_backend_config.get(group, ""))
+
+
+def _abort(groups: list[Any], limit: float) -> None:
+    """Abort *groups*, newest first, on a separate thread."""
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            start, end = _bracket(groups)
+            start()
+            for group in reversed(groups):
+                group.abort()
+            end()
+        except Exception as error:  # noqa: BLE001  # raised in the caller's thread
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="phalanx-abort", daemon=True)
+    thread.start()
+    thread.join(limit)
+    what = f"the abort of its {len(groups)} NCCL process group(s)"
+    if thread.is_alive():
+        raise RuntimeFault(f"{what} did not return within {limit:g} s")
+    if errors:
+        raise RuntimeFault(f"{what} failed: {errors[0]}") from errors[0]
+
+
+def _bracket(groups: list[Any]) -> tuple[Any, Any]:
+    """Return what begins and what ends a group of NCCL calls; no effect if torch has neither."""
+    torch: Any = import_module("torch")
+    for group in groups:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            backend = group._get_backend(torch.device("cuda"))  # noqa: SLF001  # as torch does
+            return backend._group_start, backend._group_end  # noqa: SLF001  # the same
+    return (lambda: None), (lambda: None)

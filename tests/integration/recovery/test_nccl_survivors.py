@@ -1,0 +1,112 @@
+"""Survivors of groups that use NCCL, with a stand-in whose abort ends, hangs, lies or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.fake_nccl import NcclKeeper
+from tests.support.options import Make, with_defaults
+from tests.support.processes import wait_until
+from tests.support.rank_faults import OFTEN, kill, wait_healed
+
+from phalanx.actors import Executor, RestartPolicy
+from phalanx.runtime import Runtime
+from phalanx.supervision import WorkerDied
+
+LONG = 60.0
+Build = Callable[..., Executor[Any]]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """Each abort: the rank, what it did, whether torch had a default group then."""
+    return tmp_path / "aborts"
+
+
+@pytest.fixture
+def build(make: Make, torch_runtime: Runtime, log: Path) -> Build:
+    def build(how: str = "end", **options: Any) -> Executor[Any]:
+        env = {"FAKE_NCCL_ABORT": how, "FAKE_NCCL_RANK": "0", "FAKE_NCCL_LOG": str(log)}
+        usual = with_defaults(
+            options,
+            policy=RestartPolicy(survivors="keep"),
+            launch={"preload": ("torch",), "env": env},
+            runtime=torch_runtime,
+            intensity=OFTEN,
+        )
+        return make(NcclKeeper, 3, **usual)
+
+    return build
+
+
+def interrupt(ex: Executor[Any], mark: Path, method: str = "reduce_for_ever") -> Any:
+    """Kill rank 1 while all are in a collective operation; return the call's future."""
+    busy = ex.collective_rpc(method, args=(str(mark),), non_block=True)
+    wait_until(lambda: all(Path(f"{mark}.{rank}").exists() for rank in range(3)))
+    kill(ex, 1)
+    return busy
+
+
+def test_every_group_is_aborted_and_the_survivors_meet_again(
+    build: Build, log: Path, tmp_path: Path
+) -> None:
+    ex = build()
+    before = [info.pid for info in ex.ranks]
+
+    busy = interrupt(ex, tmp_path / "begun", "reduce_in_part")
+
+    assert isinstance(busy.exception(LONG), WorkerDied)
+    wait_healed(ex, 1)
+    assert ex.collective_rpc("total", LONG) == [3.0] * 3
+    assert [info.pid for info in ex.ranks][0::2] == before[0::2]
+    assert [loads for loads, *_ in ex.collective_rpc("kept", LONG)] == [1, 1, 1]
+    lines = log.read_text().splitlines()
+    # World and split group, twice: under the call that waits, and when the group is left.
+    assert sorted(lines) == ["0 end False"] * 4 + ["2 end False"] * 4
+
+
+def test_a_result_that_an_abort_has_made_undefined_is_not_answered(
+    build: Build, tmp_path: Path
+) -> None:
+    ex = build()
+    call = ex.gather("reduce_in_part", args=(str(tmp_path / "begun"),), non_block=True)
+    wait_until(lambda: all((tmp_path / f"begun.{rank}").exists() for rank in range(3)))
+
+    kill(ex, 1)
+
+    found = call.result(LONG)
+    assert [outcome.ok for outcome in found] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("hang", "the abort of its 2 NCCL process group(s) did not return within 5 s"),
+        ("raise", "the abort of its 2 NCCL process group(s) failed: NCCL error: unhandled cuda"),
+        ("lie", "it waits in an aborted process group and gets no error"),
+    ],
+)
+def test_a_survivor_whose_abort_fails_is_replaced_and_the_report_says_so(
+    build: Build, tmp_path: Path, how: str, why: str
+) -> None:
+    ex = build(how, policy=RestartPolicy(survivors="keep", leave_within=30.0))
+    before = [info.pid for info in ex.ranks]
+
+    busy = interrupt(ex, tmp_path / "begun")
+
+    assert isinstance(busy.exception(LONG), WorkerDied)
+    assert ex.collective_rpc("total", LONG, retries=5) == [3.0] * 3
+    after = [info.pid for info in ex.ranks]
+    reports = ex.status().reports
+    told = "\n".join(report.render() for report in reports)
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, False, True], told
+    assert [report.rank for report in reports] == [1, 0]
+    assert why in reports[-1].reason.detail
+    assert ex.status().restarts_in_window == 1
+
+
+def test_torch_does_not_end_a_survivor_whose_group_has_failed(build: Build) -> None:
+    assert build().collective_rpc("variable", LONG) == ["0"] * 3

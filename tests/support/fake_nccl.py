@@ -1,0 +1,101 @@
+"""A backend of torch.distributed that stands in for NCCL: gloo inside, and its own abort."""
+
+from __future__ import annotations
+
+import os
+import threading
+from importlib import import_module
+from typing import Any
+
+from tests.support.survivors import Keeper
+
+from phalanx.actors import WorkerContext
+
+NAME = "fakenccl"  # phalanx looks for the name
+
+
+def register() -> None:
+    """Make the backend known to torch, in this process.
+
+    FAKE_NCCL_ABORT says what its abort does: ``end`` (as NCCL: operations under way return, with
+    undefined results), ``hang``, ``lie`` (returns, and ends nothing) or ``raise``. It is for one
+    rank, FAKE_NCCL_RANK; the others' ends. Each abort is noted in the file FAKE_NCCL_LOG.
+    """
+    dist: Any = import_module("torch.distributed")
+    if NAME in dist.Backend.backend_list:
+        return
+
+    class FakeNccl(dist.ProcessGroup):  # type: ignore[misc]  # torch hides its type
+        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+            super().__init__(rank, size)
+            self.inner = dist.ProcessGroupGloo(store, rank, size, timeout)
+            self.aborted = threading.Event()
+            mine = os.environ.get("FAKE_NCCL_RANK") in (None, os.environ["RANK"])
+            self.how = os.environ.get("FAKE_NCCL_ABORT", "end") if mine else "end"
+
+        def getBackendName(self) -> str:  # the name is torch's
+            return NAME
+
+        def allreduce(self, tensors: Any, opts: Any = None) -> Any:
+            """Wait as a stream would: without an error if it is aborted."""
+            assert not self.aborted.is_set(), "NCCL communicator was aborted"
+            work = self.inner.allreduce(tensors, opts)
+            while not (work.is_completed() and work.is_success()):
+                if self.aborted.wait(0.001):
+                    tensors[0].fill_(float("nan"))
+                    break
+            torch: Any = import_module("torch")
+            future = torch.futures.Future()
+            future.set_result(tensors)
+            return torch._C._distributed_c10d._create_work_from_future(future)
+
+        def barrier(self, opts: Any = None) -> Any:
+            return self.inner.barrier(opts)
+
+        def abort(self) -> None:
+            with open(os.environ["FAKE_NCCL_LOG"], "a") as log:
+                log.write(f"{os.environ['RANK']} {self.how} {dist.is_initialized()}\n")
+            match self.how:
+                case "hang":
+                    threading.Event().wait()
+                case "raise":
+                    raise RuntimeError("NCCL error: unhandled cuda error")
+                case "lie":
+                    return
+                case _:
+                    self.aborted.set()
+
+        def shutdown(self) -> None:
+            pass
+
+    dist.Backend.register_backend(
+        NAME,
+        FakeNccl,
+        devices=["cpu", "cuda"],
+    )
+
+
+class NcclKeeper(Keeper):
+    """Meets the others in a group of the stand-in, and in one split from it."""
+
+    def join(self, ctx: WorkerContext) -> None:
+        register()
+        dist: Any = import_module("torch.distributed")
+        ctx.init_process_group(NAME, timeout=60)
+        self.part = dist.new_group(list(range(ctx.world_size)))
+
+    def reduce_in_part(self, mark: str) -> float:
+        """Wait in the split group for a rank that does not come; return what that gave."""
+        from pathlib import Path
+
+        dist: Any = import_module("torch.distributed")
+        torch: Any = import_module("torch")
+        Path(f"{mark}.{self.ctx.rank}").touch()
+        if self.ctx.rank == 1:
+            threading.Event().wait()
+        one = torch.ones(1)
+        dist.all_reduce(one, group=self.part)
+        return float(one)
+
+    def variable(self) -> str | None:
+        return os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING")
