@@ -19,6 +19,7 @@ from typing import TypeAlias, cast
 from phalanx.supervision.errors import SpecError, error_text
 from phalanx.supervision.validate import check_kind
 
+from .device_errors import DEVICE_ERRORS
 from .restart_rules import ExitKind, ExitReason
 
 
@@ -112,27 +113,6 @@ class Decider:
         return self.default
 
 
-# A kernel that failed leaves the CUDA context of its process unusable: every later call fails too,
-# often far from the cause. The texts are those of the CUDA runtime, which torch passes on.
-_STICKY = (
-    "device-side assert",
-    "hardware stack error",
-    "invalid program counter",
-    "illegal memory access",
-    "illegal instruction",
-    "misaligned address",
-    "unspecified launch failure",
-    "uncorrectable ecc error",
-    "nvlink error",
-    "launch timed out",
-    "global/shared address space",
-    "invalid access of peer gpu memory",
-    "cublas_status_execution_failed",
-    "unhandled cuda error",  # NCCL's, whose communicator cannot go on either
-    "cuda error: unknown error",  # what many an Xid comes to
-)
-
-
 def is_sticky_device_error(cause: Cause) -> bool:
     """Return whether *cause* is a CUDA error after which its process cannot go on."""
     if isinstance(cause, ExitReason) or "OutOfMemoryError" in _names(type(cause)):
@@ -140,7 +120,7 @@ def is_sticky_device_error(cause: Cause) -> bool:
     text = error_text(cause).lower()
     if "cuda" not in text and not _names(type(cause)) & {"AcceleratorError", "CudaError"}:
         return False
-    return any(phrase in text for phrase in _STICKY)
+    return any(known.sticky and known.phrase in text for known in DEVICE_ERRORS)
 
 
 _BROKEN_GROUP = {"DistBackendError", "DistNetworkError"}
