@@ -28,6 +28,7 @@ _COMMANDS = {
     ),
     "startup": ("startup", "how long ranks take to start, beside multiprocessing"),
     "supervision": ("supervision", "what supervision costs by the number of children"),
+    "gpu": ("gpu.command", "experiments on a machine with a GPU"),
     "peers": ("harness.peers", "where peers are installed, and install them"),
 }
 

@@ -105,6 +105,13 @@ FAULTS: Mapping[str, Fault] = {
             points=("running",),
             needs="gpu",
         ),
+        Fault(
+            "cuda_oom",
+            "an allocation larger than the memory of the GPU",
+            "call",
+            points=("running",),
+            needs="gpu",
+        ),
     )
 }
 """Every fault by name."""

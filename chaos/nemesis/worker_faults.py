@@ -38,7 +38,7 @@ _CHUNK_BYTES = 8 << 20
 EXIT_CODE = 57
 """The exit code of the fault ``exit``; arbitrary."""
 
-_INSTEAD = ("raise", "memory", "cuda_error")  # raise in place of a result
+_INSTEAD = ("raise", "memory", "cuda_error", "cuda_oom")  # raise in place of a result
 
 
 class InjectedError(Exception):
@@ -173,6 +173,12 @@ def _break_device(_seconds: float) -> None:
     torch.cuda.synchronize()
 
 
+def _exhaust_device(_seconds: float) -> None:
+    import torch  # noqa: PLC0415  # only on machines with a GPU
+
+    torch.empty(1 << 44, dtype=torch.uint8, device="cuda")
+
+
 _INJECTIONS: Mapping[str, Callable[[float], int | None]] = {
     "segv": _segv,
     "exit": _exit,
@@ -184,4 +190,5 @@ _INJECTIONS: Mapping[str, Callable[[float], int | None]] = {
     "raise_before": _raise,
     "memory": _exhaust_memory,
     "cuda_error": _break_device,
+    "cuda_oom": _exhaust_device,
 }

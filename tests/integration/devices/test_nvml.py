@@ -303,3 +303,24 @@ def test_an_error_of_a_question_is_raised_where_it_was_asked() -> None:
         caller.call(lambda: 1 // 0)
 
     assert caller.call(lambda: 7) == 7
+
+
+def test_the_meter_of_the_experiments_reads_memory_processes_and_what_the_device_is(
+    ask: Any,
+) -> None:
+    said = ask(
+        "gpu GPU-aaaa H200 100 0 0 0 ok",
+        "proc 0 4711 60",
+        code="""
+        from benchmarks.gpu.device import NvmlMeter
+        meter = NvmlMeter()
+        print(meter.used() >> 20, meter.pids(), meter.settle(100 << 20, 1.0) < 1.0)
+        say("gpu GPU-aaaa H200 900 0 0 0 ok")
+        print(meter.settle(100 << 20, 0.05))
+        about = meter.describe()
+        print(about["gpu"], about["gpus"], about["mig"], sorted(about))
+        """,
+    )
+
+    assert said[:2] == ["100 [4711] True", "None"]
+    assert said[2].startswith("H200 1 0 ['compute_mode', 'cuda_driver', 'driver', 'ecc',")
