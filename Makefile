@@ -56,7 +56,8 @@ $(VLLM)/installed: pyproject.toml tests/vllm/install.py
 	@touch $@
 
 test-vllm: $(VLLM)/installed
-	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 -o faulthandler_timeout=1700 tests/vllm
+	$(VLLM)/bin/python -m pytest -m vllm -o timeout=1800 -o faulthandler_timeout=1700 \
+	  tests/vllm tests/integration/docs
 
 soak: setup
 	$(BIN)/python -m pytest -m soak -o faulthandler_timeout=600

@@ -8,6 +8,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.support.markdown import commands_of, program_of
@@ -42,10 +43,12 @@ def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Pat
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # torch keeps a folder of compiled code, by default where files that are left count.
     own = {"PYTHONPATH": str(ROOT), "PATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    timeout = 1500.0 if "import LLM" in program else 100.0
     as_tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
     for words in [[], *([as_tests] if "\ndef test_" in program else [])]:
-        done = run_python(*words, str(file), cwd=tmp_path, env={**os.environ, **own})
+        options: Any = {"env": {**os.environ, **own}, "timeout": timeout}
+        done = run_python(*words, str(file), cwd=tmp_path, **options)
 
         said = done.stdout + done.stderr
         lines = re.findall(rf"{file.name}(?:\", line |:)(\d+)", said)
