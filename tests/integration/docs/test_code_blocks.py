@@ -42,7 +42,11 @@ def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Pat
     file.write_text(program)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     # torch keeps a folder of compiled code, by default where files that are left count.
-    own = {"PYTHONPATH": str(ROOT), "PATH": path, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    own = {
+        "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+        "PATH": path,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+    }
     timeout = 1500.0 if "import LLM" in program else 100.0
     as_tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
