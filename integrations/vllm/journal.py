@@ -37,6 +37,10 @@ REPEATABLE = frozenset(
 """Calls that may be made twice: after a death they are made again, and the caller waits."""
 
 
+WEIGHTS = frozenset(("update_weights", "finish_weight_update", "reload_weights", "reset_weights"))
+"""Calls of vLLM's after which an engine serves other weights than those it was started with."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One call that a new worker makes.

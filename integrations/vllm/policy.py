@@ -26,7 +26,7 @@ from phalanx.supervision import (
     check_word,
 )
 
-from .requirements import check_installed
+from .compat import check_installed
 
 KEY = "phalanx"
 """The name in vLLM's ``additional_config`` under which a policy travels."""
@@ -48,7 +48,11 @@ class Policy:
             examined and killed. None takes vLLM's own limit for a step.
         stopped_after: Seconds that a rank which owes an answer may be stopped (SIGSTOP); None for
             ever.
-        start_timeout: Seconds from a rank's start until its weights are loaded.
+        start_timeout: Seconds from a rank's start until its weights are loaded, and as many again
+            for what follows after a restart: the KV cache, warm-up, adapters, and *replay*.
+        suspect_after: At how many losses of the workers in a row a request has to be running to be
+            taken for their cause: such requests are tried one at a time, and one that kills again
+            ends alone, with an error. 0 for never.
         report_dir: Where crash reports are also written as files; None writes none, unless the
             variable ``PHALANX_REPORT_DIR`` names a folder.
         launch: ``"zygote"`` forks ranks from a process that has imported vLLM once; ``"exec"``
@@ -66,6 +70,7 @@ class Policy:
     hang_after: float | None = None
     stopped_after: float | None = 10.0
     start_timeout: float = 600.0
+    suspect_after: int = 2
     report_dir: str | None = None
     launch: Literal["zygote", "exec"] = "zygote"
     preload: tuple[str, ...] = ()
@@ -79,6 +84,7 @@ class Policy:
             remedy = "give one_for_all, or one of the others for one rank"
             raise SpecError("strategy", self.strategy, remedy)
         check_count("standby", self.standby, least=0)
+        check_count("suspect_after", self.suspect_after, least=0)
         check_limit("hang_after", self.hang_after)
         check_limit("stopped_after", self.stopped_after)
         check_seconds("start_timeout", self.start_timeout, positive=True)
@@ -151,6 +157,37 @@ def _names(field: str, value: object) -> tuple[str, ...]:
     return names
 
 
+def check_config(config: Any) -> None:
+    """Raise `SpecError` for the first field of a vLLM configuration that is not supported."""
+    parallel = config.parallel_config
+    for field in ("nnodes", "nnodes_within_dp"):
+        nodes = getattr(parallel, field, 1)
+        if nodes > 1:
+            raise SpecError(field, nodes, "ranks on one node only; run one engine on each node")
+    if parallel.data_parallel_size > 1:
+        raise SpecError(
+            "data_parallel_size",
+            parallel.data_parallel_size,
+            "its engines compute together, and would wait for the one that heals; "
+            "run independent engines instead",
+        )
+    if getattr(parallel, "enable_elastic_ep", False):
+        raise SpecError("enable_elastic_ep", value=True, remedy="ranks come and go by it; turn off")
+    if getattr(parallel, "numa_bind", False):
+        raise SpecError(
+            "numa_bind",
+            value=True,
+            remedy="ranks are started without numactl; "
+            "leave it, or run the whole program under numactl",
+        )
+    for field in ("kv_transfer_config", "ec_transfer_config"):
+        given = getattr(config, field, None)
+        if given is not None:
+            raise SpecError(
+                field, given, "what a connector holds outside of the workers is not healed; leave"
+            )
+
+
 def supervised(
     *, additional_config: Mapping[str, Any] | None = None, **policy: Any
 ) -> dict[str, Any]:
@@ -167,13 +204,13 @@ def supervised(
         Unsupported: vLLM is missing, or its version has not been tested.
         SpecError: a field makes no sense.
     """
-    check_installed()
     if additional_config is not None and not isinstance(cast("object", additional_config), Mapping):
         raise SpecError("additional_config", additional_config, "give a mapping")
     if KEY in (additional_config or {}):
         remedy = f"give the fields of {KEY} to supervised() itself"
         raise SpecError("additional_config", additional_config, remedy)
     said = Policy.from_json(policy).to_json()
+    check_installed()
     from .executor import SupervisedExecutor  # noqa: PLC0415  # it derives from a class of vLLM's
 
     return {

@@ -11,6 +11,8 @@ request again, and the next step it sends belongs to the epoch that is there the
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from phalanx.supervision import ExecutorClosed, WorkerDied
 
 from .compat import ModelRunnerOutput, init_logger
-from .worker.engine_worker import StaleEpoch
+from .recovery import StaleEpoch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +30,10 @@ if TYPE_CHECKING:
     from .worker.engine_worker import EngineWorker
 
 _logger = init_logger("vllm.phalanx")
+
+# A device error or a broken process group then counts as the death that it leads to: what is sent
+# again finds another epoch (`StaleEpoch`), and is never computed.
+_AGAIN = 1
 
 
 @dataclass
@@ -46,48 +52,53 @@ def lost_step(epoch: int) -> LostStep:
     return LostStep(req_ids=[], req_id_to_index={}, sampled_token_ids=[], epoch=epoch)
 
 
-class StepFuture:
-    """The future of one step, with the methods that the engine core calls.
+class StepFuture(Future[Any]):
+    """The future of one step, which the first thread that asks for its output completes.
 
     Args:
         wait: Returns the output, or raises; called once.
+        source: The future of the workers' answer.
     """
 
-    def __init__(self, wait: Callable[[], Any], done: Callable[[], bool]) -> None:
+    def __init__(self, wait: Callable[[], Any], source: Future[Any]) -> None:
+        super().__init__()
         self._wait = wait
-        self._done = done
-        self._known = False
-        self._value: Any = None
-        self._error: BaseException | None = None
+        self._source = source
+        self._turn = threading.Lock()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Return the output, or a `LostStep`."""
-        del timeout  # the limits of a step are those of supervision
-        if not self._known:
-            try:
-                self._value = self._wait()
-            except Exception as error:  # noqa: BLE001  # it is the step's outcome
-                self._error = error
-            self._known = True
-        if self._error is not None:
-            raise self._error
-        return self._value
+        """Return the output, or a `LostStep`; the limits of a step are those of supervision."""
+        self._complete()
+        return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the step's error, or None; waits for it."""
-        try:
-            self.result(timeout)
-        except Exception:  # noqa: BLE001  # returned below
-            return self._error
-        return None
+        self._complete()
+        return super().exception(timeout)
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
-        return self._known or self._done()
+        return self._source.done()
 
-    def cancelled(self) -> bool:
-        """A step is never withdrawn by the engine core."""
-        return False
+    def add_done_callback(self, fn: Callable[[Future[Any]], object]) -> None:
+        """Call ``fn(self)`` when the step is over."""
+        super().add_done_callback(fn)
+        self._source.add_done_callback(lambda _: self._complete())
+
+    def _complete(self) -> None:
+        with self._turn:
+            if super().done():
+                return
+            try:
+                self.set_result(self._wait())
+            except Exception as error:  # noqa: BLE001  # it is the step's outcome
+                self.set_exception(error)
+
+
+def _known(value: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(value)
+    return future
 
 
 class Steps:
@@ -135,7 +146,7 @@ class Steps:
             self._step("execute_model", scheduler_output, non_block=True)
         else:
             self._held = scheduler_output
-        return StepFuture(lambda: None, lambda: True)
+        return _known(None)
 
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """End the step that was begun by `execute_model`."""
@@ -155,7 +166,7 @@ class Steps:
         epoch = self._step_epoch
         if epoch != self._believed:  # its first half is lost already
             value = lost_step(epoch)
-            return StepFuture(lambda: value, lambda: True) if non_block else value
+            return _known(value) if non_block else value
         # The engine core looks at the first half of a step only where it has no second one: what
         # that half raised or returned is the outcome of the second.
         before = self._first_half
@@ -164,18 +175,22 @@ class Steps:
         self._first_half = future = self._send(method, epoch, argument)
         get = future.result if before is None else partial(_outcome, before, future)
         if non_block:
-            return StepFuture(partial(self._output, get, epoch), future.done)
+            return StepFuture(partial(self._output, get, epoch), future)
         return self._output(get, epoch)
 
     def _ask(self, method: str, epoch: int, argument: Any) -> Any:
         return self._group.collective_rpc(
-            method, args=(epoch, argument), unique_reply_rank=self._output_rank
+            method, args=(epoch, argument), unique_reply_rank=self._output_rank, retries=_AGAIN
         )
 
     def _send(self, method: str, epoch: int, *args: Any) -> Any:
         try:
             return self._group.collective_rpc(
-                method, args=(epoch, *args), non_block=True, unique_reply_rank=self._output_rank
+                method,
+                args=(epoch, *args),
+                non_block=True,
+                unique_reply_rank=self._output_rank,
+                retries=_AGAIN,
             )
         except ExecutorClosed as error:
             raise self._story() from error

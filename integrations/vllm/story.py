@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from .compat import EngineDeadError
 
 if TYPE_CHECKING:
+    from phalanx.actors import Status
     from phalanx.runtime import CrashReport
     from phalanx.supervision import ExitReason
 
@@ -32,11 +33,20 @@ class EngineEnded(RuntimeError):
     """The workers of an engine have ended for good."""
 
     @classmethod
-    def of(cls, reason: ExitReason | None, report: CrashReport | None) -> EngineEnded:
+    def of(cls, reason: ExitReason | str | None, report: CrashReport | None) -> EngineEnded:
         """Return the error for the end by *reason* after the death in *report*."""
         end = "it was shut down" if reason is None else str(reason)
         told = "" if report is None else f"; the last death:\n{report.render()}"
         return cls(f"the workers of this engine have ended for good: {end}{told}")
+
+
+class EngineRecovering(RuntimeError):
+    """The workers of an engine are being restarted; its requests wait."""
+
+    @classmethod
+    def of(cls, status: Status) -> EngineRecovering:
+        """Return the error for a group of this *status*."""
+        return cls(f"the workers of this engine are being restarted; restarts: {status.restarts}")
 
 
 def tell_story(text: str) -> None:
@@ -45,9 +55,10 @@ def tell_story(text: str) -> None:
     if where is None:
         return
     with suppress(OSError):
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        with os.fdopen(os.open(where, flags, 0o600), "w") as file:
+        # In one step: this process may be about to end, and the client about to read.
+        with tempfile.NamedTemporaryFile("w", dir=Path(where).parent, delete=False) as file:
             file.write(text)
+        Path(file.name).replace(where)
 
 
 def forget_story() -> None:
@@ -59,18 +70,13 @@ def forget_story() -> None:
 
 
 def await_story() -> None:
-    """Name the file, and add its text to vLLM's error; once in each process."""
-    if _VARIABLE in os.environ:
-        return
-    where = Path(tempfile.gettempdir()) / f"phalanx-{os.getpid()}-{secrets.token_hex(8)}.story"
-    os.environ[_VARIABLE] = str(where)
-    owner = os.getpid()
-
-    def remove() -> None:
-        if os.getpid() == owner:
-            where.unlink(missing_ok=True)
-
-    atexit.register(remove)
+    """Name the file, unless a process above has, and add its text to vLLM's error."""
+    named = os.environ.get(_VARIABLE)
+    file = f"phalanx-{os.getpid()}-{secrets.token_hex(8)}.story"
+    where = Path(named or Path(tempfile.gettempdir()) / file)
+    if named is None:
+        os.environ[_VARIABLE] = str(where)
+        atexit.register(_remove, where, os.getpid())
     init = EngineDeadError.__init__
 
     def tell(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,6 +85,11 @@ def await_story() -> None:
             self.args = (f"{self.args[0]} {where.read_text()}", *self.args[1:])
 
     EngineDeadError.__init__ = tell  # vLLM has no other way in
+
+
+def _remove(where: Path, owner: int) -> None:
+    if os.getpid() == owner:
+        where.unlink(missing_ok=True)
 
 
 await_story()

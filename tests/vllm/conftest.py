@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from phalanx.integrations.vllm.requirements import installed_version
+from phalanx.integrations.vllm.compat import installed_version
 
 ROOT = Path(__file__).parents[2]
 _LONG = 1500  # seconds; on a loaded machine two engines take minutes to start

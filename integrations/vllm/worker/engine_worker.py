@@ -18,6 +18,7 @@ import cloudpickle
 
 from phalanx.actors import AsyncOutput, WorkerActor, method
 from phalanx.integrations.vllm import compat
+from phalanx.integrations.vllm.recovery import NotRestored, StaleEpoch
 
 from .resumption import Resumption
 from .shm_names import mark_names, marked_address, remove_names
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 _FOREVER = float("inf")
 _OF_ADAPTERS = frozenset(("add_lora", "pin_lora"))
-
-
-class StaleEpoch(Exception):
-    """The call was made for workers that are gone."""
 
 
 class EngineWorker(WorkerActor):
@@ -69,6 +66,7 @@ class EngineWorker(WorkerActor):
         mark_names(self._mark, ctx.epoch)
         config = self._config
         parallel = config.parallel_config
+        _set_up_process(config, ctx.rank, _device_of(ctx))
         wrapper = compat.WorkerWrapperBase(rpc_rank=ctx.rank, global_rank=ctx.rank)
         arguments: list[dict[str, Any]] = [{} for _ in range(parallel.world_size)]
         arguments[ctx.rank] = {
@@ -118,6 +116,16 @@ class EngineWorker(WorkerActor):
         self._check(epoch)
         if self._is_prepared:
             return
+        try:
+            self._replay(entries)
+        except Exception as error:
+            msg = f"replay of {', '.join(str(entry.method) for entry in entries)}: {error}"
+            raise NotRestored(msg) from error
+        if entries and epoch > 1:
+            _reseed(self._config, epoch)
+        self._is_prepared = True
+
+    def _replay(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             if entry.method == "determine_available_memory":
                 self._warm_up(entry)
@@ -125,9 +133,6 @@ class EngineWorker(WorkerActor):
                 self._try(entry)
             else:
                 self._run(entry.method, entry.args, entry.kwargs)
-        if entries and epoch > 1:
-            _reseed(self._config, epoch)
-        self._is_prepared = True
 
     @method(hang_after=_FOREVER)
     def rpc(
@@ -240,6 +245,21 @@ def _device_of(ctx: WorkerContext) -> int:
     """Return vLLM's number of this rank's device."""
     _, _, number = ctx.device.partition(":")
     return int(number) if number else ctx.local_rank
+
+
+def _set_up_process(config: Any, rank: int, local_rank: int) -> None:
+    """Do what vLLM's own worker process does before it makes its worker."""
+    if config.logging_config is not None:
+        compat.configure_logging(config.logging_config)
+    physical = config.parallel_config.assigned_physical_gpu_ids
+    if physical is not None:
+        compat.set_assigned_physical_gpu_ids(physical)
+    compat.set_worker_net_device(local_rank, config)
+    compat.maybe_init_worker_tracer("vllm.worker", "worker", f"Worker_{rank}")
+    if not compat.current_platform.is_cpu() and "OMP_NUM_THREADS" not in os.environ:
+        threads = compat.startup_omp_num_threads(config.parallel_config.world_size)
+        os.environ["OMP_NUM_THREADS"] = str(threads)  # for what loads OpenMP later
+        import_module("torch").set_num_threads(threads)
 
 
 def _bind(cpus: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,14 +16,9 @@ import torch
 from phalanx import BackOff, Intensity, Strategy
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
+from phalanx.integrations.vllm.compat import TESTED, check_version, installed_version
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
-from phalanx.integrations.vllm.lifecycle import EarlyHealing
-from phalanx.integrations.vllm.requirements import (
-    TESTED,
-    check_config,
-    check_version,
-    installed_version,
-)
+from phalanx.integrations.vllm.policy import check_config
 from phalanx.integrations.vllm.worker.resumption import (
     Resumption,
     drop_in_flight,
@@ -58,18 +52,48 @@ def request(**fields: Any) -> Any:
 # --- what is needed of vLLM ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0", "0.33.0+cpu", "dev"])
-def test_a_version_outside_the_tested_range_is_refused_by_name(version: str) -> None:
+@pytest.mark.parametrize("version", ["0.31.4", "0.34.0", "1.0", "0.35.0+cpu", "dev"])
+def test_a_version_that_lacks_something_is_refused_by_name_with_what_it_lacks(version: str) -> None:
     with pytest.raises(Unsupported) as caught:
-        check_version(version)
+        check_version(version, lambda: ["vllm.v1.request:Request: no status"])
 
     assert version in str(caught.value)
     assert f">={TESTED[0][0]}.{TESTED[0][1]}" in str(caught.value)
+    assert version == "0.31.4" or "Request: no status" in str(caught.value)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
-def test_a_version_inside_it_is_taken(version: str) -> None:
-    check_version(version)
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1", "0.33.0"])
+def test_a_tested_version_is_taken_without_a_probe(version: str) -> None:
+    check_version(version, lambda: ["not asked"])
+
+
+def test_a_newer_version_that_lacks_nothing_is_taken_with_one_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def probe() -> list[str]:
+        return []
+
+    for _ in range(2):
+        check_version("0.40.1", probe)
+
+    (record,) = caplog.records
+    assert "vllm_untested version=0.40.1" in record.getMessage()
+
+
+class Something:
+    field: int
+
+    def __init__(self, given: int) -> None:
+        self.kept = given
+
+    def method(self, known: int) -> int:
+        return known
+
+
+def test_the_probe_names_what_is_missing() -> None:
+    used = "field kept method(known) __init__(given) gone method(known,other)"
+
+    assert list(compat._lacks(Something, used)) == ["no gone", "method takes no other"]
 
 
 @pytest.mark.skipif(installed_version() is not None, reason="vLLM is installed")
@@ -422,27 +446,3 @@ def test_ranks_meet_at_an_address_that_bears_the_mark_in_its_last_part() -> None
 
     assert address.startswith("tcp://127.0.0.1:4711")
     assert "phxabe3x" in address.split(":")[-1]
-
-
-# --- the end of an engine -----------------------------------------------------------------
-
-
-def test_threads_that_heal_are_waited_for_at_the_end_and_none_follows() -> None:
-    begun, closed = threading.Event(), threading.Event()
-    healed: list[str] = []
-
-    def heal() -> None:
-        begun.set()
-        closed.wait(10)
-        healed.append(threading.current_thread().name)
-
-    early = EarlyHealing(heal)
-    early.begin()
-    assert begun.wait(10)
-    assert not early.close(0)
-    closed.set()
-    assert early.close(10)
-    early.begin()
-
-    assert healed == ["phalanx-heal"]
-    assert not [each for each in threading.enumerate() if each.name == "phalanx-heal"]

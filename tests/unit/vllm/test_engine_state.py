@@ -10,7 +10,7 @@ import pytest
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import supervised
 from phalanx.integrations.vllm.journal import Journal
-from phalanx.integrations.vllm.requirements import check_config
+from phalanx.integrations.vllm.policy import check_config
 
 
 def told(journal: Journal) -> list[tuple[Any, ...]]:

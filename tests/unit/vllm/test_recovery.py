@@ -1,0 +1,249 @@
+"""An engine's workers are brought back within limits; requests that kill them end alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from phalanx.integrations.vllm.journal import Journal
+from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch
+from phalanx.integrations.vllm.suspects import Suspects
+from phalanx.runtime import GroupUp
+from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
+
+LONG = 10.0
+
+
+class Group:
+    """A rank group of which each call does what the test says.
+
+    Attributes:
+        made: The calls, with their options.
+    """
+
+    def __init__(self, **answers: Callable[..., Any]) -> None:
+        self.number = 1
+        self.made: list[tuple[str, float | None, dict[str, Any]]] = []
+        self.answers: dict[str, Callable[..., Any]] = {"epoch": lambda: self.number, **answers}
+        self.on_event: Callable[[object], None] = lambda _: None
+
+    def subscribe(self, then: Callable[[object], None]) -> Callable[[], None]:
+        self.on_event = then
+        return lambda: None
+
+    def collective_rpc(
+        self, method: str, timeout: float | None = None, args: Any = (), **options: Any
+    ) -> Any:
+        self.made.append((method, timeout, {"args": args, **options}))
+        answer = self.answers.get(method)
+        return None if answer is None else answer(*args)
+
+    def up(self) -> None:
+        """Note that all workers are new."""
+        self.number += 1
+        self.on_event(GroupUp(group="g", epoch=self.number, world_size=1, took=0.1, at=0.0))
+
+    def calls(self, method: str) -> list[dict[str, Any]]:
+        return [options for name, _, options in self.made if name == method]
+
+
+class Ended(Exception):
+    """The error of an engine that has ended."""
+
+
+def recovery(group: Any, journal: Journal | None = None, limit: float = LONG) -> Recovery:
+    return Recovery(group, journal or Journal(["update"]), limit=limit, ended=Ended)
+
+
+def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, **how: Any) -> Any:
+    return recovery.call(method, timeout, (1,), {}, None, **{"non_block": False, **how})
+
+
+def test_a_call_that_does_not_block_is_replayed_like_any_other() -> None:
+    group = Group(rpc=lambda *_: ["done"])
+    engine = recovery(group)
+
+    assert call(engine, "update", non_block=True).result(LONG) == ["done"]
+    group.number = 2
+    engine.restore()
+
+    (replay,) = group.calls("prepare")
+    assert [(entry.method, entry.args) for entry in replay["args"][1]] == [("update", (1,))]
+    engine.close()
+
+
+def test_workers_are_restored_as_soon_as_they_are_up_and_once() -> None:
+    restored = threading.Event()
+    group = Group(prepare=lambda *_: restored.set())
+    engine = recovery(group)
+
+    group.up()
+    assert restored.wait(LONG)
+    assert engine.restore() == 2
+
+    assert len(group.calls("prepare")) == 1
+    engine.close()
+
+
+def test_a_users_timeout_bounds_the_recovery_before_the_call() -> None:
+    gate = threading.Event()
+    group = Group(prepare=lambda *_: gate.wait(LONG))
+    engine = recovery(group)
+    group.up()
+
+    with pytest.raises(CallTimeout, match="look") as caught:
+        call(engine, "look", timeout=0.05)
+
+    assert not caught.value.sent
+    gate.set()
+    engine.restore()
+    assert group.calls("rpc") == []
+    engine.close()
+
+
+def test_a_replay_has_the_limit_of_a_start_and_is_tried_again_after_it() -> None:
+    group = Group()
+    times: list[float | None] = []
+
+    def prepare(*_: object) -> None:
+        times.append(group.made[-1][1])
+        if len(times) == 1:
+            raise CallTimeout("prepare", [0], 3.0)
+
+    group.answers["prepare"] = prepare
+    engine = recovery(group, limit=3.0)
+    group.number = 2
+
+    assert engine.restore() == 2
+
+    assert times == [3.0, 3.0]
+    assert [each["on_timeout"] for each in group.calls("prepare")] == ["restart"] * 2
+    engine.close()
+
+
+def test_a_callers_shorter_timeout_restarts_no_worker_that_replays() -> None:
+    def prepare(*_: object) -> None:
+        raise CallTimeout("prepare", [0], 1.0)
+
+    group = Group(prepare=prepare)
+    engine = recovery(group)
+    group.number = 2
+
+    with pytest.raises(CallTimeout):
+        call(engine, "look", timeout=1.0)
+
+    assert [each["on_timeout"] for each in group.calls("prepare")] == ["leave"]
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [StaleEpoch("gone"), WorkerDied("look: rank 0 died")])
+def test_only_calls_of_vllms_own_are_made_again_after_a_death(error: Exception) -> None:
+    group = Group()
+    failed: list[Any] = []
+
+    def rpc(*args: Any) -> str:
+        if args[1] not in failed:
+            failed.append(args[1])
+            raise error
+        return "answer"
+
+    group.answers["rpc"] = rpc
+    engine = recovery(group)
+
+    assert call(engine, "list_loras") == "answer"
+    if isinstance(error, WorkerDied):
+        with pytest.raises(WorkerDied):
+            call(engine, "look")
+    else:
+        assert call(engine, "look") == "answer"
+
+    assert [each["retries"] for each in group.calls("rpc")][:3] == [1, 1, 0]
+    engine.close()
+
+
+def test_the_end_of_the_group_is_the_error_of_every_call_and_no_thread_stays() -> None:
+    group = Group()
+    engine = recovery(group)
+
+    def end() -> int:
+        raise ExecutorClosed("too many restarts")
+
+    group.answers["epoch"] = end
+    group.up()
+    with pytest.raises(Ended):
+        call(engine, "look")
+    with pytest.raises(Ended):
+        engine.restore()
+    engine.close()
+    group.up()  # closed: ignored
+
+    assert not [each for each in threading.enumerate() if each.name.startswith("phalanx-heal")]
+
+
+def test_weights_that_died_with_their_workers_end_the_engine_unless_they_are_replayed() -> None:
+    group = Group(rpc=lambda *_: ["done"])
+    engine = recovery(group, Journal())
+    other = recovery(group, Journal(["update_weights"]))
+    for each in (engine, other):
+        call(each, "update_weights")
+
+    group.number = 2
+
+    with pytest.raises(Ended, match="update_weights died"):
+        engine.restore()
+    assert group.calls("prepare") == []
+    assert other.restore() == 2
+    engine.close()
+    other.close()
+
+
+# --- requests that kill ---------------------------------------------------------------------
+
+
+def test_a_request_that_kills_whenever_it_runs_ends_alone() -> None:
+    suspects = Suspects(2)
+    known = ["a", "poison", "b"]
+
+    assert suspects.lose(known) == []
+    assert suspects.may_run([], known) is None
+    assert suspects.lose(known) == []
+
+    assert suspects.may_run([], known) == 1
+    assert suspects.may_run(["a"], known) == 1  # the one on trial
+    for _ in range(8):
+        suspects.computed(["a"])
+    assert suspects.may_run(["a"], known) == 2  # cleared: beside it the next
+    assert suspects.lose(["a", "poison"]) == ["poison"]
+    assert suspects.may_run(["a"], ["a", "b"]) == 2  # of the third nothing is known yet
+    for _ in range(8):
+        suspects.computed(["a", "b"])
+    assert suspects.may_run(["a", "b"], ["a", "b"]) is None
+
+
+def test_losses_that_are_far_apart_make_no_suspect() -> None:
+    suspects = Suspects(2)
+
+    for _ in range(5):
+        assert suspects.lose(["a", "b"]) == []
+        for _ in range(8):
+            suspects.computed(["a", "b"])
+
+    assert suspects.may_run([], ["a", "b"]) is None
+
+
+def test_a_suspect_that_has_gone_holds_up_nothing() -> None:
+    suspects = Suspects(1)
+    suspects.lose(["a"])
+
+    assert suspects.may_run([], ["a", "b"]) == 1
+    assert suspects.may_run([], ["b"]) is None
+
+
+def test_without_a_limit_there_are_no_suspects() -> None:
+    suspects = Suspects(0)
+
+    assert [suspects.lose(["a"]) for _ in range(4)] == [[]] * 4
+    assert suspects.may_run([], ["a"]) is None

@@ -1,0 +1,44 @@
+"""A CUDA error on any ranks is a lost step, wherever it is raised; a poison request ends alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_PROGRAM = Path(__file__).parent / "device_errors.py"
+
+
+@pytest.mark.timeout(1600)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_request_outlives_the_device_errors_of_its_workers(
+    tmp_path: Path, ranks: int
+) -> None:
+    done = subprocess.run(
+        [sys.executable, str(_PROGRAM), str(tmp_path), str(ranks)],
+        capture_output=True,
+        text=True,
+        timeout=1500,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr[-6000:]
+    said: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (said["started"], said["left"]) == (2, [])
+    assert "illegal memory access" in said["report"]
+    rounds = {name: each for name, each in said.items() if name.endswith(("True", "False"))}
+    for name, each in rounds.items():
+        right = said[f"right {name.rpartition(' ')[2]}"]
+        assert each["answers"] == right["answers"], name
+        expected = {"right": 0, "after": 0, "replay": 2}.get(name.partition(" ")[0], 1)
+        assert (each["restarts"], each["left"]) == (expected, []), name
+    assert len(rounds) == {1: 8, 2: 17}[ranks]
+
+    right, poison = said["right False"]["answers"], said["poison"]
+    assert [finish for _, finish in poison["answers"]] == ["length", "error", "length", "length"]
+    assert [poison["answers"][n] for n in (0, 2, 3)] == [right[n] for n in (0, 2, 3)]
+    assert poison["restarts"] == 3
