@@ -18,10 +18,15 @@ from phalanx.cli import parse
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.md")])
+pytestmark = pytest.mark.timeout(400)
 
 
 def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
+
+
+def _is_vllm(program: str) -> bool:
+    return "import LLM" in program
 
 
 def _pages() -> list[object]:
@@ -30,7 +35,7 @@ def _pages() -> list[object]:
     pages: list[object] = []
     for page in PAGES:
         program = program_of(page)
-        marks = [pytest.mark.vllm, skipped] if "import LLM" in program else []
+        marks = [pytest.mark.vllm, pytest.mark.timeout(1600), skipped] if _is_vllm(program) else []
         if program.strip():
             pages.append(pytest.param(page, program, marks=marks, id=_name(page)))
     return pages
@@ -47,7 +52,7 @@ def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Pat
         "PATH": path,
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
     }
-    timeout = 1500.0 if "import LLM" in program else 100.0
+    timeout = 1500.0 if _is_vllm(program) else 180.0
     as_tests = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
     for words in [[], *([as_tests] if "\ndef test_" in program else [])]:
