@@ -31,17 +31,19 @@ def run(record: Record) -> None:
     """Measure each way to hang with each signal, and then through phalanx."""
     size = record.choose(8 * GIB, 100 * MIB)
     for number in range(record.choose(3, 1)):
-        for how in ("kernel", "interpreter", "idle"):
+        for how in record.choose(("kernel", "interpreter", "idle"), ("kernel",)):
             for name in ("SIGTERM", "SIGKILL", "SIGSTOP"):
                 if record.has_time(40.0):
                     row = _signal(record, how, getattr(signal, name), size)
                     record.add("signals", round=number, how=how, signal=name, **row)
     for field in ("gone", "free"):
         record.summarize("signals", field, "how", "signal")
-    for how in ("kernel", "interpreter"):
-        for number in range(record.choose(5, 1)):
-            if record.has_time(60.0):
-                record.add("phalanx", round=number, how=how, **_phalanx(record, how))
+    with Runtime(console=None, stream=False) as runtime:
+        for how in ("kernel", "interpreter"):
+            for number in range(record.choose(5, 1)):
+                if record.has_time(60.0):
+                    row = _phalanx(record, runtime, how)
+                    record.add("phalanx", round=number, how=how, **row)
     record.summarize("phalanx", "known", "how")
     record.summarize("phalanx", "answered", "how")
 
@@ -94,19 +96,16 @@ class Hanging(WorkerActor):
         synchronize(self.ctx.device)
 
 
-def _phalanx(record: Record, how: str) -> dict[str, Any]:
+def _phalanx(record: Record, runtime: Runtime, how: str) -> dict[str, Any]:
     devices = record.choose("cuda", "cpu")
-    with (
-        Runtime(console=None, stream=False) as runtime,
-        Executor(
-            Hanging,
-            1,
-            devices=devices,
-            strategy=Strategy.ONE_FOR_ONE,
-            limits=Limits(hang=record.choose(_HANG, 0.5)),
-            runtime=runtime,
-        ) as ex,
-    ):
+    with Executor(
+        Hanging,
+        1,
+        devices=devices,
+        strategy=Strategy.ONE_FOR_ONE,
+        limits=Limits(hang=record.choose(_HANG, 0.5)),
+        runtime=runtime,
+    ) as ex:
         assert ex.call("compute", 60.0, rank=0) == 8.0
         began = time.monotonic()
         try:

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout
 SERIES = {
     "e1": {"kills": 5},
     "e2": {"errors": 8},
-    "e3": {"signals": 9, "phalanx": 2},
+    "e3": {"signals": 3, "phalanx": 2},
     "e4": {"beside": 1, "residue": 1},
     "e5": {"kills": 6, "aborts": 1},
     "e7": {"kills": 2},
