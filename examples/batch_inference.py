@@ -16,31 +16,25 @@ import signal
 import sys
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from minilm.dataset import Batch, Dataset
-from minilm.model import Stage
-from minilm.weights import Weights
+import torch
+
+from minilm import QUESTION, WIDTH, MiniLM, batches, is_right, passages
 from phalanx import Executor, Intensity, Launch, Strategy, WorkerActor, WorkerContext, method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    import torch
-
 
 class Replica(WorkerActor):
     """The whole model."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
     def on_start(self, ctx: WorkerContext) -> None:
         """Load it."""
         self._device = ctx.device
-        self._model = Stage(Weights(self._folder, ctx.device))
+        self._model = MiniLM(device=ctx.device)
 
     @method(idempotent=True)  # a death sends the call to another rank
     def embed(self, ids: torch.Tensor) -> torch.Tensor:
@@ -51,32 +45,32 @@ class Replica(WorkerActor):
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
     options = parse(words)
-    dataset = Dataset(options.passages)
+    texts = [*passages(options.passages), QUESTION]
+    work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
-    kill_at = set(chance.sample(range(1, len(dataset.batches)), options.kills))
+    kill_at = set(chance.sample(range(1, len(work)), options.kills))
     killed: set[int | None] = set()
-    waiting: dict[Future[torch.Tensor], Batch] = {}
+    waiting: dict[Future[torch.Tensor], list[int]] = {}
 
     def take() -> None:
         done, _ = wait(waiting, return_when=FIRST_COMPLETED)
         for answer in done:
-            dataset.vectors[waiting.pop(answer).rows] = answer.result()
+            vectors[waiting.pop(answer)] = answer.result()
 
     with Executor(
         Replica,
         options.ranks,
-        args=(str(dataset.folder),),
         strategy=Strategy.ONE_FOR_ONE,
         intensity=Intensity(options.kills + 3, 60.0),
         devices=options.device,
         launch=Launch(preload=("torch",)),
     ) as group:
         began = time.monotonic()
-        for batch in dataset.batches:
-            call = group.submit("embed", args=(batch.ids,), retries=options.kills + 1)
-            waiting[call] = batch
+        for number, (rows, ids) in enumerate(work):
+            call = group.submit("embed", args=(ids,), retries=options.kills + 1)
+            waiting[call] = rows
             up = [one for one in group.ranks if one.state == "up" and one.pid not in killed]
-            if batch.number in kill_at and up:
+            if number in kill_at and up:
                 rank = chance.choice(up)
                 assert rank.pid is not None  # up
                 os.kill(rank.pid, signal.SIGKILL)
@@ -89,8 +83,8 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - began
         restarts = group.status().restarts
 
-    print(f"{len(dataset.batches)} calls answered in {seconds:.2f} s; restarts: {restarts}")
-    return dataset.verdict()
+    print(f"{len(work)} calls answered in {seconds:.2f} s; restarts: {restarts}")
+    return 0 if is_right(texts, vectors) else 1
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

@@ -20,47 +20,39 @@ import signal
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minilm.dataset import Batch, Dataset
-from minilm.model import Stage, share
-from minilm.weights import Weights
+import torch
+from torch import distributed
+
+from minilm import LAYERS, QUESTION, WIDTH, MiniLM, batches, is_right, passages, share
 from phalanx import Executor, Intensity, Launch, WorkerActor, WorkerContext, method
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    import torch
     from torch.distributed import Work
 
 
 class Segment(WorkerActor):
     """Some of the layers."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
+    def __init__(self) -> None:
         self._sending: tuple[Work, torch.Tensor] | None = None
 
     def on_start(self, ctx: WorkerContext) -> None:
         """Join the process group, then load this stage's layers."""
         ctx.init_process_group()  # nccl on a GPU, gloo on a CPU
-        weights = Weights(self._folder, ctx.device)
         self._device = ctx.device
-        self._width = weights.config.hidden_size
-        layers = share(weights.config.num_hidden_layers, ctx.rank, ctx.world_size)
-        self._model = Stage(weights, layers)
+        self._model = MiniLM(share(LAYERS, ctx.rank, ctx.world_size), device=ctx.device)
 
     @method(idempotent=True)  # a death sends the call again
     def embed(self, ids: torch.Tensor) -> torch.Tensor | None:
         """Return one unit vector per row of *ids* from the last stage, else None."""
-        import torch  # noqa: PLC0415  # needed in the ranks only
-        from torch import distributed  # noqa: PLC0415
-
         hidden = None
         if not self._model.is_first:
-            hidden = torch.empty(*ids.shape, self._width, device=self._device)
+            hidden = torch.empty(*ids.shape, WIDTH, device=self._device)
             distributed.recv(hidden, self.ctx.rank - 1)
         hidden = self._model(ids.to(self._device), hidden)
         if self._model.is_last:
@@ -76,34 +68,34 @@ class Segment(WorkerActor):
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
     options = parse(words)
-    dataset = Dataset(options.passages)
+    texts = [*passages(options.passages), QUESTION]
+    work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
-    kill_at = set(chance.sample(range(1, len(dataset.batches)), options.kills))
-    waiting: deque[tuple[Batch, Future[torch.Tensor]]] = deque()
+    kill_at = set(chance.sample(range(1, len(work)), options.kills))
+    waiting: deque[tuple[list[int], Future[torch.Tensor]]] = deque()
 
     def take() -> None:
-        batch, answer = waiting.popleft()
-        dataset.vectors[batch.rows] = answer.result()
+        rows, answer = waiting.popleft()
+        vectors[rows] = answer.result()
 
     with Executor(
         Segment,
         options.ranks,
-        args=(str(dataset.folder),),
         intensity=Intensity(options.kills + 3, 60.0),
         devices=options.device,
         launch=Launch(preload=("torch",)),
     ) as group:
         began = time.monotonic()
-        for batch in dataset.batches:
+        for number, (rows, ids) in enumerate(work):
             call: Any = group.collective_rpc(
                 "embed",
-                args=(batch.ids,),
+                args=(ids,),
                 unique_reply_rank=options.ranks - 1,
                 non_block=True,
                 retries=options.kills + 1,
             )
-            waiting.append((batch, call))
-            if batch.number in kill_at:
+            waiting.append((rows, call))
+            if number in kill_at:
                 rank = chance.randrange(options.ranks)
                 pid = group.ranks[rank].pid
                 assert pid is not None  # up: after each kill all calls in flight are awaited
@@ -118,8 +110,8 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - began
         restarts = group.status().restarts
 
-    print(f"{len(dataset.batches)} calls answered in {seconds:.2f} s; restarts: {restarts}")
-    return dataset.verdict()
+    print(f"{len(work)} calls answered in {seconds:.2f} s; restarts: {restarts}")
+    return 0 if is_right(texts, vectors) else 1
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

