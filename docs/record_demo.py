@@ -1,11 +1,12 @@
 """Records a terminal in which ranks of a real program are killed, as ``docs/demo.svg``.
 
-``python docs/record_demo.py`` runs the program of `make demo` in a pseudo-terminal and draws what it
-has shown there in the end.
+``python docs/record_demo.py`` runs the program of `make demo` in a pseudo-terminal and draws what
+it has shown there in the end.
 """  # noqa: INP001 # a script
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import sys
@@ -40,7 +41,7 @@ def record() -> str:
 def main() -> None:
     """Draw the recording."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in record().split("\n")]
-    console = Console(record=True, width=WIDTH, file=Path(os.devnull).open("w"))
+    console = Console(record=True, width=WIDTH, file=io.StringIO())
     console.print(Text(f"$ python {' '.join(COMMAND)}", style="bold"))
     for line in lines:
         console.print(Text.from_ansi(line), overflow="ellipsis", no_wrap=True)
