@@ -40,7 +40,7 @@ class Server:
         with contextlib.closing(connection):
             connection.request("GET", f"/generate?prompt=The+class&length={length}&seed={seed}")
             answer = connection.getresponse()
-            assert answer.status == 100, answer.read()
+            assert answer.status == 200, answer.read()
             text, kind = "", ""
             for line in answer:
                 key, _, value = line.decode().rstrip("\n").partition(": ")
