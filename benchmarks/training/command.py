@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--layers", type=count, default=4, help="of the model (default 4: 3.3 M parameters)")
     add("--form", choices=FORMS, action="append", help="only these; may be given again")
     add("--seed", type=int, default=1, help="of the kills")
-    add("--every", type=count, default=1, help="steps between buffers, for ours (default 1)")
+    add("--every", type=count, help="steps between buffers, for ours (default: as Training has it)")
     add("--reserves", type=count, default=4, help="ranks that wait, for NVRx (default 4)")
     add("--patience", type=float, default=150.0, help="seconds without a step (default 150)")
     add_peer_env(parser)

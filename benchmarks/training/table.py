@@ -22,6 +22,9 @@ _HEADS = (
 
 def render(found: Sequence[Found], asked: argparse.Namespace) -> str:
     """Return the table, and what its columns mean."""
+    often = "every 10 steps, where all are made anew or it is sharded every step"
+    if asked.every is not None:
+        often = f"every {asked.every} steps"
     about = f"""\
 SIGKILL of a random rank every {asked.cadence:g} s for {asked.seconds:g} s, seed {asked.seed}; the \
 same ranks at the same times for every system. gloo, width {asked.width}, {asked.layers} layers.
@@ -37,7 +40,7 @@ one that had been done before; less that step.
 torchrun without checkpoints; median and its interval.
 - hash equal: that of parameters and optimizer states, to the one of the same script undisturbed \
 with as many steps. torchrun, `phalanx torchrun` and NVRx run the same script.
-- DDP and FSDP2 are ours; their state is in buffers every {asked.every} steps.
+- DDP and FSDP2 are ours; their state is in buffers {often}.
 - torchrun, `phalanx torchrun` and NVRx load a checkpoint, written every 20 steps; torchft loads \
 one only where no rank has the state. NVRx has \
 {asked.reserves} reserves; all its processes are started again when they are used up.

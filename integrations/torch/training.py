@@ -43,8 +43,9 @@ class Training(Generic[_T]):
         args: Positional arguments of its constructor, after the `Plan`.
         kwargs: Keyword arguments of it.
         seed: Of samples and random numbers.
-        every: Steps from one state in the buffers to the next. With more than 1 the steps since
-            then are done again where no survivor has a whole state.
+        every: Steps from one state in the buffers to the next; the steps since then are done again
+            where no survivor has a whole state. None takes 1, or 10 where the state is replicated
+            and survivors are kept: then the buffers are needed only if all ranks die at once.
         folder: Where the buffers are, for a run that outlives its driver: a new `Training` with the
             same folder goes on. None keeps them in memory.
         sharded: Whether the state of each rank is its own (FSDP2, tensor parallel), or equal on all
@@ -75,7 +76,7 @@ class Training(Generic[_T]):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         seed: int = 0,
-        every: int = 1,
+        every: int | None = None,
         folder: str | os.PathLike[str] | None = None,
         sharded: bool = False,
         survivors: Literal["keep", "restart"] = "keep",
@@ -85,7 +86,6 @@ class Training(Generic[_T]):
         **executor: Any,
     ) -> None:
         check_count("ranks", ranks)
-        check_count("every", every)
         check_kind("seed", seed, int)
         given: Any = trainer
         if not (isinstance(given, type) and issubclass(given, Trainer)):
@@ -95,6 +95,9 @@ class Training(Generic[_T]):
         check_count("threads", threads)
         if policy is None:
             policy = RestartPolicy(survivors=survivors, intensity=Intensity(100, 60.0))
+        if every is None:
+            every = 10 if policy.survivors == "keep" and not sharded else 1
+        check_count("every", every)
         run = {"world_size": ranks, "seed": seed, "sharded": int(sharded), "threads": threads}
         self.resumed: list[Resumed] = []
         self._store = Store(folder, run)

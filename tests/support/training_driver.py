@@ -19,7 +19,7 @@ from phalanx.integrations.torch import Training
 def main(folder: str, steps: int, trainer: str) -> None:
     sharded = trainer == "Sharded"
     rank: Any = getattr(training_workers, trainer)
-    with Training(rank, 2, folder=folder, threads=1, sharded=sharded) as run:
+    with Training(rank, 2, folder=folder, threads=1, sharded=sharded, every=1) as run:
         print("from", run.step, flush=True)
         for step in run.steps(steps):
             print("step", step.number, flush=True)

@@ -29,7 +29,7 @@ class Asked:
         folder: Of this run alone.
         sharded: Whether the model is sharded by FSDP2.
         survivors: As in `phalanx.RestartPolicy`, for ours.
-        every: Steps from one state in the buffers to the next, for ours.
+        every: As in `Training`, for ours.
         reserves: Ranks that wait, for NVRx.
         saves: Whether a checkpoint is written after every block.
         gated: Whether each block waits for the gate.
@@ -43,7 +43,7 @@ class Asked:
     layers: int
     sharded: bool = False
     survivors: str = "keep"
-    every: int = 1
+    every: int | None = None
     reserves: int = 0
     saves: bool = True
     gated: bool = False

@@ -89,7 +89,9 @@ def test_two_ranks_killed_at_every_moment_of_a_step_end_as_if_undisturbed(
         (0, 6, "writing"),
         (1, 3, "joining"),  # in the re-formation after the second death
     ]
-    digest, results, run = train(Replicated, 2, faults=faults, marks=tmp_path, survivors=survivors)
+    digest, results, run = train(
+        Replicated, 2, faults=faults, marks=tmp_path, survivors=survivors, every=1
+    )
 
     assert (digest, results) == undisturbed(Replicated, 2)
     check_samples(results, 2)
