@@ -6,8 +6,8 @@ Guarantees:
 - Only the module of the subcommand that runs is imported.
 - Text that the encoding of stdout lacks is escaped.
 
-Each subcommand is a module of this folder with ``add_arguments(parser)`` and ``run(arguments)``,
-which returns the exit code.
+Each subcommand is a module, of this folder or of an integration, with ``add_arguments(parser)`` and
+``run(arguments)``, which returns the exit code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import CallerError, PhalanxError
 
@@ -36,6 +36,11 @@ _SUBCOMMANDS = {
     "reports": "list and show crash reports",
     "top": "show the groups and trees of a running driver, live",
     "torchrun": "run a script for torchrun on ranks that are restarted at once",
+    "web": "serve a read-only page of a running driver",
+}
+_ELSEWHERE = {
+    "metrics": "phalanx.integrations.prometheus.command",
+    "web": "phalanx.integrations.web.command",
 }
 _ACTIONS = {"chaos": ("run", "shrink"), "reports": ("list", "show")}  # the first, if none is named
 _OLD_NAMES = {"report": ("reports", "show"), "version": ("--version",)}
@@ -66,11 +71,15 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 def _run(words: Sequence[str]) -> int:
     parsed = parse(words)
     try:
-        code: int = import_module(f".{parsed.subcommand}", __name__).run(parsed)
+        code: int = _module(parsed.subcommand).run(parsed)
     except PhalanxError as error:
         print(f"phalanx {parsed.subcommand}: {error}", file=sys.stderr)
         return 2 if isinstance(error, CallerError) else 1
     return code
+
+
+def _module(subcommand: str) -> Any:
+    return import_module(_ELSEWHERE.get(subcommand, f"{__name__}.{subcommand}"))
 
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
@@ -85,5 +94,5 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in _SUBCOMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize())
         if name == chosen:
-            import_module(f".{name}", __name__).add_arguments(subparser)
+            _module(name).add_arguments(subparser)
     return parser

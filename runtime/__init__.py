@@ -43,6 +43,7 @@ from .memory.budget import writable_bytes as writable_bytes
 from .memory.shared_lock import LockHolder as LockHolder
 from .memory.shared_lock import SharedLock as SharedLock
 from .memory.shared_lock import create_lock_file as create_lock_file
+from .observe.console_text import describe as describe
 from .observe.console_text import render as render
 from .observe.console_text import safe_text as safe_text
 from .observe.crash_report import CallFate as CallFate

@@ -197,7 +197,7 @@ class DriverAccount:
         self._heard_at = 0.0
         self._sketch = Sketch()
 
-    def begin(self, now: float) -> None:
+    def begin(self, driver: dict[str, Any], now: float) -> None:  # noqa: ARG002  # an `Account`'s
         """Note that a driver is being followed from *now* on (monotonic)."""
         self.problem, self._heard_at, self._sketch = "", now, Sketch()
 

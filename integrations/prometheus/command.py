@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.resources import files
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import SpecError
 
@@ -38,6 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((folder / _FILES[arguments.print]).read_text())
         return 0
     check_installed()
+    from .account import DriverAccount  # noqa: PLC0415  # as below
     from .exporter import serve  # noqa: PLC0415  # needs prometheus_client
     from .families import check_labels  # noqa: PLC0415  # as above
     from .follower import Follower  # noqa: PLC0415  # as above
@@ -50,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
         labels[name] = value
     check_labels(labels)
     driver = arguments.driver
-    follower = Follower(pid=int(driver)) if driver.isdigit() else Follower(name=driver)
+    whom: dict[str, Any] = {"pid": int(driver)} if driver.isdigit() else {"name": driver}
+    follower = Follower(DriverAccount(), **whom)
     with listen(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
         print(f"serving http://{host}:{port}/metrics", flush=True)  # noqa: T201

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING
 
+from .account import DriverAccount
 from .follower import Follower
 from .http_server import make_server
 
@@ -17,7 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-def serve(listener: socket.socket, follower: Follower, labels: Mapping[str, str]) -> None:
+def serve(
+    listener: socket.socket, follower: Follower[DriverAccount], labels: Mapping[str, str]
+) -> None:
     """Serve what *follower* hears on *listener*, until it has nothing to follow."""
     with make_server(listener, follower, labels) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -32,4 +35,4 @@ def main() -> None:
     pid, fd, labels = json.loads(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's to act on
     if os.getppid() == pid:  # else it has ended, and its number may be another's
-        serve(socket.socket(fileno=fd), Follower(pid=pid), labels)
+        serve(socket.socket(fileno=fd), Follower(DriverAccount(), pid=pid), labels)

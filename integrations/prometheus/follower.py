@@ -1,4 +1,4 @@
-"""`Follower`: follows one driver's stream, one after the other, and adds it up in an account."""
+"""`Follower`: follows one driver's stream, one after the other, for an account of what it says."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import os
 import select
 import threading
 import time
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from phalanx.runtime import Observer, find_drivers
 from phalanx.supervision import RuntimeFault
-
-from .account import DriverAccount
 
 if TYPE_CHECKING:
     from phalanx.runtime import DriverStream
@@ -20,7 +19,26 @@ _LOOK = 0.5  # seconds between two looks for a driver: the kernel has no event f
 _SLICE = 1.0
 
 
-class Follower:
+class Account(Protocol):
+    """What is told of a driver; times are in seconds, *now* on the monotonic clock."""
+
+    def begin(self, driver: dict[str, Any], now: float) -> None:
+        """*driver* (a `DriverStream`) is followed from now on."""
+        ...
+
+    def take(self, record: dict[str, Any], now: float, wall: float) -> None:
+        """It has said *record*."""
+        ...
+
+    def end(self, problem: str, now: float, *, is_alive: bool) -> None:
+        """No driver is followed, and why; whether its process may still live."""
+        ...
+
+
+_A = TypeVar("_A", bound=Account)
+
+
+class Follower(Generic[_A]):
     """Follows a driver by *pid*, as long as that lives; else by *name*, and each that follows it.
 
     Without a name it is the only driver of this user.
@@ -32,8 +50,8 @@ class Follower:
         RuntimeFault: there is no process *pid*.
     """
 
-    def __init__(self, *, pid: int | None = None, name: str = "") -> None:
-        self.account = DriverAccount()
+    def __init__(self, account: _A, *, pid: int | None = None, name: str = "") -> None:
+        self.account = account
         self.lock = threading.Lock()
         self._pid = pid
         self._name = name
@@ -58,16 +76,6 @@ class Follower:
         finally:
             if self._pidfd is not None:
                 os.close(self._pidfd)
-
-    def unwell(self) -> str:
-        """See `DriverAccount.unwell`."""
-        with self.lock:
-            return self.account.unwell(time.monotonic())
-
-    def unready(self) -> str:
-        """See `DriverAccount.unready`."""
-        with self.lock:
-            return self.account.unready(time.monotonic())
 
     def _find(self) -> DriverStream | None:
         """Return the driver to follow; else say in the account why there is none."""
@@ -97,7 +105,7 @@ class Follower:
         try:
             with Observer(driver, watch=True) as observer:
                 with self.lock:
-                    self.account.begin(time.monotonic())
+                    self.account.begin(asdict(driver), time.monotonic())
                 while not observer.has_ended:
                     record = observer.next(time.monotonic() + _SLICE)
                     if record is None:

@@ -5,6 +5,7 @@ The listening socket is made apart from the server, so that a wrong address is i
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterable, Mapping
 
+    from .account import DriverAccount
     from .follower import Follower
 
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
@@ -32,7 +34,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def make_server(
-    listener: socket.socket, follower: Follower, labels: Mapping[str, str]
+    listener: socket.socket, follower: Follower[DriverAccount], labels: Mapping[str, str]
 ) -> ThreadingWSGIServer:
     """Return a server on *listener*, which it takes over; its ``serve_forever`` serves."""
     server = ThreadingWSGIServer(("", 0), _Handler, bind_and_activate=False)
@@ -45,14 +47,17 @@ def make_server(
     return server
 
 
-def application(follower: Follower, labels: Mapping[str, str]) -> Callable[..., Iterable[bytes]]:
+def application(
+    follower: Follower[DriverAccount], labels: Mapping[str, str]
+) -> Callable[..., Iterable[bytes]]:
     """Return the WSGI application of what *follower* knows."""
     registry = prometheus_client.CollectorRegistry()
     collector: Any = AccountCollector(follower.account, follower.lock, labels)
     registry.register(collector)
     library: Any = prometheus_client  # which types the application in part
     metrics: Callable[..., Iterable[bytes]] = library.make_wsgi_app(registry)
-    checks = {"/healthz": follower.unwell, "/readyz": follower.unready}
+    account = follower.account
+    checks = {"/healthz": account.unwell, "/readyz": account.unready}
 
     def serve(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
@@ -61,7 +66,8 @@ def application(follower: Follower, labels: Mapping[str, str]) -> Callable[..., 
         if path not in checks:
             start("404 Not Found", [_TEXT])
             return [b"/metrics, /healthz and /readyz are here\n"]
-        problem = checks[path]()
+        with follower.lock:
+            problem = checks[path](time.monotonic())
         start("503 Service Unavailable" if problem else "200 OK", [_TEXT])
         return [f"{problem or 'ok'}\n".encode()]
 

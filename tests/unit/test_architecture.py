@@ -87,6 +87,7 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "torch": set(),
         "torchrun": set(),
         "vllm": set(),
+        "web": {"prometheus"},
     },
 }
 # Imported in functions, for those who use it, or for the type checker: no circle at run time.

@@ -37,7 +37,7 @@ def shown(at: float, phase: str = "serving", calls: int = 0, **rank: Any) -> lis
 
 def account(*records: dict[str, Any], wall: float = 0.0) -> DriverAccount:
     made = DriverAccount()
-    made.begin(0.0)
+    made.begin({}, 0.0)
     for record in records:
         made.take(record, float(record.get("at", 0.0)), wall)
     return made
@@ -170,7 +170,7 @@ def test_a_group_that_has_ended_by_itself_counts_as_down_until_it_is_back() -> N
 
     assert told.unready(8.0) == "group g has ended: too many deaths"
     assert (told.groups["g"].serving, told.groups["g"].down) == (4.0, 3.0)
-    told.begin(9.0)
+    told.begin({}, 9.0)
     for record in (event("group_up", 9.0), *shown(10.0)):
         told.take(record, 10.0, 0.0)
     assert told.unready(10.5) == ""

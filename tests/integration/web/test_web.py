@@ -1,0 +1,184 @@
+"""`phalanx web` serves a page of a driver, live: its groups, trees and deaths."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.programs import run_program
+from tests.support.workers import Echo
+
+from phalanx.actors import Executor, Launch, executor_child
+from phalanx.runtime import Runtime
+from phalanx.supervision import RuntimeFault, SpecError, Supervisor, SupervisorSpec
+
+LONG = 60.0
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "headless_shell")
+BROWSER = next((found for name in NAMES if (found := shutil.which(name))), None)
+
+pytestmark = [pytest.mark.timeout(180), pytest.mark.usefixtures("phalanx_leak_check")]
+
+
+class Page:
+    """A running `phalanx web`."""
+
+    def __init__(self, whom: str) -> None:
+        words = [sys.executable, "-m", "phalanx.cli", "web", whom, "--port", "0"]
+        self.popen = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        assert self.popen.stdout is not None
+        said = self.popen.stdout.readline()
+        found = re.fullmatch(r"serving (http://127\.0\.0\.1:(\d+)/)\n", said)
+        assert found is not None, said
+        self.url, self.port = found[1], int(found[2])
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LONG)
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        connection = self.connect()
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text
+
+    def states(self) -> Generator[dict[str, Any]]:
+        """Yield each state as a browser is told of it."""
+        connection = self.connect()
+        connection.request("GET", "/events")
+        answer = connection.getresponse()
+        try:
+            while line := answer.readline().decode():
+                if line.startswith("data: "):
+                    yield json.loads(line.removeprefix("data: "))
+        finally:
+            answer.close()
+            connection.close()
+
+    def close(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@contextmanager
+def page_of(whom: str) -> Generator[Page]:
+    page = Page(whom)
+    try:
+        yield page
+    finally:
+        page.close()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """A driver under this name: a tree with a group of two ranks, and a group beside it."""
+    name = f"web-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
+    more: dict[str, Any] = {"launch": Launch(preload=())}
+    with Runtime(console=None, name=name) as runtime:
+        more["runtime"] = runtime
+        spec = SupervisorSpec(id="root", children=[executor_child("tp", Echo, 2, **more)])
+        with Supervisor(spec), Executor(Echo, 1, name="free", **more):
+            yield name
+
+
+def test_what_happens_to_a_group_is_told_as_it_happens(name: str) -> None:
+    with page_of(name) as page:
+        states = page.states()
+        calm = next(state for state in states if len(state["groups"]) == 2 and not state["problem"])
+        tree, group = calm["trees"][0], calm["groups"][1]
+        assert (calm["driver"]["pid"], calm["driver"]["name"]) == (os.getpid(), name)
+        assert (tree["root"]["path"], group["group"]) == ("root", "root/tp")
+        assert [rank["state"] for rank in group["ranks"]] == ["up", "up"]
+
+        os.kill(group["ranks"][1]["pid"], signal.SIGKILL)
+
+        healed = next(
+            state
+            for state in states
+            if state["reports"] and not state["problem"] and state["groups"][1]["restarts"] == 1
+        )
+        assert healed["groups"][1]["ranks"][1]["incarnation"] == 2
+        assert "died: killed (SIGKILL)" in healed["reports"][0]
+        assert any("phalanx.group_up" in event for event in healed["events"])
+        states.close()
+
+
+def test_who_names_another_site_is_told_nothing(name: str) -> None:
+    with page_of(name) as page:
+        assert page.get("/state.json", Host=f"evil.example:{page.port}")[0] == 403
+        assert page.get("/", Host="evil.example")[0] == 403
+        assert page.get("/state.json", Host=f"localhost:{page.port}")[0] == 200
+        assert page.get("/nothing")[0] == 404
+
+
+def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_ended() -> None:
+    with Runtime(console=None, name="ends") as runtime:
+        group = Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime)
+        with page_of("ends") as page:
+            states = page.states()
+            next(state for state in states if state["groups"])
+            group.close()
+            runtime.close()
+            ended = next(state for state in states if not state["groups"])
+            assert ended["problem"] in (
+                f"driver {os.getpid()} has closed its stream",
+                "no driver runs under the name ends",
+            )
+            states.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "told"),
+    [
+        (["--port", "70000"], SpecError, "port"),
+        (["--host", "300.1.1.1"], SpecError, "host"),
+        (["999999999"], RuntimeFault, "no process 999999999"),
+    ],
+)
+def test_what_makes_no_sense_is_said(
+    words: list[str], error: type[Exception], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from phalanx.cli import main
+
+    code = main(["web", *words])
+
+    assert code == (2 if error is SpecError else 1)
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.skipif(BROWSER is None, reason=f"no browser here; looked for {', '.join(NAMES)}")
+def test_a_browser_shows_trees_groups_and_deaths(name: str, tmp_path: Path) -> None:
+    assert BROWSER is not None
+    with page_of(name) as page:
+        states = page.states()
+        calm = next(state for state in states if len(state["groups"]) == 2 and not state["problem"])
+        os.kill(calm["groups"][1]["ranks"][1]["pid"], signal.SIGKILL)
+        next(state for state in states if state["reports"] and not state["problem"])
+        states.close()
+        words = [
+            *("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1280,900"),
+            *("--timeout=3000", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom"),
+        ]
+        own = {each: str(tmp_path) for each in ("HOME", "XDG_RUNTIME_DIR")}
+        done = run_program([BROWSER, *words, page.url], env={**os.environ, **own})
+    seen = unescape(re.sub(r"<script.*?</script>", "", done.stdout, flags=re.DOTALL))
+
+    assert f"driver {os.getpid()} ({name})" in seen, done.stderr[-2000:]
+    assert "every group is complete" in seen
+    assert "supervisor root" in seen
+    assert "group root/tp" in seen
+    assert '<td class="good">serving' in seen or '<td class="good">up' in seen
+    assert "died: killed (SIGKILL)" in re.findall(r"<summary>(.*?)</summary>", seen)[0]
