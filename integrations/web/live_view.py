@@ -46,7 +46,7 @@ class LiveView:
     def end(self, problem: str, now: float, *, is_alive: bool) -> None:  # noqa: ARG002
         """Note that no driver is followed, and why."""
         if problem != self._state["problem"]:
-            self._publish({"problem": problem, "groups": [], "trees": []})
+            self._publish({"driver": None, "problem": problem, "groups": [], "trees": []})
 
     def next(self, version: int, timeout: float) -> tuple[int, str]:
         """Return the first version after *version* and its JSON; at *timeout* the last one."""
