@@ -125,9 +125,9 @@ def test_sigterm_lets_the_streams_under_way_end_and_refuses_new_ones(
                 except ConnectionError as error:
                     refused.append(error)
 
-    text, kind, _ = server.stream(1, 3000, terminate)
+    text, kind, _ = server.stream(1, 600, terminate)
 
-    assert (len(text), kind) == (3000, "done")
+    assert (len(text), kind) == (600, "done")
     assert server.process.wait(LONG) == -signal.SIGTERM
 
 
