@@ -1,7 +1,7 @@
 """Records a terminal in which ranks of a real program are killed, as ``docs/demo.svg``.
 
-``python docs/record_demo.py`` runs the program of `make demo` in a pseudo-terminal and draws what
-it has shown there in the end.
+``python docs/record_demo.py`` runs the program of `make demo`, with two kills, in a pseudo-terminal
+and draws what it has shown there in the end.
 """  # noqa: INP001 # a script
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-COMMAND = ["examples/tensor_parallel.py", "--ranks", "4", "--kills", "3"]
+COMMAND = ["examples/tensor_parallel.py", "--ranks", "4", "--kills", "2"]
 WIDTH = 100  # columns; longer lines are cut
 TARGET = Path(__file__).with_name("demo.svg")
 
@@ -45,7 +45,7 @@ def main() -> None:
     console.print(Text(f"$ python {' '.join(COMMAND)}", style="bold"))
     for line in lines:
         console.print(Text.from_ansi(line), overflow="ellipsis", no_wrap=True)
-    TARGET.write_text(console.export_svg(title="four ranks, three of them killed at work"))
+    TARGET.write_text(console.export_svg(title="four ranks, two of them killed at work"))
 
 
 if __name__ == "__main__":
