@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import sys
@@ -52,11 +53,15 @@ def reader_may_leave() -> Generator[None]:
 @contextmanager
 def ctrl_c(stop: threading.Event) -> Generator[None]:
     """Have SIGINT set *stop*; a second one raises KeyboardInterrupt."""
+    asked = False
 
     def on_sigint(_number: int, _frame: FrameType | None) -> None:
-        if stop.is_set():
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
-        stop.set()
+        asked = True
+        # On another thread: what this interrupts may hold the lock of the event, in a wait for it.
+        _thread.start_new_thread(stop.set, ())
 
     before = signal.signal(signal.SIGINT, on_sigint)
     try:
