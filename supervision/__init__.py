@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from .core.decider import DEVICE_ERRORS as DEVICE_ERRORS
 from .core.decider import GPU_WORKER as GPU_WORKER
 from .core.decider import RESUME_UNLESS_BROKEN as RESUME_UNLESS_BROKEN
 from .core.decider import Decider as Decider
+from .core.decider import DeviceError as DeviceError
 from .core.decider import Directive as Directive
 from .core.decider import Rule as Rule
 from .core.decider import is_broken_process_group as is_broken_process_group
-from .core.device_errors import DEVICE_ERRORS as DEVICE_ERRORS
-from .core.device_errors import DeviceError as DeviceError
 from .core.messages import ChildRow as ChildRow
 from .core.messages import Counts as Counts
 from .core.messages import Shown as Shown

@@ -25,7 +25,7 @@ MIB, GIB = 1 << 20, 1 << 30
 SLACK = 64 * MIB  # as the pool's default
 _START = 60.0  # seconds for a holder to have its memory
 NCCL_ON_ONE_GPU = {
-    # NCCL refuses two ranks on one GPU by (host, GPU); so each gets a host of its own.
+    # NCCL refuses two ranks on one GPU by (host, GPU); so each gets another host.
     "NCCL_IB_DISABLE": "1",
     "NCCL_NET": "Socket",
     "NCCL_SOCKET_IFNAME": "lo",

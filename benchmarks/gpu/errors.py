@@ -1,6 +1,6 @@
 """E2: which CUDA errors leave a process unusable, what they say, and what the decider makes of it.
 
-Each error is made in a process of its own, which then computes once more: if that fails too, the
+Each error is made in another process, which then computes once more: if that fails too, the
 error is *sticky*.
 """
 

@@ -124,7 +124,7 @@ def _xid(record: Record) -> dict[str, Any]:
         return {"events": [], "why": str(error)}
     device = record.device
 
-    def task(tell: Callable[[str], None]) -> Any:  # noqa: ARG001  # its error is told
+    def task(tell: Callable[[str], None]) -> Any:  # noqa: ARG001  # its error is reported
         trigger("illegal address", device)
 
     with Holder(task) as holder:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from phalanx.integrations.follower import service
 from phalanx.supervision import SpecError
 
-from .listener import listen
+from .account import DriverAccount
 from .server import DEFAULT_PORT, check_installed
 
 if TYPE_CHECKING:
@@ -19,14 +20,8 @@ _FILES = {"alerts": "alerts.yml", "dashboard": "dashboard.json"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
+    service.add_arguments(parser, DEFAULT_PORT)
     add = parser.add_argument
-    whom = (
-        "pid of the driver, with which this ends; or its name, under which those that follow it "
-        "are found too; may be left out if only one is running"
-    )
-    add("driver", nargs="?", default="", help=whom)
-    add("--port", type=int, default=DEFAULT_PORT, help=f"TCP port ({DEFAULT_PORT})")
-    add("--host", default="127.0.0.1", help="address of the interface (127.0.0.1)")
     add("--label", action="append", default=[], metavar="NAME=VALUE", help="added to every metric")
     add("--print", choices=sorted(_FILES), help="print the alert rules or the dashboard, and end")
 
@@ -38,10 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.write((folder / _FILES[arguments.print]).read_text())
         return 0
     check_installed()
-    from .account import DriverAccount  # noqa: PLC0415  # as below
-    from .exporter import serve  # noqa: PLC0415  # needs prometheus_client
-    from .families import check_labels  # noqa: PLC0415  # as above
-    from .follower import Follower  # noqa: PLC0415  # as above
+    from .families import check_labels  # noqa: PLC0415  # needs prometheus_client
+    from .http_server import make_server  # noqa: PLC0415  # as above
 
     labels: dict[str, str] = {}
     for each in arguments.label:
@@ -50,11 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
             raise SpecError("--label", each, "give NAME=VALUE")
         labels[name] = value
     check_labels(labels)
-    driver = arguments.driver
-    whom: dict[str, Any] = {"pid": int(driver)} if driver.isdigit() else {"name": driver}
-    follower = Follower(DriverAccount(), **whom)
-    with listen(arguments.host, arguments.port) as listener:
-        host, port = listener.getsockname()[:2]
-        print(f"serving http://{host}:{port}/metrics", flush=True)  # noqa: T201
-        serve(listener, follower, labels)
+    follower = service.follow(DriverAccount(), arguments.driver)
+    listener = service.listen(arguments.host, arguments.port)
+    with make_server(listener, follower, labels) as server:
+        print(f"serving {service.url_of(listener)}/metrics", flush=True)  # noqa: T201
+        service.serve(server, follower)
     return 0

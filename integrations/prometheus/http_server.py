@@ -5,6 +5,11 @@ The listening socket is made apart from the server, so that a wrong address is i
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import socket
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler
@@ -12,14 +17,15 @@ from wsgiref.simple_server import WSGIRequestHandler
 import prometheus_client
 from prometheus_client.exposition import ThreadingWSGIServer
 
+from phalanx.integrations.follower.follower import Follower
+from phalanx.integrations.follower.service import serve
+
+from .account import DriverAccount
 from .families import AccountCollector
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterable, Mapping
 
-    from .account import DriverAccount
-    from .follower import Follower
 
 _TEXT = ("Content-Type", "text/plain; charset=utf-8")
 
@@ -59,7 +65,7 @@ def application(
     account = follower.account
     checks = {"/healthz": account.unwell, "/readyz": account.unready}
 
-    def serve(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+    def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
         if path == "/metrics":
             return metrics(environ, start)
@@ -71,4 +77,14 @@ def application(
         start("503 Service Unavailable" if problem else "200 OK", [_TEXT])
         return [f"{problem or 'ok'}\n".encode()]
 
-    return serve
+    return answer
+
+
+def main() -> None:
+    """Serve the driver and the socket that the command line names, for a `MetricsServer`."""
+    pid, fd, labels = json.loads(sys.argv[1])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's to act on
+    if os.getppid() == pid:  # else it has ended, and its number may be another's
+        follower = Follower(DriverAccount(), pid=pid)
+        with make_server(socket.socket(fileno=fd), follower, labels) as server:
+            serve(server, follower)

@@ -16,10 +16,9 @@ import time
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
+from phalanx.integrations.follower.service import listen, url_of
 from phalanx.runtime import descriptors
 from phalanx.supervision import RuntimeFault
-
-from .listener import listen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +27,7 @@ DEFAULT_PORT = 9464
 _CALM = 1.0  # seconds from one start to the next
 _BOOT = (
     "import sys, json; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "from phalanx.integrations.prometheus.exporter import main; main()"
+    "from phalanx.integrations.prometheus.http_server import main; main()"
 )
 
 
@@ -73,7 +72,7 @@ class MetricsServer:
         self._owner = os.getpid()
         self._listener = descriptors.own(listen(host, port))
         self.port: int = self._listener.getsockname()[1]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        self.url = url_of(self._listener)
         self._closed = threading.Event()
         self._lock = threading.Lock()  # no start while it is being closed
         try:

@@ -17,6 +17,7 @@ LAYERS = [
     "chaos",
     "integrations",
 ]  # lower ones first
+PARTS = {"spec", "signals", "calls", "observe", "checkpoint", "health", "worker_side"}  # of actors
 # Room -> the rooms of its layer that it may import; "" is what lies beside the rooms.
 ROOMS: dict[str, dict[str, set[str]]] = {
     "supervision": {
@@ -48,30 +49,8 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "health": {"spec", "signals", "calls", "group"},
         "worker_side": {"spec"},
         "remote": {"spec", "group"},
-        "group": {
-            *(
-                "spec",
-                "signals",
-                "calls",
-                "observe",
-                "checkpoint",
-                "health",
-                "worker_side",
-                "remote",
-            ),
-        },
-        "api": {
-            *(
-                "spec",
-                "signals",
-                "calls",
-                "observe",
-                "checkpoint",
-                "health",
-                "worker_side",
-                "group",
-            ),
-        },
+        "group": PARTS | {"remote"},
+        "api": PARTS | {"group"},
     },
     "chaos": {
         "history": set(),
@@ -83,11 +62,12 @@ ROOMS: dict[str, dict[str, set[str]]] = {
         "shrink": {"", "nemesis", "workload"},
     },
     "integrations": {
-        "prometheus": set(),
+        "follower": set(),
+        "prometheus": {"follower"},
         "torch": set(),
         "torchrun": set(),
         "vllm": set(),
-        "web": {"prometheus"},
+        "web": {"follower"},
     },
 }
 # Imported in functions, for those who use it, or for the type checker: no circle at run time.

@@ -1,6 +1,6 @@
 """An engine whose workers raise CUDA errors, or are killed by a request; prints what came of it.
 
-A program of its own, so that the engine ends with it: ``python device_errors.py FOLDER RANKS``.
+A separate program, so that the engine ends with it: ``python device_errors.py FOLDER RANKS``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """``-m benchmarks.training.ranks.script FOLDER``: the script that people have, for torchrun.
 
 DDP (or FSDP2, without checkpoints); a checkpoint by rank 0 after every block, if asked for. It puts
-a prefix of its own before the keys of each round, without which ranks under torchrun may fail to
+another prefix before the keys of each round, without which ranks under torchrun may fail to
 join again with gloo.
 """
 

@@ -11,7 +11,7 @@ from benchmarks.training.systems import GaveUp, Run, System
 
 pytestmark = [pytest.mark.usefixtures("phalanx_leak_check"), pytest.mark.timeout(120)]
 SIZES = {"ranks": 2, "width": 32, "layers": 1}
-# It leaves a process in a session of its own behind, and does no step.
+# It leaves a process in another session behind, and does no step.
 HANGS = """
 import os, sys, time
 if os.fork() == 0:

@@ -56,7 +56,7 @@ class Page:
         return answer.status, text
 
     def states(self) -> Generator[dict[str, Any]]:
-        """Yield each state as a browser is told of it."""
+        """Yield each state that a browser gets."""
         connection = self.connect()
         connection.request("GET", "/events")
         answer = connection.getresponse()

@@ -146,7 +146,7 @@ def test_one_log_of_several_groups_hears_of_a_device_once() -> None:
 def test_a_lease_is_taken_back_when_the_memory_is_released() -> None:
     gpus = FakeGpus(1)
     uuid = gpus.gpus()[0].uuid
-    gpus.use(uuid, 2 * GIB)  # somebody else's, there before
+    gpus.use(uuid, 2 * GIB)  # another program's, there before
     pool = DevicePool.of("auto", 1, gpus, {})
     lease = lease_of(pool, 0)
     gpus.use(uuid, 40 * GIB, 39 * GIB, 2 * GIB)

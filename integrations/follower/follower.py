@@ -20,7 +20,7 @@ _SLICE = 1.0
 
 
 class Account(Protocol):
-    """What is told of a driver; times are in seconds, *now* on the monotonic clock."""
+    """What takes the news of a driver; times are in seconds, *now* on the monotonic clock."""
 
     def begin(self, driver: dict[str, Any], now: float) -> None:
         """*driver* (a `DriverStream`) is followed from now on."""

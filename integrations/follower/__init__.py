@@ -1,0 +1,1 @@
+"""What serves a driver from outside: following its stream, and listening for HTTP."""
