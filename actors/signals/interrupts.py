@@ -42,8 +42,13 @@ class _Interrupts:
     """The SIGINT that could not be raised where it came."""
 
     def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forget it, as in a child that was forked: the thread that would send it is not there."""
+        self._lock = threading.RLock()  # held for moments; a handler may interrupt a handler
         self._pending = False
-        self._is_echo = False
+        self._is_sent = False  # again, and not handled yet: another would be raised as one more
 
     def install(self) -> None:
         """Take Python's handler's place; does nothing off the main thread, or if it is another."""
@@ -61,14 +66,13 @@ class _Interrupts:
         return signal.getsignal(signal.SIGINT) == self._on_sigint
 
     def _on_sigint(self, number: int, frame: FrameType | None) -> None:
-        is_echo, self._is_echo = self._is_echo, False
-        if is_echo and not self._pending:
-            return  # it has been raised meanwhile
-        if not _is_shielded(frame):
-            self._pending = False
+        is_shielded = _is_shielded(frame)
+        with self._lock:
+            begins = is_shielded and not self._pending
+            self._pending, self._is_sent = is_shielded, False
+        if not is_shielded:
             signal.default_int_handler(number, frame)
-        elif not self._pending:
-            self._pending = True
+        elif begins:
             # No `threading.Thread`: its start takes locks that the interrupted code may have.
             try:
                 _thread.start_new_thread(self._send_again, ())
@@ -80,11 +84,12 @@ class _Interrupts:
         assert main is not None
         while True:
             time.sleep(_AGAIN)
-            if not self._pending:
-                return
-            self._is_echo = self._is_installed()
-            self._pending = self._is_echo  # another handler gets it, and that once
-            signal.pthread_kill(main, signal.SIGINT)
+            with self._lock:
+                if not self._pending:
+                    return
+                if not self._is_sent:
+                    signal.pthread_kill(main, signal.SIGINT)
+                self._pending = self._is_sent = self._is_installed()  # another handler gets it once
 
 
 interrupts = _Interrupts()

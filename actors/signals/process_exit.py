@@ -141,6 +141,7 @@ class _OpenExecutors:
         self._all = {}
         self._named = {}
         self.terminates = False
+        interrupts.begin_anew()
         _release_signals()
         self.after_fork()
 

@@ -507,6 +507,28 @@ def test_a_ctrl_c_at_any_step_comes_at_once_and_holds_up_no_other_thread() -> No
     assert done.stdout == "served\n", done.stderr
 
 
+PRESSED_ONCE = """
+import signal
+from phalanx.actors.signals.interrupts import interrupts, uninterrupted
+
+@uninterrupted
+def press():
+    signal.raise_signal(signal.SIGINT)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+interrupts.install()
+press()
+for seconds in (20, 0.2):
+    print(signal.sigtimedwait({signal.SIGINT}, seconds) is not None)
+"""
+
+
+def test_a_ctrl_c_that_had_to_wait_is_sent_once() -> None:
+    done = run_python("-c", PRESSED_ONCE)
+
+    assert done.stdout == "True\nFalse\n", done.stderr
+
+
 def at(name: str, act: Callable[[], Any]) -> Callable[..., None]:
     """Return a profiler that has *act* done, once, when a function of that *name* is called."""
 
