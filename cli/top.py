@@ -10,11 +10,10 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import Observer, Sketch, first_picture
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import require_package
 
 from .select_driver import add_driver_arguments, select_driver
 from .terminal import reader_may_leave
@@ -39,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     driver = select_driver(arguments)
     if driver is None:
         return 0
-    if not arguments.json and find_spec("rich") is None:
-        raise RuntimeFault("rich is not installed: pip install 'phalanx[cli]'")
+    if not arguments.json:
+        require_package("rich", "cli")
     with reader_may_leave(), Observer(driver, watch=True) as observer:
         if arguments.json:
             first = first_picture(observer, driver)

@@ -53,6 +53,7 @@ from .errors import ExecutorClosed as ExecutorClosed
 from .errors import LockNotHeld as LockNotHeld
 from .errors import LockTimeout as LockTimeout
 from .errors import MessageTooLarge as MessageTooLarge
+from .errors import MissingPackage as MissingPackage
 from .errors import NoDevice as NoDevice
 from .errors import NotPicklable as NotPicklable
 from .errors import PhalanxError as PhalanxError
@@ -103,3 +104,5 @@ from .validate import check_limit as check_limit
 from .validate import check_number as check_number
 from .validate import check_seconds as check_seconds
 from .validate import check_word as check_word
+from .validate import is_installed as is_installed
+from .validate import require_package as require_package

@@ -251,6 +251,19 @@ class RuntimeFault(PhalanxError):
     """A process, descriptor or socket of phalanx itself failed; the message says which."""
 
 
+class MissingPackage(RuntimeFault, ModuleNotFoundError):
+    """A package that only a part of phalanx needs is not installed: install the *extra*.
+
+    Attributes:
+        package: What is missing, such as ``torch``.
+        extra: The extra of phalanx that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: pip install 'phalanx[{extra}]'")
+        self.package, self.extra = package, extra
+
+
 class NoDevice(RuntimeFault):
     """There is no device for a rank: others hold them, or they are in quarantine.
 

@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import math
 from enum import StrEnum
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
-from .errors import SpecError
+from .errors import MissingPackage, SpecError
 
 if TYPE_CHECKING:
     from types import UnionType
 
 _Word = TypeVar("_Word", bound=StrEnum)
+
+
+def is_installed(package: str) -> bool:
+    """Whether *package* can be imported; it is not imported."""
+    try:
+        return find_spec(package) is not None
+    except ValueError:  # None stands for it in sys.modules, so that its import fails
+        return False
+
+
+def require_package(package: str, extra: str) -> None:
+    """Raise `MissingPackage` unless *package*, which *extra* brings, is installed."""
+    if not is_installed(package):
+        raise MissingPackage(package, extra)
 
 
 def check_kind(field: str, value: object, kind: type | UnionType) -> None:

@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime import Kind, ProgressPage, SharedLock
+from phalanx.supervision import require_package
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,8 +111,13 @@ class WorkerContext:
                 seconds.
 
         It is destroyed for you when the worker stops in good order.
+
+        Raises:
+            MissingPackage: torch is not installed.
         """
         from phalanx.runtime import init_process_group  # noqa: PLC0415  # drags torch in
+
+        require_package("torch", "torch")
 
         on_gpu = self.device.startswith("cuda")
         if backend is None:

@@ -38,6 +38,7 @@ from phalanx.supervision import (
     check_limit,
     check_seconds,
     check_word,
+    is_installed,
 )
 
 from .checkpoint_policy import CheckpointPolicy
@@ -212,7 +213,8 @@ class Launch:
     Attributes:
         method: ``"zygote"`` forks workers from a warm process, ``"exec"`` starts a fresh
             interpreter for each, ``"inline"`` runs one rank in the caller's own thread.
-        preload: Modules that the zygote imports once for all workers. What is missing each rank
+        preload: Modules that the zygote imports once for all workers; by default torch, where it is
+            installed. What is missing each rank
             imports again at each start: a first ``torch.optim`` optimizer imports ``torch._dynamo``
             (over a second), so give ``("torch", "torch._dynamo")`` and your own modules to train.
         env: Environment variables of every worker, over the driver's at the moment of the start.
@@ -229,7 +231,9 @@ class Launch:
     """
 
     method: LaunchMethod = "zygote"
-    preload: Sequence[str] = ("torch",)
+    preload: Sequence[str] = field(
+        default_factory=lambda: ("torch",) if is_installed("torch") else ()
+    )
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     rank_env: Sequence[Mapping[str, str]] = ()
     rank_kwargs: Sequence[Mapping[str, Any]] = ()

@@ -13,12 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Self
 
 from phalanx.integrations.follower.service import listen, url_of
 from phalanx.runtime import descriptors
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import RuntimeFault, require_package
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,10 +31,8 @@ _BOOT = (
 
 
 def check_installed() -> None:
-    """Raise `RuntimeFault` if prometheus_client is missing."""
-    if find_spec("prometheus_client") is None:
-        msg = "prometheus_client is not installed: pip install 'phalanx[prometheus]'"
-        raise RuntimeFault(msg)
+    """Raise `MissingPackage` if prometheus_client is missing."""
+    require_package("prometheus_client", "prometheus")
 
 
 class MetricsServer:
@@ -53,8 +50,8 @@ class MetricsServer:
 
     Raises:
         SpecError: the address, the port or a label makes no sense.
-        RuntimeFault: the port is in use, prometheus_client is not installed, or no process can be
-            started.
+        MissingPackage: prometheus_client is not installed.
+        RuntimeFault: the port is in use, or no process can be started.
     """
 
     def __init__(

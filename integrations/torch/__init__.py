@@ -5,6 +5,10 @@ The result of a run does not depend on which ranks died, nor when: docs/tutorial
 
 from __future__ import annotations
 
+from phalanx.supervision import require_package
+
+require_package("torch", "torch")
+
 from .buckets import fix_buckets as fix_buckets
 from .buckets import replicate as replicate
 from .errors import HiddenState as HiddenState

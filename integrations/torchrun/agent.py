@@ -20,7 +20,15 @@ from phalanx.runtime import (
     WorkerCrashed,
     WorkerExited,
 )
-from phalanx.supervision import BackOff, ExitKind, Intensity, Restart, StartFailed, Strategy
+from phalanx.supervision import (
+    BackOff,
+    ExitKind,
+    Intensity,
+    Restart,
+    StartFailed,
+    Strategy,
+    require_package,
+)
 
 from .logs import Tail, open_logs
 from .summary import Failure, pass_on, summary
@@ -76,7 +84,12 @@ class _Signals:
 
 
 def run(options: Options) -> int:
-    """Run the program of *options* on all ranks; return the exit code: torchrun's, 0 or 1."""
+    """Run the program of *options* on all ranks; return the exit code: torchrun's, 0 or 1.
+
+    Raises:
+        MissingPackage: torch is not installed.
+    """
+    require_package("torch", "torch")
     for line in options.ignored:
         _say(line)
     if "OMP_NUM_THREADS" not in os.environ and options.world_size > 1:

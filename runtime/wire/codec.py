@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from phalanx.supervision import NotPicklable
+from phalanx.supervision import MissingPackage, NotPicklable
 
 from .tensor_reducers import reducers
 
@@ -100,8 +100,17 @@ def encode(value: object, what: str) -> Encoded:
 
 
 def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
-    """Return the value that `encode` was given."""
-    return pickle.loads(body, buffers=buffers)
+    """Return the value that `encode` was given.
+
+    Raises:
+        MissingPackage: it holds a tensor, and torch is not installed here.
+    """
+    try:
+        return pickle.loads(body, buffers=buffers)
+    except ModuleNotFoundError as error:
+        if error.name == "torch":
+            raise MissingPackage("torch", "torch") from error
+        raise
 
 
 def _size(chunk: bytes | bytearray | memoryview) -> int:

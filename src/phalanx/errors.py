@@ -8,6 +8,7 @@ from phalanx.supervision import ExecutorClosed as ExecutorClosed
 from phalanx.supervision import LockNotHeld as LockNotHeld
 from phalanx.supervision import LockTimeout as LockTimeout
 from phalanx.supervision import MessageTooLarge as MessageTooLarge
+from phalanx.supervision import MissingPackage as MissingPackage
 from phalanx.supervision import NoDevice as NoDevice
 from phalanx.supervision import NotPicklable as NotPicklable
 from phalanx.supervision import PhalanxError as PhalanxError

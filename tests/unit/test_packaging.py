@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tomllib
+import venv
+from importlib.metadata import distribution
 from pathlib import Path
 
+import torch
+from packaging.requirements import Requirement
+
+from phalanx.runtime import encode
+
 ROOT = Path(__file__).parents[2]
-SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 FOLDERS = (
     *("actors", "supervision", "runtime", "chaos", "cli", "testing"),
     "integrations",
@@ -29,6 +38,101 @@ if __name__ == "__main__":
     with Executor(Looker, launch={'preload': ()}) as group:
         print(found, group.collective_rpc("look", args=(names,), unique_reply_rank=0, timeout=60))
 """
+
+WITHOUT_TORCH = """
+import json, os, signal, subprocess, sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from phalanx import Executor, WorkerActor, errors, method
+from phalanx.runtime import decode
+
+class Adder(WorkerActor):
+    @method(idempotent=True)
+    def add(self, value, dies=False):
+        if dies and self.ctx.rank == 1 and self.ctx.incarnation == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.ctx.rank + value
+
+    def join(self):
+        self.ctx.init_process_group("gloo")
+
+def error_of(call):
+    try:
+        call()
+    except errors.MissingPackage as error:
+        return [type(error).__name__, error.package, error.extra, str(error)]
+
+def phalanx(*words):
+    done = subprocess.run([sys.executable, "-m", "phalanx", *words], capture_output=True, text=True)
+    return [done.returncode, done.stdout, done.stderr]
+
+if __name__ == "__main__":
+    with Executor(Adder, 2, name="bare", devices="cpu", limits={"start": 60}) as group:
+        pid = str(os.getpid())
+        seen = {
+            "torch": find_spec("torch") is not None,
+            "first": group.collective_rpc("add", args=(1,), timeout=60),
+            "killed": group.collective_rpc("add", args=(2, True), timeout=60),
+            "restarts": group.status().restarts,
+            "joined": error_of(lambda: group.collective_rpc("join", timeout=60)),
+            "top": phalanx("top", "--json", pid),
+            "health": phalanx("health", pid),
+        }
+    seen["tensor"] = error_of(lambda: decode(Path("tensor").read_bytes()))
+    seen["training"] = error_of(lambda: __import__("phalanx.integrations.torch"))
+    Path("script.py").write_text("")
+    seen["torchrun"] = phalanx("torchrun", "script.py")
+    seen["doctor"] = phalanx("doctor", "--json")
+    print(json.dumps(seen))
+"""
+
+
+def bare_python(folder: Path) -> Path:
+    """Make an environment of phalanx and its declared dependencies; return its interpreter."""
+    venv.create(folder, symlinks=True)
+    packages = next(folder.glob("lib/python*/site-packages"))
+    wanted = ["phalanx"]
+    for requirement in map(Requirement, wanted):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found = distribution(requirement.name)
+            for name in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+                if not (packages / name).exists():
+                    (packages / name).symlink_to(Path(str(found.locate_file(name))))
+            is_own = requirement.name == "phalanx"
+            wanted += PYPROJECT["project"]["dependencies"] if is_own else found.requires or ()
+    return folder / "bin/python"
+
+
+def test_without_torch_all_works_that_needs_no_tensor_and_the_rest_names_the_extra(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITHOUT_TORCH)
+    (tmp_path / "tensor").write_bytes(encode(torch.ones(3), "a tensor").body)
+
+    done = subprocess.run(
+        [str(bare_python(tmp_path / "bare")), str(program)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert not seen["torch"]
+    assert (seen["first"], seen["killed"], seen["restarts"]) == ([1, 2], [2, 3], 1)
+    text = "torch is not installed: pip install 'phalanx[torch]'"
+    for what in ("joined", "tensor", "training"):
+        assert seen[what] == ["MissingPackage", "torch", "torch", text], what
+    assert seen["torchrun"] == [1, "", f"phalanx torchrun: {text}\n"]
+    assert json.loads(seen["top"][1])["groups"][0]["group"] == "bare"
+    assert seen["health"][0] == 0, seen["health"]
+    found = {each["name"]: each for each in json.loads(seen["doctor"][1])["findings"]}
+    assert seen["doctor"][0] == 0, found
+    assert (found["torch"]["state"], found["start"]["state"]) == ("note", "ok")
 
 
 def test_every_package_is_listed() -> None:

@@ -94,7 +94,8 @@ def test_doctor_fails_and_says_what_to_do_where_something_essential_is_missing()
     report = json.loads(done.stdout)
     found = {finding["name"]: finding for finding in report["findings"]}
     assert (done.returncode, report["ok"]) == (1, False)
-    assert found["torch"]["state"] == "missing"
+    assert found["torch"]["state"] == "note"
+    assert "phalanx[torch]" in found["torch"]["remedy"]
     assert found["zmq"]["state"] == "missing"
     assert found["open files"]["state"] == "note"
     assert "ulimit -n" in found["open files"]["remedy"]
