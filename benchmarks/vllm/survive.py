@@ -114,7 +114,8 @@ def _engine(options: argparse.Namespace, model: Path) -> LocalEngine | ServedEng
     if options.prefill_budget:
         arguments["max_num_batched_tokens"] = options.prefill_budget
     if options.engine == "server":
-        return ServedEngine(model, _flags(arguments, None if options.stock else policy))
+        flags = _flags(arguments, None if options.stock else policy)
+        return ServedEngine(model, flags, stages=options.pipeline and not options.stock)
     if not options.stock:
         from phalanx.integrations.vllm import supervised  # noqa: PLC0415  # needs vLLM
 

@@ -11,25 +11,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .compat import Unsupported, check_installed
+from .engine_state import EngineEnded, EngineRecovering, HealthRoute
 from .policy import Policy, supervised
+from .recovery import WeightsLost
 
 if TYPE_CHECKING:
     from .executor import SupervisedExecutor
-    from .story import EngineEnded, EngineRecovering
 
 __all__ = [
     "EngineEnded",
     "EngineRecovering",
+    "HealthRoute",
     "Policy",
     "SupervisedExecutor",
     "Unsupported",
+    "WeightsLost",
     "supervised",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Return one of the names that need vLLM."""
-    if name not in __all__:
+    """Return the one name that needs vLLM."""
+    if name != "SupervisedExecutor":
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
     check_installed()

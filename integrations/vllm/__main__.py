@@ -1,15 +1,15 @@
-"""vLLM's command line with supervised workers: ``python -m phalanx.integrations.vllm serve ...``.
+"""vLLM's server with supervised workers: ``python -m phalanx.integrations.vllm serve ...``.
 
-Guarantees: every option is vLLM's own; what is built is what the options say, with workers under
-`SupervisedExecutor`.
+Guarantees: every option is that of ``vllm serve``; the workers are under `SupervisedExecutor`.
 
 ``vllm serve --distributed-executor-backend phalanx.integrations.vllm.SupervisedExecutor`` does the
 same, except with pipeline stages: vLLM asks whether an executor can do those before it looks up a
-name, and takes the name's silence for a no.
+name, and takes the name's silence for a no. Here it is given the class.
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from . import compat
@@ -18,16 +18,15 @@ from .policy import supervised
 
 def main() -> None:
     """Run it."""
-    executor: Any = supervised()["distributed_executor_backend"]
-    arguments: Any = compat.EngineArgs
-    create = arguments.create_engine_config
-
-    def create_supervised(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.distributed_executor_backend = executor
-        return create(self, *args, **kwargs)
-
-    arguments.create_engine_config = create_supervised
-    compat.command_line.main()
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as vLLM's command line does
+    parser: Any = compat.FlexibleArgumentParser(prog="python -m phalanx.integrations.vllm")
+    (serve,) = compat.serve_commands()
+    serve.subparser_init(parser.add_subparsers(required=True))
+    arguments = parser.parse_args()
+    arguments.distributed_executor_backend = supervised()["distributed_executor_backend"]
+    compat.configure_logging_from_args(arguments)
+    serve.validate(arguments)
+    serve.cmd(arguments)
 
 
 if __name__ == "__main__":

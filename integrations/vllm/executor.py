@@ -11,6 +11,7 @@ same configuration.
 
 from __future__ import annotations
 
+import pkgutil
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -18,14 +19,14 @@ import cloudpickle
 
 from phalanx.supervision import CallTimeout
 
-from .compat import VllmExecutor, check_installed, init_logger
+from .compat import EngineDeadError, VllmExecutor, check_installed, init_logger
+from .engine_state import EngineEnded, EngineRecovering, EngineState, serve_states
 from .group import start_group
 from .healing import mix_in_healing
 from .journal import Journal
 from .policy import Policy, check_config
 from .recovery import Recovery
 from .steps import Steps
-from .story import EngineEnded, EngineRecovering, forget_story, tell_story
 from .worker.shm_names import new_mark, remove_names
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from .worker.engine_worker import EngineWorker
 
 check_installed()
+serve_states(EngineDeadError)
 
 _TELLING = 60.0  # seconds at most for the reason of the end to arrive; it takes milliseconds
 _HEALTH = 10.0  # seconds, as in vLLM's own executor
@@ -57,11 +59,13 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
     def _init_executor(self) -> None:
         config = self.vllm_config
         check_config(config)
-        forget_story()
+        self._state = EngineState()
         policy = Policy.of_config(config.additional_config)
         policy.check_size(config.parallel_config.world_size)
+        name = policy.on_weights_lost
+        hook = None if name is None else pkgutil.resolve_name(name)
         for_workers = cloudpickle.dumps(config)  # without the scheduler class
-        mix_in_healing(config)
+        mix_in_healing(config, self._state)
         self._mark = new_mark()
         self._ended: ExitReason | None = None
         self._has_ended = threading.Event()
@@ -69,7 +73,17 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         self._group = start_group(config, policy, pickled=for_workers, mark=self._mark)
         self._group.register_failure_callback(self._on_end)
         self._recovery = Recovery(
-            self._group, Journal(policy.replay), limit=policy.start_timeout, ended=self._story
+            self._group,
+            Journal(
+                policy.replay,
+                superseding=policy.superseding,
+                harmless=policy.harmless,
+                most=policy.replay_bytes,
+            ),
+            limit=policy.start_timeout,
+            ended=self._story,
+            hook=hook,
+            state=self._state,
         )
         self._steps = Steps(
             self._group,
@@ -111,9 +125,15 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         `WorkerDied`, with the crash report, since they may have had their effect. *timeout* is in
         seconds, for a recovery that has to come first as well; None for no limit.
         """
-        name = method if isinstance(method, str) else cloudpickle.dumps(method)
+        is_named = isinstance(method, str)
         return self._recovery.call(
-            name, timeout, args, dict(kwargs or {}), unique_reply_rank, non_block=non_block
+            method if is_named else cloudpickle.dumps(method),
+            timeout,
+            args,
+            dict(kwargs or {}),
+            unique_reply_rank,
+            non_block=non_block,
+            name="" if is_named else getattr(method, "__name__", type(method).__name__),
         )
 
     def execute_dummy_batch(self) -> None:
@@ -174,5 +194,5 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             self._has_ended.wait(_TELLING)  # this call may have learnt of the end first
         reports = self._group.status().reports
         error = EngineEnded.of(why or self._ended, reports[-1] if reports else None)
-        tell_story(str(error))
+        self._state.set("ended", str(error))
         return error

@@ -8,7 +8,7 @@ error that says why. It works with any scheduler that derives from vLLM's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import SpecError
 
@@ -25,6 +25,9 @@ from .steps import LostStep
 from .suspects import Suspects
 from .worker.resumption import drop_in_flight, obstacle
 
+if TYPE_CHECKING:
+    from .engine_state import EngineState
+
 _logger = init_logger("vllm.phalanx")
 
 _POISON = "its workers died whenever they computed it, at last without another suspect beside it"
@@ -34,12 +37,14 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
     """A scheduler that outlives its workers; mixed into the one that the engine would have had."""
 
     max_num_active_reqs: int
+    engine_state: EngineState
     _lost_epoch = 0
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         policy = Policy.of_config(self.vllm_config.additional_config)
         self._suspects = Suspects(policy.suspect_after)
+        self._tried: frozenset[str] = frozenset()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         """Schedule a step; requests that begin again take their tokens along."""
@@ -84,6 +89,10 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         ended = self._end_what_cannot_go_on()
         self.reset_prefix_cache(reset_running_requests=True)
         self.encoder_cache_manager.reset()
+        begun = [each for each in self.requests.values() if each.status == RequestStatus.PREEMPTED]
+        suspects = self._suspects.suspects() - self._tried
+        self._tried |= suspects
+        self.engine_state.add(recomputed=len(begun), ended=len(ended), suspects=len(suspects))
         for request in self.requests.values():
             drop_in_flight(request)
             if request.status == RequestStatus.PREEMPTED:
@@ -112,18 +121,13 @@ class Healing(Scheduler):  # type: ignore[misc]  # vLLM need not be installed
         return ended
 
 
-def healed(scheduler: type[Any]) -> type[Healing]:
-    """Return *scheduler* with `Healing` mixed in."""
-    if issubclass(scheduler, Healing):
-        return scheduler
-    return type(f"Healing{scheduler.__name__}", (Healing, scheduler), {})
-
-
-def mix_in_healing(config: Any) -> None:
-    """Replace the class of the engine's scheduler by one that heals."""
+def mix_in_healing(config: Any, state: EngineState) -> None:
+    """Replace the class of the engine's scheduler by one that heals, and says so in *state*."""
     scheduler = config.scheduler_config
+    base = scheduler.get_scheduler_cls()
+    bases = (base,) if issubclass(base, Healing) else (Healing, base)
     try:
-        scheduler.scheduler_cls = healed(scheduler.get_scheduler_cls())
+        scheduler.scheduler_cls = type(f"Healing{base.__name__}", bases, {"engine_state": state})
     except TypeError as error:
         remedy = "derive it from vLLM's Scheduler"
         raise SpecError("scheduler_cls", scheduler.scheduler_cls, remedy) from error

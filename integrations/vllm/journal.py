@@ -2,13 +2,17 @@
 
 Guarantees: calls come in the order in which they were first made, each with its first arguments:
 the blocks of the KV cache are not counted again, so that what the scheduler knows of them stays
-true. A call that another one has undone is not made again. Pure.
+true. A call that another one has undone is not made again. What cannot be made again, and may have
+changed weights, is `Journal.lost`. Pure.
 """
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import cloudpickle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +41,14 @@ REPEATABLE = frozenset(
 """Calls that may be made twice: after a death they are made again, and the caller waits."""
 
 
-WEIGHTS = frozenset(("update_weights", "finish_weight_update", "reload_weights", "reset_weights"))
-"""Calls of vLLM's after which an engine serves other weights than those it was started with."""
+HARMLESS = frozenset(
+    (
+        *("init_weight_transfer_engine", "shutdown_weight_transfer_engine"),
+        *("start_weight_update", "start_draft_weight_update"),
+        *("get_encoder_timing_stats", "save_tensorized_model"),
+    )
+)
+"""Calls of vLLM's that change no weights: one that has to come before others fails these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +110,42 @@ class Journal:
     """The calls that have shaped the workers of one engine.
 
     Args:
-        replay: Further methods whose calls are kept, all of them.
+        replay: Further methods whose calls are kept.
+        superseding: Those of them after whose calls the earlier ones do not matter, back from the
+            one before.
+        harmless: Methods, and names of callables, that change no weights.
+        most: How many bytes of arguments of *replay* are kept.
     """
 
-    def __init__(self, replay: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        replay: Iterable[str] = (),
+        *,
+        superseding: Iterable[str] = (),
+        harmless: Iterable[str] = (),
+        most: int = 1 << 30,
+    ) -> None:
         self._replay = frozenset(replay)
+        self._superseding = frozenset(superseding)
+        self._harmless = HARMLESS.union(harmless)
+        self._most = most
         self._start: dict[str, Entry] = {}
         self._loras: dict[int, Entry] = {}
         self._pinned: dict[int, Entry] = {}
         self._sleep = _Sleep()
         self._profile: Entry | None = None
-        self._own: list[Entry] = []
-        self._forgotten: set[str] = set()
+        self._own: list[tuple[str, bytes]] = []
+        self._lost: set[str] = set()
 
     @property
-    def forgotten(self) -> list[str]:
-        """Names of the user's methods whose calls a new worker does not make."""
-        return sorted(self._forgotten)
+    def lost(self) -> list[str]:
+        """Names of the calls that may have changed weights, and that a new worker does not make."""
+        return sorted(self._lost)
+
+    def doubt(self, name: str) -> None:
+        """Note that the call *name* of a user's may have changed weights, or change them later."""
+        if name not in REPEATABLE | self._harmless:
+            self._lost.add(name)
 
     def note(
         self,
@@ -124,14 +153,16 @@ class Journal:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         answers: Sequence[Any] = (),
+        *,
+        name: str = "",
     ) -> None:
-        """Note a call that all ranks have answered."""
+        """Note a call that all ranks have answered; *name* is that of a callable."""
         if isinstance(method, bytes):
-            self._forgotten.add("a callable")  # it has no name to be listed under
+            self.doubt(name)
             return
         entry = Entry(method, args, dict(kwargs or {}))
         if method in self._replay:
-            self._own.append(entry)
+            self._keep(entry)
         elif method in _START:
             if method == "determine_available_memory":
                 entry = Entry(method, args, entry.kwargs, tuple(answers))
@@ -152,8 +183,8 @@ class Journal:
             self._sleep.wake(entry.kwargs.get("tags", entry.args[0] if entry.args else None))
         elif method == "profile":
             self._profile = entry if _is_start(entry) else None
-        elif method not in REPEATABLE:
-            self._forgotten.add(method)
+        else:
+            self.doubt(method)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the calls that a new worker makes, in order."""
@@ -163,10 +194,22 @@ class Journal:
             *started,
             *self._loras.values(),
             *self._pinned.values(),
-            *self._own,
+            *(Entry(method, *pickle.loads(packed)) for method, packed in self._own),
             *profile,
             *self._sleep.entries(),
         )
+
+    def _keep(self, entry: Entry) -> None:
+        """Keep a copy of *entry*, as its arguments are now; forget what it supersedes."""
+        method = str(entry.method)
+        self._own.append((method, cloudpickle.dumps((entry.args, entry.kwargs))))
+        if method in self._superseding:
+            before = [n for n, (each, _) in enumerate(self._own[:-1]) if each in self._superseding]
+            del self._own[: before[-1] + 1 if before else 0]
+        if sum(len(packed) for _, packed in self._own) > self._most:
+            self._own.clear()
+            self._replay = frozenset()  # from now on each of them is lost
+            self._lost.add(f"{method} (more than {self._most} bytes to replay)")
 
 
 def _given(entry: Entry, name: str) -> Any:

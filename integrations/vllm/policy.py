@@ -8,6 +8,7 @@ checked without a model is checked before vLLM sees any of it.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,15 @@ class Policy:
         replay: Names of worker methods whose calls change what a worker computes, such as one that
             updates weights: after a restart those made by ``collective_rpc`` are made again, in
             order, with the same arguments.
+        superseding: Those of *replay* that end an update of all weights: after one of their calls
+            those up to the one before are forgotten.
+        replay_bytes: How many bytes of arguments are kept for *replay*. Beyond it none is, and the
+            weights count as lost at the next restart.
+        harmless: Names of worker methods, and of functions, called by ``collective_rpc``, that
+            change no weights. Any other of yours, not in *replay*, counts as one that did.
+        on_weights_lost: A function ``"module:name"`` that sets lost weights in restarted workers,
+            while the engine waits, for *start_timeout* at most; it gets a `WeightsLost`. None ends
+            the engine at a restart after which its weights would be older than its last ones.
     """
 
     strategy: Strategy = Strategy.ONE_FOR_ALL
@@ -75,6 +85,10 @@ class Policy:
     launch: Literal["zygote", "exec"] = "zygote"
     preload: tuple[str, ...] = ()
     replay: tuple[str, ...] = ()
+    superseding: tuple[str, ...] = ()
+    replay_bytes: int = 1 << 30
+    harmless: tuple[str, ...] = ()
+    on_weights_lost: str | None = None
 
     def __post_init__(self) -> None:
         check_kind("strategy", self.strategy, Strategy)
@@ -89,8 +103,15 @@ class Policy:
         check_limit("stopped_after", self.stopped_after)
         check_seconds("start_timeout", self.start_timeout, positive=True)
         check_choice("launch", self.launch, ("zygote", "exec"))
-        for name in ("preload", "replay"):
+        check_count("replay_bytes", self.replay_bytes, least=0)
+        for name in ("preload", "replay", "superseding", "harmless"):
             object.__setattr__(self, name, _names(name, getattr(self, name)))
+        for name in set(self.superseding) - set(self.replay):
+            raise SpecError("superseding", name, "name it in replay too")
+        if self.on_weights_lost is not None:
+            check_kind("on_weights_lost", self.on_weights_lost, str)
+            if not re.fullmatch(r"[\w.]+:[\w.]+", self.on_weights_lost):
+                raise SpecError("on_weights_lost", self.on_weights_lost, "give 'module:name'")
         if self.report_dir is not None:
             check_kind("report_dir", self.report_dir, str | Path)
             object.__setattr__(self, "report_dir", str(self.report_dir))

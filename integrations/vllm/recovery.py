@@ -3,7 +3,8 @@
 Guarantees: one thread replays and calls, in the order of submission, so that no call is missing
 from the journal and none is made by half-restored workers; replay begins as soon as the group is
 up; a replay that raises or lasts longer than a start may is a failed start; a caller's timeout
-bounds all of it. Needs nothing of vLLM.
+bounds all of it. Where weights may have been changed by calls that are not replayed, no step and no
+call runs on new workers before a hook of the user's has set them. Needs nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ import logging
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import GroupUp
+from phalanx.runtime import GroupDown, GroupUp
 from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
 
-from .journal import REPEATABLE, WEIGHTS
+from .journal import REPEATABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from phalanx.actors import Executor
 
+    from .engine_state import EngineState
     from .journal import Journal
 
-_FORGOTTEN = (
-    "phalanx.vllm_calls_forgotten methods=%s: what these changed in the workers that died is lost; "
-    "if any changed what a worker computes, name it in the policy's replay"
-)
 _logger = logging.getLogger("vllm.phalanx")
 
 
@@ -41,12 +41,30 @@ class NotRestored(Exception):
     """A worker could not be brought to the state of the one before it; it is restarted for that."""
 
 
+@dataclass(frozen=True)
+class WeightsLost:
+    """What the hook ``on_weights_lost`` gets: workers with the weights of the engine's start.
+
+    Attributes:
+        epoch: Theirs; each restart has a higher one.
+        methods: Names of the calls that may have changed weights, and have not been made again.
+        call: ``call(method, *args, **kwargs)`` calls a method of vLLM's worker on every rank, and
+            returns their answers. It raises if one dies; the hook is then called anew.
+    """
+
+    epoch: int
+    methods: tuple[str, ...]
+    call: Callable[..., list[Any]]
+
+
 class Recovery:
     """The state of one engine's workers.
 
     Args:
         group: The workers.
-        limit: Seconds that a replay may take.
+        limit: Seconds that a replay may take, and as many the hook.
+        state: What the client is told.
+        hook: Sets weights that have been lost; None ends the engine instead.
         ended: Returns the error of calls to an engine that has ended for good, for the given reason
             or, if that is empty, for the group's.
 
@@ -62,13 +80,21 @@ class Recovery:
         *,
         limit: float,
         ended: Callable[[str], Exception],
+        state: EngineState,
+        hook: Callable[[WeightsLost], object] | None = None,
     ) -> None:
         self._group = group
+        self._hook = hook
+        self._hooked: tuple[int, Future[object]] | None = None
         self._journal = journal
         self._limit = limit
         self._ended = ended
+        self._state = state
+        self._replayed_in = 0.0
+        self._cause = ""
         self.is_replaying = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-heal")
+        self._hooks = ThreadPoolExecutor(1, thread_name_prefix="phalanx-weights")
         self.epoch: int = self._ask_epoch(None)  # its workers are as new as the journal
         self._unsubscribe = group.subscribe(self._on_event)
 
@@ -85,24 +111,29 @@ class Recovery:
         rank: int | None,
         *,
         non_block: bool,
+        name: str = "",
     ) -> Any:
-        """Make one RPC, with all that precedes it, within *timeout* seconds; None for no limit."""
+        """Make one RPC, with all that precedes it, within *timeout* seconds; None for no limit.
+
+        *name* is that of a callable, for messages.
+        """
         until = None if timeout is None else time.monotonic() + timeout
         future: Future[Any]
-        future = self._thread.submit(self._call, method, until, args, kwargs, rank)
+        future = self._thread.submit(self._call, method, until, args, kwargs, rank, name=name)
         if non_block:
             return future
         try:
             return future.result(timeout)
         except TimeoutError:
             if future.cancel():
-                raise _late(method, timeout) from None
+                raise _late(name or method, timeout) from None
             return future.result()  # it has the same limit
 
     def close(self) -> None:
         """End the thread; the group is closed, so what it does ends with an error."""
         self._unsubscribe()
         self._thread.shutdown(cancel_futures=True)
+        self._hooks.shutdown(wait=False)
 
     def _call(
         self,
@@ -111,6 +142,8 @@ class Recovery:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         rank: int | None,
+        *,
+        name: str,
     ) -> Any:
         repeats = method in REPEATABLE
         while True:
@@ -129,10 +162,13 @@ class Recovery:
                 if repeats:
                     continue
                 raise
+            except CallTimeout:
+                self._journal.doubt(name or str(method))  # it may still run
+                raise
             except ExecutorClosed as error:
                 raise self._ended("") from error
             listed = tuple(answers) if isinstance(answers, list) else (answers,)
-            self._journal.note(method, args, kwargs, listed)
+            self._journal.note(method, args, kwargs, listed, name=name)
             return answers
 
     def _restore(self, until: float | None) -> int:
@@ -149,9 +185,14 @@ class Recovery:
 
     def _replay(self, epoch: int, until: float | None) -> None:
         left = _left(until, "replay")
-        if lost := WEIGHTS.intersection(self._journal.forgotten):
+        lost = self._journal.lost
+        if lost and self._hook is None:
             # The engine would serve the weights of its start under the version of the last ones.
-            raise self._ended(f"the weights set by {', '.join(sorted(lost))} died with its workers")
+            raise self._ended(
+                f"weights may have been set by {', '.join(lost)}, and died with its workers: "
+                "name these in the policy's replay or harmless, or set on_weights_lost"
+            )
+        began = time.monotonic()
         entries = self._journal.entries()
         is_start = left is None or left >= self._limit
         self.is_replaying = True
@@ -163,6 +204,8 @@ class Recovery:
                 retries=1,
                 on_timeout="restart" if is_start else "leave",
             )
+            if lost:
+                self._set_weights(epoch, lost, until)
         except CallTimeout as error:
             if not is_start:
                 raise
@@ -171,8 +214,31 @@ class Recovery:
         finally:
             self.is_replaying = False
         self.epoch = epoch
-        if forgotten := self._journal.forgotten:
-            _logger.warning(_FORGOTTEN, ", ".join(forgotten))
+        self._replayed_in = time.monotonic() - began
+
+    def _set_weights(self, epoch: int, lost: list[str], until: float | None) -> None:
+        """Have the hook set the weights of the workers of *epoch*; it is called once for them."""
+        assert self._hook is not None
+        if self._hooked is None or self._hooked[0] != epoch:
+            news = WeightsLost(epoch, tuple(lost), partial(self._call_for_hook, epoch))
+            self._hooked = epoch, self._hooks.submit(self._hook, news)
+        left = _left(until, "on_weights_lost")
+        try:
+            self._hooked[1].result(self._limit if left is None else min(left, self._limit))
+        except TimeoutError as error:
+            if left is not None and left < self._limit:
+                raise _late("on_weights_lost", left) from error
+            raise self._ended(f"on_weights_lost took more than {self._limit:g} s") from error
+        except (WorkerDied, StaleEpoch, ExecutorClosed):
+            raise
+        except Exception as error:
+            raise self._ended(f"on_weights_lost raised {error!r}") from error
+
+    def _call_for_hook(self, epoch: int, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
+        answers: list[Any] = self._group.collective_rpc(
+            "rpc", self._limit, args=(epoch, method, args, kwargs, None)
+        )
+        return answers
 
     def _ask_epoch(self, until: float | None) -> int:
         epoch: int = self._group.collective_rpc(
@@ -181,13 +247,26 @@ class Recovery:
         return epoch
 
     def _on_event(self, event: object) -> None:
-        if isinstance(event, GroupUp) and event.epoch != self.epoch:
+        if isinstance(event, GroupDown):
+            self._cause = event.cause
+            self._state.set("recovering", event.cause)
+        elif isinstance(event, GroupUp):
             # Now, and not with the next request. This thread may not block.
             with suppress(RuntimeError):  # it has been closed, or the program ends
-                self._thread.submit(self._restore, None).add_done_callback(_complain)
+                self._thread.submit(self._resume, event).add_done_callback(_complain)
+
+    def _resume(self, up: GroupUp) -> None:
+        """Restore the workers of which *up* tells, and tell it."""
+        self._restore(None)
+        self._state.add(restarts=1, restart=up.took, restore=self._replayed_in)
+        self._state.set("serving")
+        _logger.warning(
+            "phalanx.vllm_recovered epoch=%d restart=%.3f restore=%.3f cause=%r",
+            *(up.epoch, up.took, self._replayed_in, self._cause),
+        )
 
 
-def _complain(done: Future[int]) -> None:
+def _complain(done: Future[None]) -> None:
     error = None if done.cancelled() else done.exception()
     if error is not None:  # the next step raises it too
         _logger.error("phalanx.vllm_heal_failed %s: %s", type(error).__name__, error)

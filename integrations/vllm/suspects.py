@@ -50,6 +50,10 @@ class Suspects:
                 if steps >= _CLEARED_AFTER:
                     del self._losses[each], self._steps[each]
 
+    def suspects(self) -> frozenset[str]:
+        """Return the requests that are tried one at a time."""
+        return frozenset(each for each, count in self._losses.items() if count >= self._limit)
+
     def may_run(self, running: Collection[str], known: Collection[str]) -> int | None:
         """Return how many may run beside each other; None for any number.
 
@@ -59,5 +63,5 @@ class Suspects:
         if not self._losses:
             return None
         self._losses = {each: count for each, count in self._losses.items() if each in known}
-        suspects = {each for each, count in self._losses.items() if count >= self._limit}
+        suspects = self.suspects()
         return sum(each not in suspects for each in running) + 1 if suspects else None

@@ -43,11 +43,14 @@ def test_spare_processes_take_over(survive: Callable[..., dict[str, Any]]) -> No
 
 
 @pytest.mark.timeout(1600)
-def test_steps_that_overlap_are_all_begun_again(survive: Callable[..., dict[str, Any]]) -> None:
+@pytest.mark.parametrize("engine", ["core", "server"])
+def test_steps_that_overlap_are_all_begun_again(
+    survive: Callable[..., dict[str, Any]], engine: str
+) -> None:
     # Two pipeline stages: the engine core has sent the next step before the last one is there.
     options = ["--pipeline", "--kinds", "decode,prefill,both", "--kills", "3", "--seed", "4"]
 
-    result = survive(*options)
+    result = survive("--engine", engine, *options)
 
     assert untouched(result), result["rounds"]
     assert kills(result) >= 3

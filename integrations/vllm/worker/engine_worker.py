@@ -89,7 +89,9 @@ class EngineWorker(WorkerActor):
         compat.envs.enable_envs_cache()
         self._worker = wrapper
         self._is_output = ctx.is_output
-        self._resumption = Resumption(wrapper)
+        runner = wrapper.worker.model_runner
+        if not getattr(wrapper.worker, "use_v2_model_runner", False):
+            self._resumption = runner.requests = Resumption(runner)
         ctx.log.info(
             "phalanx.vllm_worker_started",
             built=built - began,
@@ -153,22 +155,23 @@ class EngineWorker(WorkerActor):
     def step(self, epoch: int, scheduled: Any) -> Any:
         """Run one step of the scheduler's, none of whose tokens is bound by a grammar."""
         self._check(epoch)
-        assert self._resumption is not None
-        with self._resumption.of(scheduled):
-            value = self._worker.execute_model(scheduled)
+        value = self._execute(scheduled)
         return self._answer(self._worker.sample_tokens(None) if value is None else value)
 
     def execute_model(self, epoch: int, scheduled: Any) -> Any:
         """Begin one step of the scheduler's."""
         self._check(epoch)
-        assert self._resumption is not None
-        with self._resumption.of(scheduled):
-            return self._answer(self._worker.execute_model(scheduled))
+        return self._answer(self._execute(scheduled))
 
     def sample_tokens(self, epoch: int, grammar: Any) -> Any:
         """End the step that `execute_model` began."""
         self._check(epoch)
         return self._answer(self._worker.sample_tokens(grammar))
+
+    def _execute(self, scheduled: Any) -> Any:
+        if self._resumption is not None:
+            self._resumption.expect(scheduled)
+        return self._worker.execute_model(scheduled)
 
     def _answer(self, value: Any) -> Any:
         if value is None or not self._is_output:

@@ -5,20 +5,19 @@ continued as if they had been generated here (penalties, ``min_tokens``, bad wor
 processors see them as output, prompt log-probabilities are not computed twice, and the generator of
 a request with a seed stands where it stood in the worker that died), or `obstacle` says why not.
 
-vLLM's second model runner does all this by itself, and is left alone. The first one keeps what it
-knows of a request from step to step; `Resumption` adds it where that runner begins the request:
-between making its record and putting that into the batch. Needs nothing of vLLM: a request is
-anything with the attributes that are read.
+vLLM's second model runner does all this by itself, and is left alone. The first one keeps a record
+of each request in a dict; `Resumption` is that dict, and completes a record as it is put there,
+which is before the runner puts it into the batch. Needs nothing of vLLM: a request is anything with
+the attributes that are read.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable
 
 
 def drop_in_flight(request: Any) -> None:
@@ -63,60 +62,39 @@ def obstacle(
     return None
 
 
-class Resumption:
-    """Continues requests in one worker.
+class Resumption(dict[str, Any]):
+    """The records of one model runner, which continue requests that began in another.
 
     Args:
-        wrapper: vLLM's ``WorkerWrapperBase``.
+        runner: vLLM's first model runner.
     """
 
-    def __init__(self, wrapper: Any) -> None:
-        self._wrapper = wrapper
+    def __init__(self, runner: Any) -> None:
+        super().__init__(runner.requests)
+        self._runner = runner
         self._draw: Callable[[Any], object] | None = None
-        worker = wrapper.worker
-        self._is_needed = not getattr(worker, "use_v2_model_runner", False)
+        self._outputs: dict[str, list[int]] = {}
 
-    @contextmanager
-    def of(self, scheduled: Any) -> Generator[None]:
-        """Take up what the step *scheduled* brings, while the body computes it."""
-        new = scheduled.scheduled_new_reqs if self._is_needed else ()
-        outputs = {each.req_id: outputs_of(each) for each in new}
-        if not any(outputs.values()) and not any(map(_is_seeded, new)):
-            yield
-            return
-        runner = self._wrapper.worker.model_runner
-        batch = runner.input_batch
-        add = batch.add_request
+    def expect(self, scheduled: Any) -> None:
+        """Take the requests that begin again with the step *scheduled*, before it is computed."""
+        self._outputs.clear()
+        for new in scheduled.scheduled_new_reqs:
+            if outputs := outputs_of(new):
+                self._outputs[new.req_id] = outputs
+                if new.sampling_params is not None:
+                    new.sampling_params.prompt_logprobs = None  # they have been sent
 
-        def add_resumed(request: Any) -> int:
-            self._take_up(runner, request, outputs.pop(request.req_id, ()))
-            index: int = add(request)
-            return index
-
-        batch.add_request = add_resumed
-        try:
-            yield
-        finally:
-            del batch.add_request
-
-    def _take_up(self, runner: Any, request: Any, outputs: Sequence[int]) -> None:
-        if outputs:
-            request.output_token_ids.extend(outputs)
-            runner.num_prompt_logprobs.pop(request.req_id, None)
-        generator = request.generator
-        if generator is None:
-            return
-        if self._draw is None:
-            self._draw = drawing(runner)
-        if generator.device.type == "cpu":
-            generator = rewindable(request, self._draw)
-            request.generator = generator
-        for _ in request.output_token_ids:
-            self._draw(generator)
-
-
-def _is_seeded(new: Any) -> bool:
-    return new.sampling_params is not None and new.sampling_params.seed is not None
+    def __setitem__(self, name: str, record: Any) -> None:
+        """Put the record of a request, with what it has generated before."""
+        record.output_token_ids.extend(self._outputs.pop(name, ()))
+        if record.generator is not None:
+            if self._draw is None:
+                self._draw = drawing(self._runner)
+            if record.generator.device.type == "cpu":
+                record.generator = rewindable(record, self._draw)
+            for _ in record.output_token_ids:
+                self._draw(record.generator)
+        super().__setitem__(name, record)
 
 
 def drawing(runner: Any) -> Callable[[Any], object]:

@@ -65,13 +65,71 @@ def test_memory_that_was_given_away_is_until_it_is_woken() -> None:
     assert told(journal) == []
 
 
-def test_calls_that_a_new_worker_is_not_told_are_named() -> None:
+# --- weights that may be lost -------------------------------------------------------------------
+
+
+def test_every_call_of_a_users_that_is_neither_replayed_nor_harmless_may_have_set_weights() -> None:
+    journal = Journal(["update"], harmless=["look", "count"])
+
+    for method in ("update", "look", "check_health", "list_loras", "profile", "add_lora"):
+        journal.note(method, (SimpleNamespace(lora_int_id=1),))
+    journal.note("start_weight_update")
+    journal.note(b"pickled", name="count")
+    assert journal.lost == []
+
+    for method in ("reload_weights", "finish_weight_update", "mine"):
+        journal.note(method)
+    journal.note(b"pickled", name="scale")
+
+    assert journal.lost == ["finish_weight_update", "mine", "reload_weights", "scale"]
+
+
+def test_a_call_in_doubt_may_have_set_weights_even_if_it_is_replayed() -> None:
+    journal = Journal(["update"], harmless=["look"])
+
+    for method in ("look", "list_loras", "update"):
+        journal.doubt(method)
+
+    assert journal.lost == ["update"]
+
+
+def test_what_is_replayed_are_the_arguments_as_they_were() -> None:
+    weights = [1, 2]
     journal = Journal(["update"])
 
-    for method in ("update", "reload_weights", b"pickled", "check_health", "list_loras", "profile"):
-        journal.note(method)
+    journal.note("update", (weights,))
+    weights.append(3)
 
-    assert journal.forgotten == ["a callable", "reload_weights"]
+    assert told(journal) == [("update", ([1, 2],), {})]
+
+
+def test_of_updates_of_all_weights_the_last_whole_one_and_what_follows_it_are_replayed() -> None:
+    journal = Journal(["start", "update", "finish"], superseding=["finish"])
+    whole: list[Any] = [("start", (), {}), ("update", (2,), {}), ("finish", (), {})]
+
+    for number in (1, 2):
+        journal.note("start")
+        journal.note("update", (number,))
+        journal.note("finish")
+    complete = told(journal)
+    journal.note("start")
+
+    assert complete == whole
+    assert told(journal) == [*whole, ("start", (), {})]
+
+
+def test_a_replay_has_a_bound_beyond_which_weights_are_lost() -> None:
+    bounded = Journal(["update"], superseding=["update"], most=1000)
+    endless = Journal(["update"], most=1000)
+
+    for _ in range(20):
+        bounded.note("update", (bytes(400),))
+        endless.note("update", (bytes(400),))
+
+    assert bounded.lost == []
+    assert len(told(bounded)) == 1
+    assert "update (more than 1000 bytes to replay)" in endless.lost
+    assert told(endless) == []
 
 
 def test_ranks_that_are_to_be_bound_by_numactl_are_refused_by_name() -> None:

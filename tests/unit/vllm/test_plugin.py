@@ -150,6 +150,9 @@ POLICIES = [
     Policy(intensity=Intensity(3, 30.0), standby=2, hang_after=20.0, stopped_after=None),
     Policy(backoff=BackOff(initial=0.5), report_dir="/var/reports", launch="exec"),
     Policy(strategy=Strategy.ONE_FOR_ONE, preload=("mine",), replay=("update", "scale")),
+    Policy(
+        replay=("update",), superseding=("update",), harmless=("look",), on_weights_lost="mine:set"
+    ),
 ]
 
 
@@ -180,6 +183,8 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
         ({"hang_after": 0}, "hang_after"),
         ({"launch": "inline"}, "launch"),
         ({"replay": "update"}, "replay"),
+        ({"replay": ["update"], "superseding": ["finish"]}, "superseding"),
+        ({"on_weights_lost": "no module"}, "on_weights_lost"),
         ("yes", "phalanx"),
     ],
 )
@@ -344,30 +349,19 @@ def test_the_tokens_behind_the_prompt_are_those_it_has_generated() -> None:
 # --- a worker that takes requests up --------------------------------------------------------
 
 
-class Batch:
-    def __init__(self) -> None:
-        self.added: list[Any] = []
-
-    def add_request(self, record: Any) -> int:
-        self.added.append(record)
-        return len(self.added) - 1
-
-
 def draw(generator: torch.Generator) -> int:
     return int(torch.randint(0, 2**31, (1,), generator=generator, dtype=torch.long))
 
 
-def worker_with(batch: Batch) -> Any:
+def runner() -> Any:
     def forward_cpu() -> None: ...
 
-    runner = SimpleNamespace(
-        input_batch=batch,
-        num_prompt_logprobs={"r": 3},
+    return SimpleNamespace(
+        requests={},
         sampler=SimpleNamespace(
             topk_topp_sampler=SimpleNamespace(forward=forward_cpu, use_fp64_gumbel=False)
         ),
     )
-    return SimpleNamespace(worker=SimpleNamespace(model_runner=runner))
 
 
 def record_of(seed: int | None) -> Any:
@@ -385,45 +379,37 @@ def step_with(tokens: list[int] | None, seed: int | None) -> Any:
         req_id="r",
         prompt_len=2,
         prefill_token_ids=tokens,
-        sampling_params=SimpleNamespace(seed=seed),
+        sampling_params=SimpleNamespace(seed=seed, prompt_logprobs=3),
     )
     return SimpleNamespace(scheduled_new_reqs=[new])
 
 
 def test_a_request_is_taken_up_with_its_output_and_the_place_of_its_generator() -> None:
-    batch, record = Batch(), record_of(5)
-    wrapper = worker_with(batch)
+    requests, record = Resumption(runner()), record_of(5)
+    step = step_with([1, 2, 30, 40, 50], 5)
     never_died = torch.Generator().manual_seed(5)
     for _ in range(3):
         draw(never_died)
 
-    with Resumption(wrapper).of(step_with([1, 2, 30, 40, 50], 5)):
-        wrapper.worker.model_runner.input_batch.add_request(record)
+    requests.expect(step)
+    requests["r"] = record
 
-    assert batch.added == [record]
+    assert requests == {"r": record}
     assert record.output_token_ids == [30, 40, 50]
-    assert wrapper.worker.model_runner.num_prompt_logprobs == {}
+    assert step.scheduled_new_reqs[0].sampling_params.prompt_logprobs is None
     assert draw(record.generator) == draw(never_died)
 
 
 def test_a_request_that_is_new_is_left_as_it_is() -> None:
-    batch, record = Batch(), record_of(None)
-    wrapper = worker_with(batch)
+    requests, record = Resumption(runner()), record_of(None)
+    step = step_with(None, None)
 
-    with Resumption(wrapper).of(step_with(None, None)):
-        wrapper.worker.model_runner.input_batch.add_request(record)
+    requests.expect(step_with([1, 2, 30], None))  # it was not computed
+    requests.expect(step)
+    requests["r"] = record
 
     assert record.output_token_ids == []
-    assert wrapper.worker.model_runner.num_prompt_logprobs == {"r": 3}
-
-
-def test_the_batch_is_as_it_was_once_the_step_has_run() -> None:
-    batch = Batch()
-
-    with Resumption(worker_with(batch)).of(step_with([1, 2, 3], None)):
-        assert "add_request" in vars(batch)
-
-    assert "add_request" not in vars(batch)
+    assert step.scheduled_new_reqs[0].sampling_params.prompt_logprobs == 3
 
 
 def test_a_generator_on_the_cpu_steps_back_to_where_the_output_ends() -> None:

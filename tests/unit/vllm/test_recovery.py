@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from phalanx.integrations.vllm.engine_state import EngineState
 from phalanx.integrations.vllm.journal import Journal
-from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch
+from phalanx.integrations.vllm.recovery import Recovery, StaleEpoch, WeightsLost
 from phalanx.integrations.vllm.suspects import Suspects
 from phalanx.runtime import GroupUp
 from phalanx.supervision import CallTimeout, ExecutorClosed, WorkerDied
@@ -54,12 +55,16 @@ class Ended(Exception):
     """The error of an engine that has ended."""
 
 
-def recovery(group: Any, journal: Journal | None = None, limit: float = LONG) -> Recovery:
-    return Recovery(group, journal or Journal(["update"]), limit=limit, ended=Ended)
+def recovery(
+    group: Any, journal: Journal | None = None, limit: float = LONG, hook: Any = None
+) -> Recovery:
+    journal = journal or Journal(["update"], harmless=["look"])
+    return Recovery(group, journal, limit=limit, ended=Ended, state=EngineState(), hook=hook)
 
 
 def call(recovery: Recovery, method: str | bytes, timeout: float | None = LONG, **how: Any) -> Any:
-    return recovery.call(method, timeout, (1,), {}, None, **{"non_block": False, **how})
+    options: dict[str, Any] = {"non_block": False, **how}
+    return recovery.call(method, timeout, (1,), {}, None, **options)
 
 
 def test_a_call_that_does_not_block_is_replayed_like_any_other() -> None:
@@ -192,12 +197,95 @@ def test_weights_that_died_with_their_workers_end_the_engine_unless_they_are_rep
 
     group.number = 2
 
-    with pytest.raises(Ended, match="update_weights died"):
+    with pytest.raises(Ended, match="set by update_weights, and died"):
         engine.restore()
     assert group.calls("prepare") == []
     assert other.restore() == 2
     engine.close()
     other.close()
+
+
+def test_lost_weights_are_set_by_the_hook_before_anything_runs_on_new_workers() -> None:
+    group = Group(rpc=lambda *_: ["done"])
+    news: list[WeightsLost] = []
+
+    def hook(lost: WeightsLost) -> None:
+        news.append(lost)
+        assert lost.call("set", 7, fast=True) == ["done"]
+
+    engine = recovery(group, Journal(), hook=hook)
+    call(engine, "update_weights")
+    group.number = 2
+
+    call(engine, "look")
+
+    assert [(each.epoch, each.methods) for each in news] == [(2, ("update_weights",))]
+    sent = [each["args"] for each in group.calls("rpc")]
+    assert [each[:2] for each in sent] == [(1, "update_weights"), (2, "set"), (2, "look")]
+    assert sent[1][2:] == ((7,), {"fast": True}, None)
+    engine.close()
+
+
+def test_a_hook_whose_workers_die_is_called_for_the_next_ones() -> None:
+    group = Group()
+    epochs: list[int] = []
+
+    def hook(lost: WeightsLost) -> None:
+        epochs.append(lost.epoch)
+        if lost.epoch == 2:
+            group.number = 3
+            raise WorkerDied("set: rank 0 died")
+
+    engine = recovery(group, Journal(), hook=hook)
+    call(engine, "update_weights")
+    group.number = 2
+
+    assert engine.restore() == 3
+    assert epochs == [2, 3]
+    engine.close()
+
+
+def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
+    gate = threading.Event()
+
+    def broken(_: WeightsLost) -> None:
+        raise ValueError("no such version")
+
+    cases: list[Any] = [
+        (lambda _: gate.wait(LONG), 0.05, "more than 0.05 s"),
+        (broken, LONG, "no such version"),
+    ]
+    for hook, limit, why in cases:
+        group = Group()
+        engine = recovery(group, Journal(), limit, hook)
+        call(engine, "update_weights")
+        group.number = 2
+        with pytest.raises(Ended, match=why):
+            engine.restore()
+        gate.set()
+        engine.close()
+
+
+def test_a_callers_timeout_does_not_call_the_hook_twice() -> None:
+    gate = threading.Event()
+    called: list[int] = []
+
+    def hook(lost: WeightsLost) -> None:
+        called.append(lost.epoch)
+        gate.wait(LONG)
+
+    group = Group()
+    engine = recovery(group, Journal(), hook=hook)
+    call(engine, "update_weights")
+    group.number = 2
+
+    with pytest.raises(CallTimeout):
+        call(engine, "list_loras", timeout=0.05)
+    gate.set()
+    assert engine.restore() == 2
+
+    assert called == [2]
+    engine.close()
 
 
 # --- requests that kill ---------------------------------------------------------------------

@@ -1,0 +1,197 @@
+"""The state of an engine's workers, for the process of its client: errors, health and metrics.
+
+Guarantees: the exception of a call names the last death, with its crash report; if the engine core
+is a process of its own, vLLM's `EngineDeadError` in the process of its client does too. The
+server's ``/metrics`` holds what has been recovered from, and its ``/health`` tells an engine that
+recovers from one that serves, with `HealthRoute`.
+
+vLLM has no way for an engine core to send any of it to its client. So the client, which imports the
+executor before it starts the core, names a folder in the environment that the core inherits; each
+core keeps a file there, which is replaced in one step. The client reads them, and removes the
+folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import shutil
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from phalanx.actors import Status
+    from phalanx.runtime import CrashReport
+    from phalanx.supervision import ExitReason
+
+_VARIABLE = "PHALANX_VLLM_STATE"
+_COUNTERS = {
+    "restarts": "Restarts of the workers.",
+    "recomputed": "Requests that were computed again after a restart.",
+    "suspects": "Requests that were tried alone, as they had been running at several losses.",
+    "ended": "Requests that could not be continued, and ended with an error.",
+}
+_PHASES = ("restart", "restore")
+
+
+class EngineEnded(RuntimeError):
+    """The workers of an engine have ended for good."""
+
+    @classmethod
+    def of(cls, reason: ExitReason | str | None, report: CrashReport | None) -> EngineEnded:
+        """Return the error for the end by *reason* after the death in *report*."""
+        end = "it was shut down" if reason is None else str(reason)
+        told = "" if report is None else f"; the last death:\n{report.render()}"
+        return cls(f"the workers of this engine have ended for good: {end}{told}")
+
+
+class EngineRecovering(RuntimeError):
+    """The workers of an engine are being restarted; its requests wait."""
+
+    @classmethod
+    def of(cls, status: Status) -> EngineRecovering:
+        """Return the error for a group of this *status*."""
+        return cls(f"the workers of this engine are being restarted; restarts: {status.restarts}")
+
+
+class EngineState:
+    """What one engine core says of its workers; any thread may use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._said: dict[str, Any] = {
+            "phase": "serving",
+            "cause": "",
+            **dict.fromkeys(_COUNTERS, 0),
+        }
+        self._said |= dict.fromkeys(_PHASES, 0.0)
+        for file in _files():
+            if not Path(f"/proc/{file.stem}").exists():  # of an engine before this one
+                file.unlink(missing_ok=True)
+        self._write()
+
+    def set(self, phase: str, cause: str = "") -> None:
+        """Note that the workers serve, are ``recovering`` or have ``ended``, and why."""
+        with self._lock:
+            if self._said["phase"] != "ended":
+                self._said |= {"phase": phase, "cause": cause}
+                self._write()
+
+    def add(self, **amounts: float) -> None:
+        """Add to counters, and to the seconds of phases."""
+        with self._lock:
+            for name, amount in amounts.items():
+                self._said[name] += amount
+            self._write()
+
+    def _write(self) -> None:
+        where = os.environ.get(_VARIABLE)
+        # In one step: this process may be about to end, and the client about to read.
+        with suppress(OSError):
+            if where is not None:
+                with tempfile.NamedTemporaryFile("w", dir=where, delete=False) as file:
+                    json.dump(self._said, file)
+                Path(file.name).replace(Path(where) / f"{os.getpid()}.json")
+
+
+def _files() -> Iterator[Path]:
+    where = os.environ.get(_VARIABLE)
+    return iter(()) if where is None else Path(where).glob("*.json")
+
+
+def read_states() -> list[dict[str, Any]]:
+    """Return what the engine cores of this client have said last."""
+    states: list[dict[str, Any]] = []
+    for file in _files():
+        with suppress(OSError):
+            states.append(json.loads(file.read_text()))
+    return states
+
+
+def cause_of_end() -> str:
+    """Return why engine cores of this client have ended; empty if none has."""
+    return "\n".join(each["cause"] for each in read_states() if each["phase"] == "ended")
+
+
+class HealthRoute:
+    """Has the route ``/health`` of vLLM's server say how the workers are; an ASGI middleware.
+
+    ``vllm serve --middleware phalanx.integrations.vllm.HealthRoute``. The answer has the header
+    ``x-phalanx-workers``: ``serving``, ``recovering`` or ``ended``. ``/health?ready`` answers 503
+    while they recover, for a readiness probe; ``/health`` 200, since a restart of the server would
+    lose what it serves.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one request."""
+        if scope["type"] != "http" or scope["path"] != "/health":
+            return await self._app(scope, receive, send)
+        phases = {each["phase"] for each in read_states()}
+        worst = next((each for each in ("ended", "recovering") if each in phases), "serving")
+        is_late = worst == "ended" or (worst != "serving" and b"ready" in scope["query_string"])
+
+        async def tell(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), (b"x-phalanx-workers", worst.encode())]
+                status = 503 if is_late else message["status"]
+                message = {**message, "headers": headers, "status": status}
+            await send(message)
+
+        return await self._app(scope, receive, tell)
+
+
+class _Metrics:
+    """Adds the states to what the client's process exports for Prometheus."""
+
+    def collect(self) -> Iterator[Any]:
+        """Yield them as they are."""
+        from prometheus_client import core  # noqa: PLC0415  # vLLM brings it
+
+        states = read_states()
+        for name, text in _COUNTERS.items():
+            total = sum(each[name] for each in states)
+            yield core.CounterMetricFamily(f"vllm:phalanx_{name}", text, value=total)
+        spent = core.CounterMetricFamily(
+            "vllm:phalanx_recovery_seconds", "Seconds of recoveries, by phase.", labels=["phase"]
+        )
+        for phase in _PHASES:
+            spent.add_metric([phase], sum(each[phase] for each in states))
+        yield spent
+        recovering = sum(each["phase"] == "recovering" for each in states)
+        text = "Engines whose workers are being restarted."
+        yield core.GaugeMetricFamily("vllm:phalanx_recovering", text, value=recovering)
+
+
+def serve_states(error: type[Exception]) -> None:
+    """Name the folder, unless a process above has; add it to the metrics and to vLLM's *error*."""
+    if _VARIABLE not in os.environ:
+        folder = tempfile.mkdtemp(prefix="phalanx-vllm-")
+        os.environ[_VARIABLE] = folder
+        atexit.register(_remove, folder, os.getpid())
+    with suppress(ImportError):
+        from prometheus_client import REGISTRY  # noqa: PLC0415  # vLLM brings it
+
+        REGISTRY.register(_Metrics())
+    changed: Any = error
+    init = changed.__init__
+
+    def tell(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        if cause := cause_of_end():
+            self.args = (f"{self.args[0]} {cause}", *self.args[1:])
+
+    changed.__init__ = tell  # vLLM has no other way in
+
+
+def _remove(folder: str, owner: int) -> None:
+    if os.getpid() == owner:
+        shutil.rmtree(folder, ignore_errors=True)

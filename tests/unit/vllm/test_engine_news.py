@@ -1,0 +1,109 @@
+"""What the client of an engine learns of its workers, across processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from phalanx.integrations.vllm import HealthRoute, engine_state
+from phalanx.integrations.vllm.engine_state import EngineState, cause_of_end, read_states
+
+DEAD_CORE = """
+from phalanx.integrations.vllm.engine_state import EngineState
+state = EngineState()
+state.add(restarts=3)
+state.set("ended", "rank 1 died")
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PHALANX_VLLM_STATE", str(tmp_path))
+    return tmp_path
+
+
+def run(core: str) -> None:
+    subprocess.run([sys.executable, "-c", core], check=True, timeout=60)
+
+
+def health(query: bytes = b"", path: str = "/health", status: int = 200) -> tuple[int, str]:
+    """Return what a client of a server with the middleware gets."""
+    sent: list[dict[str, Any]] = []
+
+    async def server(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "query_string": query}
+    asyncio.run(HealthRoute(server)(scope, None, send))
+    headers = dict(sent[0]["headers"])
+    return sent[0]["status"], headers.get(b"x-phalanx-workers", b"").decode()
+
+
+def test_the_cause_of_an_end_outlives_its_process_until_the_next_engine_begins() -> None:
+    run(DEAD_CORE)
+
+    assert cause_of_end() == "rank 1 died"
+    EngineState()
+    assert cause_of_end() == ""
+
+
+def test_an_end_is_final() -> None:
+    state = EngineState()
+
+    state.set("ended", "rank 1 died")
+    state.set("serving")
+
+    assert cause_of_end() == "rank 1 died"
+
+
+def test_no_file_is_left_but_one_for_each_engine_core(folder: Path) -> None:
+    state = EngineState()
+    for _ in range(10):
+        state.add(restarts=1)
+
+    assert [each.name for each in folder.iterdir()] == [f"{os.getpid()}.json"]
+    assert read_states()[0]["restarts"] == 10
+
+
+def test_the_health_route_tells_recovering_from_serving_and_from_ended() -> None:
+    state = EngineState()
+    assert health() == health(b"ready") == (200, "serving")
+
+    state.set("recovering", "rank 1 died")
+    assert health() == (200, "recovering")  # a restart of the server would lose its requests
+    assert health(b"ready") == (503, "recovering")
+    assert health(path="/v1/models") == (200, "")
+
+    state.set("ended", "too many")
+    assert health() == (503, "ended")
+
+
+def test_what_engines_recovered_from_is_among_the_metrics() -> None:
+    state = EngineState()
+    state.add(restarts=2, restart=1.5, restore=0.25, recomputed=7, suspects=1, ended=1)
+    state.set("recovering")
+    registry = CollectorRegistry()
+    registry.register(engine_state._Metrics())
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == [
+        "vllm:phalanx_restarts_total 2.0",
+        "vllm:phalanx_recomputed_total 7.0",
+        "vllm:phalanx_suspects_total 1.0",
+        "vllm:phalanx_ended_total 1.0",
+        'vllm:phalanx_recovery_seconds_total{phase="restart"} 1.5',
+        'vllm:phalanx_recovery_seconds_total{phase="restore"} 0.25',
+        "vllm:phalanx_recovering 1.0",
+    ]
