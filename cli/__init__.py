@@ -7,7 +7,7 @@ Guarantees:
 - Text that the encoding of stdout lacks is escaped.
 
 Each subcommand is a module, of this folder or of an integration, with ``add_arguments(parser)`` and
-``run(arguments)``, which returns the exit code.
+``run(arguments)``, which returns the exit code; its page of ``--help`` is in ``manual.py``.
 """
 
 from __future__ import annotations
@@ -20,26 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import CallerError, PhalanxError
 
+from .manual import PAGES, add_page
 from .terminal import whatever_the_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["main", "parse"]
+__all__ = ["SUBCOMMANDS", "main", "parse", "parser_of"]
 
-_SUBCOMMANDS = {
-    "chaos": "inject faults into workers under load, and check that nothing is lost",
-    "doctor": "check what phalanx needs of this machine",
-    "health": "say whether the groups of a running driver are complete",
-    "logs": "follow output, log records and events of a running driver",
-    "metrics": "serve metrics and health routes of a running driver for Prometheus",
-    "reports": "list and show crash reports",
-    "top": "show the groups and trees of a running driver, live",
-    "torchrun": "run a script for torchrun on ranks that are restarted at once",
-    "web": "serve a read-only page of a running driver",
-}
+SUBCOMMANDS = tuple(name for name in PAGES if " " not in name)
 _ELSEWHERE = {
     "metrics": "phalanx.integrations.prometheus.command",
+    "torchrun": "phalanx.integrations.torchrun.command",
     "web": "phalanx.integrations.web.command",
 }
 _ACTIONS = {"chaos": ("run", "shrink"), "reports": ("list", "show")}  # the first, if none is named
@@ -65,7 +57,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     actions = _ACTIONS.get(words[0], ()) if words else ()
     if actions and not {*words[1:2]} & {*actions, "-h", "--help"}:
         words.insert(1, actions[0])
-    return _parser(words).parse_args(words)
+    chosen = next((word for word in words if not word.startswith("-")), "")
+    return parser_of(chosen).parse_args(words)
 
 
 def _run(words: Sequence[str]) -> int:
@@ -82,17 +75,21 @@ def _module(subcommand: str) -> Any:
     return import_module(_ELSEWHERE.get(subcommand, f"{__name__}.{subcommand}"))
 
 
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
+def parser_of(*chosen: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line; of the *chosen* subcommands alone with arguments."""
     parser = argparse.ArgumentParser(
-        prog="phalanx", description="Supervised GPU worker actors.", allow_abbrev=False
+        prog="phalanx",
+        description="Supervised GPU worker actors.",
+        epilog="exit codes: 0 success, 1 a check failed, 2 no such command line, 130 Ctrl-C; "
+        "`phalanx SUBCOMMAND --help` says more",
+        allow_abbrev=False,
     )
     parser.add_argument(
         "--version", action="version", version=f"phalanx {version('phalanx')}", help="print it"
     )
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    for name, summary in _SUBCOMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary.capitalize())
-        if name == chosen:
+    for name in SUBCOMMANDS:
+        subparser = add_page(subparsers, name)
+        if name in chosen:
             _module(name).add_arguments(subparser)
     return parser

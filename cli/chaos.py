@@ -37,6 +37,7 @@ from phalanx.chaos import (
 from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
+from .manual import add_page
 from .terminal import ESCAPED, ctrl_c, output_to
 
 if TYPE_CHECKING:
@@ -52,11 +53,9 @@ OUTPUT = "output.log"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    about = "run a target under faults (the default action)"
-    faults = "faults: " + "; ".join(f"{f.name} ({f.about})" for f in FAULTS.values())
-    run_it = actions.add_parser("run", help=about, description=about.capitalize(), epilog=faults)
-    about = "look for a smaller schedule that breaks what a run broke"
-    shrink = actions.add_parser("shrink", help=about, description=about.capitalize())
+    run_it, shrink = (add_page(actions, f"chaos {action}") for action in ("run", "shrink"))
+    faults = "\n  ".join(["faults:", *(f"{f.name}: {f.about}" for f in FAULTS.values())])
+    run_it.epilog = f"{faults}\n\n{run_it.epilog}"
     _add_plan(run_it)
     add = shrink.add_argument
     add("run", metavar="RUN", help="the folder of a run that broke something")

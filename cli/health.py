@@ -24,7 +24,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--live", action="store_true", help="only whether the driver answers, whatever its groups"
     )
     parser.add_argument(
-        "--timeout", type=float, default=10.0, help="seconds for the driver's answer (10)"
+        "--timeout",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds for the driver's answer (10)",
     )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import ReportFolder, read_report, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
+from .manual import add_page
 from .terminal import reader_may_leave
 
 if TYPE_CHECKING:
@@ -36,10 +37,7 @@ _WIDEST = 44  # characters of a column but the last
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    about = "list the reports of a folder, the newest first (the default action)"
-    listed = actions.add_parser("list", help=about, description=about.capitalize())
-    about = "show one report: what died, of what, doing what, and what was decided"
-    shown = actions.add_parser("show", help=about, description=about.capitalize())
+    listed, shown = (add_page(actions, f"reports {action}") for action in ("list", "show"))
     shown.add_argument("file", metavar="FILE|latest", help="a path, a FILE of the list, or latest")
     for each in (listed, shown):
         folder = f"the folder of the reports; without it, the one that {_VARIABLE} names"
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--oom", action="store_true", help="only kills because of a lack of memory")
     since = "only from then on: 30s, 10m, 2h, 7d, or a date and time"
     add("--since", metavar="WHEN", help=since)
-    add("--limit", type=int, metavar="N", help="maximum number of reports")
+    add("--limit", type=int, metavar="N", help="maximum number of reports (all)")
 
 
 def run(arguments: argparse.Namespace) -> int:

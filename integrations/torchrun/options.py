@@ -84,6 +84,12 @@ class _Switch:
         return self.names.split()[-1].lstrip("-").replace("-", "_")
 
     @property
+    def about(self) -> str:
+        """The text of ``--help``, with the default if there is one."""
+        has_default = self.default not in {None, "", ()} and "(" not in self.help
+        return f"{self.help} ({self.default})" if has_default else self.help
+
+    @property
     def title(self) -> str:
         return self.names.split()[-1]
 
@@ -161,7 +167,7 @@ def add_arguments(parser: argparse.ArgumentParser, environ: Mapping[str, str] = 
                 default=environ.get(f"PET_{switch.dest.upper()}", switch.default),
                 type=switch.type,
                 choices=switch.choices,
-                help=switch.help,
+                help=switch.about,
                 metavar=None if switch.choices else switch.dest.upper(),
             )
     for names, text in _FLAGS.items():

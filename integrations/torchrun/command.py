@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from phalanx.integrations import torchrun
+from .agent import run as run_job
+from .options import add_arguments, options_of
 
 if TYPE_CHECKING:
     import argparse
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Describe the command line of this subcommand."""
-    torchrun.add_arguments(parser)
+__all__ = ["add_arguments", "run"]
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the script; return the exit code."""
-    return torchrun.run(torchrun.options_of(arguments))
+    return run_job(options_of(arguments))
