@@ -88,14 +88,15 @@ def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
 
 def test_every_file_that_the_architecture_names_exists() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    files = set(re.findall(r"`((?:supervision|runtime|actors)/[\w/]+\.py)`", text))
-    rooms = set(re.findall(r"^\| `((?:supervision|runtime|actors)/\w+)` \|", text, re.MULTILINE))
+    layers = ("supervision", "runtime", "actors", "chaos", "integrations")
+    files = set(re.findall(rf"`((?:{'|'.join(layers)})/[\w/]+\.py)`", text))
+    rooms = set(re.findall(rf"^\| `((?:{'|'.join(layers)})/\w+)` \|", text, re.MULTILINE))
 
     assert len(files) >= 20
     assert {name for name in files if not (ROOT / name).is_file()} == set()
     on_disk = {
         f"{layer}/{init.parent.name}"
-        for layer in ("supervision", "runtime", "actors")
+        for layer in layers
         for init in (ROOT / layer).glob("*/__init__.py")
     }
     assert rooms == on_disk
