@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import pykka
 
 from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
-from phalanx.actors.health.monitor import HealthMonitor
+from phalanx.actors.health.hang_detector import HangDetector
 from phalanx.actors.remote.links import Links
 from phalanx.actors.spec.factory import SourceFile
 from phalanx.actors.spec.results import Emitted, Status
@@ -165,7 +165,7 @@ class GroupActor(ProtectedActor):
         )
         self._rendezvous: Rendezvous | None = None
         self._source = SourceFile(spec.worker)
-        self.health = HealthMonitor(
+        self.health = HangDetector(
             group, self._membership, self._shutdown, state=lambda: self._state
         )
 
@@ -633,7 +633,7 @@ class GroupActor(ProtectedActor):
         group = self.group
         for give_back in (
             self._forget,
-            group.watchdog.close,
+            group.hang_limits.close,
             self._standby.close,
             self._membership.close,
             self._store.close,

@@ -23,8 +23,8 @@ import pykka
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
+from phalanx.actors.health.hang_limits import HangLimits
 from phalanx.actors.health.heartbeat import HeartbeatClient
-from phalanx.actors.health.watchdog import Watchdog
 from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
@@ -193,7 +193,7 @@ class Group:
             self.owns_checkpoints = checkpoints is None
             self.checkpoints = coordinator_of(spec) if checkpoints is None else checkpoints
             self.callbacks = CallbackThread(self._callback_failed)
-            self.watchdog = Watchdog(
+            self.hang_limits = HangLimits(
                 self.runtime.loop,
                 spec.limits.stopped,
                 lambda due: self.post(self.actor.health.check_limits, due),
@@ -208,7 +208,7 @@ class Group:
             self._begin(GroupActor(self, release.close, parent))
         except BaseException as error:
             if plane is not None and not self.gone.is_set():
-                self.watchdog.close()
+                self.hang_limits.close()
                 plane.close()
             release.close()
             if descriptor_limit.is_shortage(error):
@@ -224,7 +224,7 @@ class Group:
             spins=self.spec.transport is None,
             log=self.log,
             on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
-            on_busy=self.watchdog.wake,
+            on_busy=self.hang_limits.wake,
             on_desync=lambda wire: self.post(self.actor.health.out_of_step, wire),
             inner=(self._state_lock.is_mine,),
             poller=self._poller,

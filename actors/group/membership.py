@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,17 +18,15 @@ from select import EPOLLIN
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import (
-    Frame,
     Kind,
     LaunchSpec,
-    Payload,
     WorkerLabels,
     descriptors,
     occupied,
-    receive,
-    send,
 )
 from phalanx.supervision import RuntimeFault
+
+from . import control_socket
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -143,7 +140,7 @@ class Membership:
                 else:
                     launches.append(self._builder.launch(worker, epoch))
                 self._workers[rank] = worker
-                self._restore(worker)
+                control_socket.send_state(worker)
             if made:
                 self._launch(made, launches)
         except BaseException:
@@ -245,7 +242,7 @@ class Membership:
         for worker, process in zip(launch.workers, launch.processes, strict=True):
             worker.labels = replace(worker.labels, pid=process.pid)
             worker.output.label(pid=process.pid)
-            hear = partial(self._hear, worker)
+            hear = partial(control_socket.receive_all, self._group, worker)
             worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, hear)
             self._group.heartbeats.attach(worker.rank, worker.incarnation, worker.control.send)
             if process.status is not None:
@@ -268,22 +265,9 @@ class Membership:
         payload = self._builder.assignment(spare, epoch)
         try:
             packet = payload.packet(Kind.ASSIGN, epoch=epoch.number, call_id=0)
-            self._send(spare, packet, payload.file)
+            control_socket.send_if_alive(spare, packet, payload.file)
         finally:
             payload.close()
-
-    def _restore(self, worker: Worker) -> None:
-        """Send *worker* the state it is given back, which it looks for after `on_start`."""
-        if worker.restore_point is not None:
-            file = worker.restore_point.file
-            payload = Payload.in_file(file, os.fstat(file).st_size)
-            packet = payload.packet(Kind.RESTORE, epoch=worker.epoch, call_id=0)
-            self._send(worker, packet, file)
-
-    def _send(self, worker: Worker, packet: bytes, file: int | None) -> None:
-        # Where a spare has just died its end is on the way to the actor, and is that rank's.
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            send(worker.control, packet, file)
 
     def reform(self, worker: Worker, epoch: EpochSpec) -> bytes:
         """Return the order for *worker*, which is kept, to join *epoch*."""
@@ -337,28 +321,3 @@ class Membership:
             worker.remote.process_gone()
         else:
             self._group.post(self._on_exit, worker)
-
-    def _hear(self, worker: Worker, _events: int) -> None:
-        """Pass on the messages of *worker*."""
-        group, remote = self._group, worker.remote
-        while True:
-            try:
-                frame = receive(worker.control)
-            except BlockingIOError:
-                return
-            except ConnectionResetError:
-                continue
-            except OSError:
-                break
-            if frame is None:
-                group.post(group.plane.count_foreign, worker.rank, worker.incarnation)
-            elif not isinstance(frame, Frame):
-                break
-            elif frame.kind == Kind.PULSE:
-                group.heartbeats.receive(worker.rank, frame)
-            elif remote is None or not remote.heard(frame):
-                group.tell((worker, frame))
-        if worker.watch is not None:
-            worker.watch.cancel()
-            if remote is not None:
-                remote.ended()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.wire.codec import Encoded, encode
-from phalanx.runtime.wire.payload import (
+from phalanx.runtime.wire.packet_encoder import (
     Payload,
     decode_large,
     lay_out,

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.wire.frame import Frame, LargeFrame
-from phalanx.runtime.wire.payload import Payload, new_message_file, seal_message_file
-from phalanx.runtime.wire.protocol import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
+from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
+from phalanx.runtime.wire.packet_encoder import Payload, new_message_file, seal_message_file
+from phalanx.runtime.wire.packet_header import HEADER, LARGE, MAGIC, PACKET_LIMIT, Kind
 from phalanx.supervision import MessageTooLarge
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING
 
-from phalanx.runtime.wire.frame import Frame, receive, send, unbundle
-from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.packet_decoder import Frame, receive, send, unbundle
+from phalanx.runtime.wire.packet_header import Kind
 
 if TYPE_CHECKING:
     from phalanx.runtime.memory.mapping import ArenaReader

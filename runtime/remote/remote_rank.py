@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.payload import Payload
+from phalanx.runtime.wire.packet_encoder import Payload
+from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.progress_page import ProgressPage
-from phalanx.runtime.wire.protocol import Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 
@@ -28,7 +28,7 @@ from .port import Port
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from phalanx.runtime.wire.frame import Frame
+    from phalanx.runtime.wire.packet_decoder import Frame
 
 _ANSWERS = (Kind.REPLY, Kind.ERROR, Kind.SKIPPED)
 _BESIDE = (Kind.MORE, Kind.CLOSE, Kind.GO_ON)

@@ -21,8 +21,8 @@ from zmq.utils import z85
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.memory.mapping import DriverExchange
+from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.progress_page import ProgressPage, withdraw_behind
-from phalanx.runtime.wire.protocol import Flag, Kind
 
 from .link import LARGEST, QUEUE, Delivery, Lane, Line, Say
 from .poller import IN, OUT, Waiting

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Protocol
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.mapping import DriverExchange
 
-from .frame import Frame, send, unpack, unpack_extra
-from .payload import Payload
+from .packet_decoder import Frame, send, unpack, unpack_extra
+from .packet_encoder import Payload
+from .packet_header import ANCILLARY, CLOSE_ON_EXEC, CUT, PACKET_LIMIT, Kind
 from .progress_page import ProgressPage
-from .protocol import ANCILLARY, CLOSE_ON_EXEC, CUT, PACKET_LIMIT, Kind
 
 if TYPE_CHECKING:
     from phalanx.runtime.memory.arena import Arena, Borrower

@@ -23,7 +23,7 @@ from phalanx.supervision import RemoteError
 from .codec import encode_by_value
 
 if TYPE_CHECKING:
-    from .frame import Frame
+    from .packet_decoder import Frame
 
 
 @dataclass(frozen=True, slots=True)

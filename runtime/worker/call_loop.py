@@ -14,8 +14,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.payload import Payload
-from phalanx.runtime.wire.protocol import Flag, Kind
+from phalanx.runtime.wire.packet_encoder import Payload
+from phalanx.runtime.wire.packet_header import Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import ExitKind, ExitReason
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import socket
 
     from phalanx.runtime.memory.mapping import WorkerExchange
-    from phalanx.runtime.wire.frame import Frame
+    from phalanx.runtime.wire.packet_decoder import Frame
     from phalanx.runtime.wire.progress_page import ProgressPage
 
     from .control import Link

@@ -25,9 +25,9 @@ from phalanx.runtime.distributed.abort import abort_process_groups, has_communic
 from phalanx.runtime.linux import process_title
 from phalanx.runtime.observe.diagnostics import STACKS
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.frame import Frame, receive, send
-from phalanx.runtime.wire.payload import Payload
-from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.packet_decoder import Frame, receive, send
+from phalanx.runtime.wire.packet_encoder import Payload
+from phalanx.runtime.wire.packet_header import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 

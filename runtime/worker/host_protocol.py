@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from phalanx.runtime.wire.payload import Payload
+    from phalanx.runtime.wire.packet_encoder import Payload
     from phalanx.supervision import Directive, ExitReason
 
     from .tracing import ServerSpan

@@ -17,8 +17,8 @@ import select
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime.wire.frame import Frame, receive, unbundle
-from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.packet_decoder import Frame, receive, unbundle
+from phalanx.runtime.wire.packet_header import Kind
 from phalanx.runtime.wire.spinner import Spinner
 from phalanx.supervision import ExecutorClosed
 

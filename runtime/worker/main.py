@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from phalanx.runtime.linux import descriptors
 from phalanx.runtime.memory.mapping import WorkerExchange
 from phalanx.runtime.observe.diagnostics import install_crash_output
-from phalanx.runtime.wire.frame import Frame, receive, send
-from phalanx.runtime.wire.payload import Payload
+from phalanx.runtime.wire.packet_decoder import Frame, receive, send
+from phalanx.runtime.wire.packet_encoder import Payload
+from phalanx.runtime.wire.packet_header import Kind
 from phalanx.runtime.wire.progress_page import ProgressPage, register_worker
-from phalanx.runtime.wire.protocol import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import RuntimeFault
 

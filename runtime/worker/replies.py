@@ -14,9 +14,9 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.frame import Frame, send
-from phalanx.runtime.wire.payload import Payload
-from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, MAGIC, Flag, Kind
+from phalanx.runtime.wire.packet_decoder import Frame, send
+from phalanx.runtime.wire.packet_encoder import Payload
+from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, MAGIC, Flag, Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import Directive, MessageTooLarge, NotPicklable
 

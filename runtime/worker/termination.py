@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from phalanx.runtime.wire.protocol import Kind
+from phalanx.runtime.wire.packet_header import Kind
 from phalanx.runtime.wire.remote_exception import RemoteFailure
 from phalanx.supervision import Directive, is_broken_process_group
 

@@ -19,8 +19,8 @@ from phalanx.runtime.remote.link import Delivery, Lane, Line, Say
 from phalanx.runtime.remote.options import Zmq
 from phalanx.runtime.remote.worker_relay import Posting
 from phalanx.runtime.wire.channel import Arrival, SocketChannel
-from phalanx.runtime.wire.frame import receive
-from phalanx.runtime.wire.protocol import Flag
+from phalanx.runtime.wire.packet_decoder import receive
+from phalanx.runtime.wire.packet_header import Flag
 
 LONG = 10.0
 

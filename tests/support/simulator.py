@@ -28,9 +28,9 @@ from phalanx.runtime import (
 from phalanx.runtime.memory.arena import Borrower
 from phalanx.runtime.observe.crash_report import ExitEvidence
 from phalanx.runtime.output.collector_client import LastOutput
-from phalanx.runtime.wire.frame import unbundle, unpack
+from phalanx.runtime.wire.packet_decoder import unbundle, unpack
+from phalanx.runtime.wire.packet_header import Flag
 from phalanx.runtime.wire.progress_page import _BEGUN_AT
-from phalanx.runtime.wire.protocol import Flag
 from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive
 
 START, CALL = 0.5, 0.01  # seconds that a start and a call take

@@ -18,7 +18,7 @@ from tests.support.workers import Echo
 
 from phalanx.actors import Executor
 from phalanx.runtime import Link
-from phalanx.runtime.wire.protocol import HEADER, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.runtime.wire.packet_header import HEADER, MAGIC, PACKET_LIMIT, Flag, Kind
 from phalanx.supervision import Intensity, Strategy
 
 WAIT = 30.0

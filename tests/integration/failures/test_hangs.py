@@ -269,7 +269,7 @@ def test_a_start_that_fails_and_lives_on_says_what_it_raised(make: Make) -> None
 def test_at_rest_no_timer_runs(make: Make) -> None:
     ex = make(hang_after=0.2, limits=Limits(stopped=0.4))
     ex.collective_rpc("rank", LONG)
-    timer = ex._group.watchdog
+    timer = ex._group.hang_limits
 
     wait_until(lambda: timer._timer is None or not timer._timer.is_pending)
 

@@ -15,7 +15,7 @@ from phalanx.runtime.linux import procfs
 from phalanx.runtime.memory.arena import ARENA_IDLE, PAGE, SLOTS, Arena, Borrower, Extent
 from phalanx.runtime.memory.mapping import COPY_LIMIT, ArenaReader
 from phalanx.runtime.wire.channel import SocketChannel
-from phalanx.runtime.wire.payload import Payload
+from phalanx.runtime.wire.packet_encoder import Payload
 
 LARGE = COPY_LIMIT + 5 * PAGE
 

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import SLOTS, Arena, Borrower
 from phalanx.runtime.memory.mapping import COPY_LIMIT, MOST_MAPPED, ArenaReader
-from phalanx.runtime.wire import payload as payload_module
+from phalanx.runtime.wire import packet_encoder
 from phalanx.runtime.wire.codec import encode
-from phalanx.runtime.wire.frame import Frame, bundle, receive, send, unbundle, unpack
-from phalanx.runtime.wire.payload import Payload, write_file
-from phalanx.runtime.wire.protocol import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
+from phalanx.runtime.wire.packet_decoder import Frame, bundle, receive, send, unbundle, unpack
+from phalanx.runtime.wire.packet_encoder import Payload, write_file
+from phalanx.runtime.wire.packet_header import HEADER, INLINE_LIMIT, MAGIC, PACKET_LIMIT, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 EASY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -347,8 +347,8 @@ def test_memory_that_ends_in_the_middle_of_a_message_is_free_before_the_rest_is_
     def measure(size: int) -> int:
         return size - any(Path(f"/proc/self/fd/{file}").is_symlink() for file in files)
 
-    monkeypatch.setattr(payload_module, "write_all", refuse)
-    monkeypatch.setattr(payload_module, "writable_bytes", measure)
+    monkeypatch.setattr(packet_encoder, "write_all", refuse)
+    monkeypatch.setattr(packet_encoder, "writable_bytes", measure)
 
     with pytest.raises(MessageTooLarge) as refused:
         write_file([memoryview(b"four")], [0], 4)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from phalanx.runtime.memory.arena import Arena
 from phalanx.runtime.remote.link import PIECE, WINDOW, Delivery, Lane, Line, Say
-from phalanx.runtime.wire.frame import Frame, LargeFrame
-from phalanx.runtime.wire.payload import Payload, seal_message_file
-from phalanx.runtime.wire.protocol import EVERY_RANK, HEADER, Flag, Kind
+from phalanx.runtime.wire.packet_decoder import Frame, LargeFrame
+from phalanx.runtime.wire.packet_encoder import Payload, seal_message_file
+from phalanx.runtime.wire.packet_header import EVERY_RANK, HEADER, Flag, Kind
 from phalanx.supervision import MessageTooLarge
 
 
@@ -148,7 +148,7 @@ def test_a_body_that_there_is_no_memory_for_is_an_error_and_no_more(
     one.line.send(Lane.DATA, large(1, bytes(3 * PIECE)))
     one.line.send(Lane.DATA, frame(2, b"next"))
     monkeypatch.setattr("phalanx.runtime.memory.arena.Arena.place", lambda _self, _size: None)
-    monkeypatch.setattr("phalanx.runtime.wire.payload.writable_bytes", lambda _size: 10)
+    monkeypatch.setattr("phalanx.runtime.wire.packet_encoder.writable_bytes", lambda _size: 10)
 
     carry(one, other)
 

@@ -1,4 +1,4 @@
-"""The watchdog of one group: when to check for hung ranks, and which are past their limits.
+"""The limits of one group: when to check for hung ranks, and which ranks are past theirs.
 
 - A timer runs while ranks owe replies, start or are re-formed; none runs at rest.
 - A rank's time counts from when it began its call, as its progress page shows, not from the send.
@@ -22,7 +22,7 @@ _PAUSE = 1.0  # seconds by which a check is late that count as a pause of this p
 _CHECKS = 4  # checks of a rank in the time that it may be stopped
 
 
-class Watchdog:
+class HangLimits:
     """The timer and the limits of one group.
 
     Args:

@@ -25,7 +25,7 @@ from phalanx.runtime.memory.budget import reserve, writable_bytes
 from phalanx.runtime.memory.mapping import copied, mapped
 from phalanx.supervision import MessageTooLarge
 
-from .protocol import EVERY_RANK, HEADER, IN_ARENA, IN_FILE, INLINE_LIMIT, MAGIC, Flag, Kind
+from .packet_header import EVERY_RANK, HEADER, IN_ARENA, IN_FILE, INLINE_LIMIT, MAGIC, Flag, Kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

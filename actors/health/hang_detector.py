@@ -1,4 +1,4 @@
-"""Health monitor: confirms by a heartbeat that a rank past its limit hangs, and has it ended.
+"""Hang detector: confirms by a heartbeat that a rank past its limit hangs, and has it ended.
 
 - A suspect is asked for a heartbeat before it is ended; one that has gone on with other work by
   then is let go. A rank that does not reply is given half a second.
@@ -79,7 +79,7 @@ def find_hung(
     return hung if hung or late else waiting
 
 
-class HealthMonitor:
+class HangDetector:
     """The suspects of *group*. Used on its actor's thread alone.
 
     Args:
@@ -96,7 +96,7 @@ class HealthMonitor:
         self._group = group
         self._spec = group.spec
         self._plane = group.plane
-        self._watchdog = group.watchdog
+        self._limits = group.hang_limits
         self._membership = membership
         self._shutdown = shutdown
         self._state = state
@@ -110,7 +110,7 @@ class HealthMonitor:
         limit = self._spec.limits.start
         why = f"its start took longer than limits.start={limit:g} s"
         self._suspect_after(limit, Suspect(worker, why, lambda: not worker.ready))
-        self._watchdog.wake(None)
+        self._limits.wake(None)
 
     def expect_exit(self, worker: Worker) -> None:
         """Suspect *worker*, which has said or shown that it ends, if it lives on."""
@@ -137,7 +137,7 @@ class HealthMonitor:
         self._suspect_after(leave, Suspect(worker, why, lingers))
         why = f"on_reform took longer than limits.start={join:g} s"
         self._suspect_after(join, Suspect(worker, why, reforms))
-        self._watchdog.wake(None)
+        self._limits.wake(None)
 
     def doubt_reform(self, worker: Worker) -> None:
         """End *worker*, which could not join, unless the news of another death explains that."""
@@ -181,7 +181,7 @@ class HealthMonitor:
         watched += [Progress(each.rank, each.incarnation) for each in arriving.values()]
         suspects: list[Suspect] = []
         now = self._group.clock()
-        for rank, why in self._watchdog.judge(due, watched, is_stopped, now):
+        for rank, why in self._limits.judge(due, watched, is_stopped, now):
             worker = self._membership.find(rank.rank, rank.incarnation)
             if worker is None:
                 continue
@@ -271,7 +271,7 @@ class HealthMonitor:
                 here.append(each)
         hung = find_hung([each for each in there if each.holds()], here, replies)
         if any(each.worker.rank not in hung for each in there):
-            self._watchdog.wake(_LOOK_AGAIN)
+            self._limits.wake(_LOOK_AGAIN)
         for rank, why in hung.items():
             process = workers[rank].process
             assert process is not None

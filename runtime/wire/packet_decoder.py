@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.runtime.linux.descriptors import fds_in, send_with_fds
 from phalanx.supervision import RuntimeFault
 
-from .payload import decode_large, read_file
-from .protocol import (
+from .packet_encoder import decode_large, read_file
+from .packet_header import (
     ANCILLARY,
     CLOSE_ON_EXEC,
     CUT,
