@@ -10,8 +10,8 @@ from .api.children import executor_child as executor_child
 from .api.children import tree_from_toml as tree_from_toml
 from .api.children import worker_child as worker_child
 from .api.executor import Executor as Executor
-from .api.supervised import SupervisedExecutor as SupervisedExecutor
-from .api.supervised import Supervisor as Supervisor
+from .api.lasting_executor import SupervisedExecutor as SupervisedExecutor
+from .api.lasting_executor import Supervisor as Supervisor
 from .calls.call import Call as Call
 from .calls.futures import CallFuture as CallFuture
 from .calls.streams import ReplyStream as ReplyStream

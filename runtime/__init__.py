@@ -69,7 +69,6 @@ from .observe.find_drivers import DriverStream as DriverStream
 from .observe.find_drivers import find_drivers as find_drivers
 from .observe.log_channel import LEVELS as LEVELS
 from .observe.log_channel import worker_logger as worker_logger
-from .observe.observer import Observer as Observer
 from .observe.picture import Picture as Picture
 from .observe.picture import Sketch as Sketch
 from .observe.picture import first_picture as first_picture
@@ -81,6 +80,7 @@ from .observe.status import ChildStatus as ChildStatus
 from .observe.status import GroupStatus as GroupStatus
 from .observe.status import RankInfo as RankInfo
 from .observe.status import TreeStatus as TreeStatus
+from .observe.stream_observer import Observer as Observer
 from .output.collector_client import OutputCollector as OutputCollector
 from .output.collector_client import WorkerOutput as WorkerOutput
 from .process.child_process import Process as Process

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from phalanx.actors.calls.call import Shape
 from phalanx.actors.calls.streams import StreamInbox
+from phalanx.actors.spec.check_ranks import check_per_rank, check_rank
 from phalanx.actors.spec.proxy import Proxy
-from phalanx.actors.spec.validate import check_per_rank, check_rank
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.supervision import SpecError, check_callable, check_count, check_seconds
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.actors.group.actor import PlannedChange
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
+from phalanx.actors.spec.check_ranks import check_rank
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
-from phalanx.actors.spec.validate import check_rank
 from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import called_from_inside, is_holding, occupied
 from phalanx.supervision import SpecError, check_callable
@@ -163,7 +163,7 @@ class Executor(CallMethods[W]):
             group = RankGroup(self._spec, methods, runtime, **how)
             super().__init__(group, methods.steps())
             self._finalizer = weakref.finalize(self, group.request_close)
-            self._finalizer.atexit = False  # `process_exit` ends it at the end of the program
+            self._finalizer.atexit = False  # `driver_exit` ends it at the end of the program
             return group
 
     @property

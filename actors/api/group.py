@@ -15,7 +15,7 @@ from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.group.handle import Group
 from phalanx.actors.health.check_health import check_health
-from phalanx.actors.signals.process_exit import open_executors
+from phalanx.actors.signals.driver_exit import open_executors
 from phalanx.actors.spec.factory import culprit
 from phalanx.runtime import Payload, encode
 from phalanx.supervision import ExecutorClosed, NotPicklable

@@ -13,7 +13,7 @@ import os
 from concurrent.futures import CancelledError, Future
 from typing import TYPE_CHECKING, Any, cast
 
-from phalanx.actors.signals.process_exit import open_executors
+from phalanx.actors.signals.driver_exit import open_executors
 from phalanx.runtime import AskableLock, called_from_inside, occupied
 from phalanx.supervision import ExecutorClosed, WorkerDied
 

@@ -26,9 +26,9 @@ import pykka
 from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.actors.health.hang_detector import HangDetector
 from phalanx.actors.remote.links import Links
+from phalanx.actors.spec.check_ranks import too_few_descriptors
 from phalanx.actors.spec.factory import SourceFile
 from phalanx.actors.spec.results import Emitted, Status
-from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
     Frame,
     GroupEnded,

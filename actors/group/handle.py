@@ -28,9 +28,9 @@ from phalanx.actors.health.heartbeat import HeartbeatClient
 from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
-from phalanx.actors.signals.process_exit import open_executors
+from phalanx.actors.signals.driver_exit import open_executors
+from phalanx.actors.spec.check_ranks import too_few_descriptors
 from phalanx.actors.spec.results import Status
-from phalanx.actors.spec.validate import too_few_descriptors
 from phalanx.runtime import (
     RELAY_PRELOAD,
     ReentrantLock,

@@ -41,10 +41,10 @@ from phalanx.supervision import (
     is_installed,
 )
 
+from .check_ranks import check_env, check_per_rank
 from .checkpoint_policy import CheckpointPolicy
 from .factory import check_worker, factory_of, keywords, keywords_of
 from .layout import Layout
-from .validate import check_env, check_per_rank
 from .worker import WorkerActor
 
 if TYPE_CHECKING:

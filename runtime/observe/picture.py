@@ -16,7 +16,7 @@ from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from .find_drivers import DriverStream
-    from .observer import Observer
+    from .stream_observer import Observer
 
 _PATIENCE = 10.0  # seconds for the first picture; a driver that answers takes milliseconds
 _EVENTS = 8

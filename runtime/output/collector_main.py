@@ -34,7 +34,7 @@ from .writer import Writer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from phalanx.runtime.observe.publisher import Publisher
+    from phalanx.runtime.observe.stream_publisher import Publisher
 
     from .tail_buffer import Lane
 
@@ -208,7 +208,7 @@ class _Collector:
         if self._listener is None:
             return
         try:
-            from phalanx.runtime.observe.publisher import Publisher  # noqa: PLC0415 -- zmq, only where it is wanted
+            from phalanx.runtime.observe.stream_publisher import Publisher  # noqa: PLC0415 -- zmq, only where it is wanted
 
             self._publisher = Publisher(self._listener)
         except Exception as error:  # noqa: BLE001 -- without observers all else still works

@@ -626,7 +626,7 @@ def test_who_collects_a_forgotten_executor_does_not_wait_for_its_end(
 SIGTERM = """
 import os, signal, time
 from phalanx import Executor, WorkerActor
-from phalanx.actors.signals.process_exit import open_executors
+from phalanx.actors.signals.driver_exit import open_executors
 
 class Raises:
     def end(self, *, drains):

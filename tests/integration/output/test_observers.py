@@ -19,7 +19,7 @@ from tests.support.output import LONG, Console, Worker, labels_of
 
 from phalanx.runtime.observe.events import GroupUp
 from phalanx.runtime.observe.find_drivers import DriverStream, find_drivers
-from phalanx.runtime.observe.observer import Observer
+from phalanx.runtime.observe.stream_observer import Observer
 from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import RuntimeFault

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tests.support.output import Console
 
-from phalanx.runtime.observe.observer import Observer
 from phalanx.runtime.observe.status import ChildStatus, StatusEnded, StatusSource, TreeStatus
+from phalanx.runtime.observe.stream_observer import Observer
 from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.threads.event_loop import EventLoop

@@ -20,7 +20,7 @@ from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails, StartsLate
 
 from phalanx.actors import Executor, Launch, Supervisor, executor_child, worker_child
-from phalanx.actors.api.supervised import SupervisedExecutor
+from phalanx.actors.api.lasting_executor import SupervisedExecutor
 from phalanx.runtime import Runtime
 from phalanx.supervision import (
     CallTimeout,

@@ -1,4 +1,4 @@
-"""Checks of arguments that concern ranks; the general ones are in `supervision`."""
+"""Checks of arguments given for each rank; the general ones are in `supervision`."""
 
 from __future__ import annotations
 
