@@ -50,7 +50,6 @@ _PLACES = {
     "parallel_state": "distributed.parallel_state:",
     "ranking": "v1.sample.ops.logprobs:",
     "serve_commands": "entrypoints.cli.serve:cmd_init",
-    "set_assigned_physical_gpu_ids": "platforms.interface:set_assigned_physical_gpu_ids",
     "set_random_seed": "utils.torch_utils:set_random_seed",
     "set_worker_net_device": "v1.executor.vllm_net_devices:set_worker_net_device",
     "startup_omp_num_threads": "utils.torch_utils:startup_omp_num_threads",

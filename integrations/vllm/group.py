@@ -13,6 +13,7 @@ from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPol
 from phalanx.supervision import RESUME_UNLESS_BROKEN, Decider, Directive, Rule
 
 from .compat import OMPProcessManager, current_platform
+from .policy import device_names
 from .worker.engine_worker import EngineWorker
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def start_group(
         prefill_context=parallel.prefill_context_parallel_size,
     )
     chosen = _choose_processors(config)
-    device = "cuda" if current_platform.is_cuda_alike() else "cpu"
+    mask = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = device_names(mask, parallel) if current_platform.is_cuda_alike() else "cpu"
     return Executor(
         EngineWorker,
         args=(pickled, mark, chosen.numbers),
@@ -54,7 +56,11 @@ def start_group(
         strategy=policy.strategy,
         intensity=policy.intensity,
         policy=RestartPolicy(backoff=policy.backoff, decider=_DECIDER),
-        devices=Devices(names=device, visibility="all"),
+        devices=Devices(
+            names=names,
+            # CUDA shows a process one instance of a partitioned GPU.
+            visibility="one" if mask is not None and "MIG-" in mask else "all",
+        ),
         launch=Launch(
             method=policy.launch,
             preload=(*_PRELOAD, *_modules_of(config), *policy.preload),

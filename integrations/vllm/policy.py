@@ -209,6 +209,24 @@ def check_config(config: Any) -> None:
             )
 
 
+def device_names(mask: str | None, parallel: Any) -> str | list[str]:
+    """Return the GPUs of one engine among those that ``CUDA_VISIBLE_DEVICES=mask`` shows.
+
+    They are all of these, for one engine; of several with dense data parallelism each has its
+    share, in the order of vLLM's ``--device-ids`` or else of the mask.
+    """
+    size = parallel.world_size
+    engine = parallel.data_parallel_rank_local
+    first = size * (parallel.data_parallel_index if engine is None else engine)
+    assigned = getattr(parallel, "assigned_physical_gpu_ids", None)
+    if assigned is None and first == 0:
+        return "cuda"
+    named = assigned if assigned is not None else None if mask is None else mask.split(",")
+    if named is None:
+        return [str(number) for number in range(first, first + size)]
+    return [str(each).strip() for each in named[first : first + size]]
+
+
 def supervised(
     *, additional_config: Mapping[str, Any] | None = None, **policy: Any
 ) -> dict[str, Any]:

@@ -66,6 +66,9 @@ class EngineWorker(WorkerActor):
         mark_names(self._mark, ctx.epoch)
         config = self._config
         parallel = config.parallel_config
+        if ctx.device.startswith("cuda"):
+            # It sees the GPUs of its own engine, in their order.
+            parallel.data_parallel_rank_local, parallel.assigned_physical_gpu_ids = 0, None
         _set_up_process(config, ctx.rank, _device_of(ctx))
         wrapper = compat.WorkerWrapperBase(rpc_rank=ctx.rank, global_rank=ctx.rank)
         arguments: list[dict[str, Any]] = [{} for _ in range(parallel.world_size)]
@@ -254,9 +257,6 @@ def _set_up_process(config: Any, rank: int, local_rank: int) -> None:
     """Do what vLLM's own worker process does before it makes its worker."""
     if config.logging_config is not None:
         compat.configure_logging(config.logging_config)
-    physical = config.parallel_config.assigned_physical_gpu_ids
-    if physical is not None:
-        compat.set_assigned_physical_gpu_ids(physical)
     compat.set_worker_net_device(local_rank, config)
     compat.maybe_init_worker_tracer("vllm.worker", "worker", f"Worker_{rank}")
     if not compat.current_platform.is_cpu() and "OMP_NUM_THREADS" not in os.environ:

@@ -18,7 +18,7 @@ from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
 from phalanx.integrations.vllm.compat import TESTED, check_version, installed_version
 from phalanx.integrations.vllm.journal import REPEATABLE, Journal
-from phalanx.integrations.vllm.policy import check_config
+from phalanx.integrations.vllm.policy import check_config, device_names
 from phalanx.integrations.vllm.worker.resumption import (
     Resumption,
     drop_in_flight,
@@ -141,6 +141,36 @@ def test_the_core_does_not_import_it() -> None:
     )
 
     assert done.stdout.strip() == "False"
+
+
+# --- devices ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mask", "assigned", "engine", "names"),
+    [
+        (None, None, 0, "cuda"),
+        ("4,5,6,7", None, None, "cuda"),
+        (None, None, 1, ["2", "3"]),
+        ("4,5,6,7", None, 1, ["6", "7"]),
+        ("GPU-a, GPU-b,GPU-c,GPU-d", None, 1, ["GPU-c", "GPU-d"]),
+        ("MIG-a,MIG-b,MIG-c,MIG-d", None, 1, ["MIG-c", "MIG-d"]),
+        ("4,5,6,7", [7, 6, 5, 4], 0, ["7", "6"]),
+        ("4,5,6,7", [7, 6, 5, 4], 1, ["5", "4"]),
+        ("4,5", None, 1, []),  # too few: the group says so
+    ],
+)
+def test_each_engine_of_dense_data_parallelism_has_its_share_of_the_visible_gpus(
+    mask: str | None, assigned: list[int] | None, engine: int | None, names: str | list[str]
+) -> None:
+    parallel = SimpleNamespace(
+        world_size=2,
+        data_parallel_rank_local=engine,
+        data_parallel_index=0,
+        assigned_physical_gpu_ids=assigned,
+    )
+
+    assert device_names(mask, parallel) == names
 
 
 # --- the policy ---------------------------------------------------------------------------
