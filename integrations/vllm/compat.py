@@ -23,54 +23,66 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("vllm.phalanx")
 
-_PLACES = {
-    "AsyncModelRunnerOutput": "v1.outputs:AsyncModelRunnerOutput",
-    "EngineCoreOutput": "v1.engine:EngineCoreOutput",
-    "EngineCoreOutputs": "v1.engine:EngineCoreOutputs",
-    "EngineDeadError": "v1.engine.exceptions:EngineDeadError",
-    "FlexibleArgumentParser": "utils.argparse_utils:FlexibleArgumentParser",
-    "ModelRegistry": "model_executor.models:ModelRegistry",
-    "ModelRunnerOutput": "v1.outputs:ModelRunnerOutput",
-    "NewRequestData": "v1.core.sched.output:NewRequestData",
-    "OMPProcessManager": "utils.ompmultiprocessing:OMPProcessManager",
-    "Request": "v1.request:Request",
-    "RequestStatus": "v1.request:RequestStatus",
-    "Scheduler": "v1.core.sched.scheduler:Scheduler",
-    "SchedulerOutput": "v1.core.sched.output:SchedulerOutput",
-    "VllmExecutor": "v1.executor.abstract:Executor",
-    "WorkerWrapperBase": "v1.worker.worker_base:WorkerWrapperBase",
-    "configure_logging": "logger:configure_logging",
-    "configure_logging_from_args": "logger:configure_logging_from_args",
-    "current_platform": "platforms:current_platform",
-    "distributed": "distributed:",
-    "embedding": "model_executor.layers.vocab_parallel_embedding:",
-    "envs": "envs:",
-    "init_logger": "logger:init_logger",
-    "maybe_init_worker_tracer": "tracing:maybe_init_worker_tracer",
-    "parallel_state": "distributed.parallel_state:",
-    "ranking": "v1.sample.ops.logprobs:",
-    "serve_commands": "entrypoints.cli.serve:cmd_init",
-    "set_random_seed": "utils.torch_utils:set_random_seed",
-    "set_worker_net_device": "v1.executor.vllm_net_devices:set_worker_net_device",
-    "startup_omp_num_threads": "utils.torch_utils:startup_omp_num_threads",
-}
+# A name here, its place in vLLM, and what is used of it: attributes, fields, and methods with the
+# parameters they are given.
+_USED = """
+AsyncModelRunnerOutput v1.outputs:AsyncModelRunnerOutput get_output
+EngineCoreOutput v1.engine:EngineCoreOutput request_id new_token_ids finish_reason stop_reason
+  events trace_headers
+EngineCoreOutputs v1.engine:EngineCoreOutputs outputs
+EngineDeadError v1.engine.exceptions:EngineDeadError
+FlexibleArgumentParser utils.argparse_utils:FlexibleArgumentParser
+ModelRegistry model_executor.models:ModelRegistry
+ModelRunnerOutput v1.outputs:ModelRunnerOutput req_ids req_id_to_index sampled_token_ids
+NewRequestData v1.core.sched.output:NewRequestData req_id prompt_len prefill_token_ids
+  sampling_params
+OMPProcessManager utils.ompmultiprocessing:OMPProcessManager configure_omp_envs(rank,local_rank)
+  cpu_lists
+Request v1.request:Request request_id status client_index sampling_params resumable stop_reason
+  trace_headers num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens
+  num_output_tokens all_token_ids is_finished get_finished_reason take_events
+RequestStatus v1.request:RequestStatus RUNNING WAITING PREEMPTED FINISHED_ERROR
+Scheduler v1.core.sched.scheduler:Scheduler schedule
+  update_from_output(scheduler_output,model_runner_output)
+  reset_prefix_cache(reset_running_requests) finish_requests(request_ids,finished_status) requests
+  running vllm_config encoder_cache_manager reset_preempted_req_ids num_spec_tokens
+  use_v2_model_runner max_num_active_reqs num_waiting_for_streaming_input
+SchedulerOutput v1.core.sched.output:SchedulerOutput scheduled_new_reqs num_scheduled_tokens
+  total_num_scheduled_tokens has_structured_output_requests
+VllmExecutor v1.executor.abstract:Executor collective_rpc(method,timeout,args,kwargs,non_block)
+  supports_pp uses_ray execute_model(scheduler_output,non_block)
+  sample_tokens(grammar_output,non_block) take_draft_token_ids execute_dummy_batch check_health
+  shutdown supports_async_scheduling register_failure_callback(callback) vllm_config
+WorkerWrapperBase v1.worker.worker_base:WorkerWrapperBase __init__(rpc_rank,global_rank)
+  init_worker(all_kwargs) init_device execute_model(scheduler_output) shutdown worker
+configure_logging logger:configure_logging
+configure_logging_from_args logger:configure_logging_from_args
+current_platform platforms:current_platform is_cuda_alike is_cpu set_device
+  update_block_size_for_backend
+distributed distributed: destroy_model_parallel destroy_distributed_environment
+embedding model_executor.layers.vocab_parallel_embedding: get_masked_input_and_mask
+envs envs: enable_envs_cache VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS
+init_logger logger:init_logger
+maybe_init_worker_tracer tracing:maybe_init_worker_tracer
+parallel_state distributed.parallel_state: get_world_group get_pp_group
+ranking v1.sample.ops.logprobs: batched_count_greater_than
+serve_commands entrypoints.cli.serve:cmd_init
+set_random_seed utils.torch_utils:set_random_seed
+set_worker_net_device v1.executor.vllm_net_devices:set_worker_net_device
+startup_omp_num_threads utils.torch_utils:startup_omp_num_threads
+"""
+_ROWS = [row.split() for row in re.split(r"\n(?! )", _USED.strip())]
+_PLACES = {name: place for name, place, *_ in _ROWS}
 
-PRELOADED = (
-    "vllm.distributed.device_communicators.cpu_communicator",
-    "vllm.distributed.elastic_ep.elastic_execute",
-    "vllm.distributed.kv_events",
-    "vllm.lora.resolver",
-    "vllm.model_executor.layers.quantization.compressed_tensors.utils",
-    "vllm.model_executor.layers.quantization.online.base",
-    "vllm.model_executor.model_loader",
-    "vllm.triton_utils.dispatcher",
-    "vllm.v1.attention.backends.cpu_attn",
-    "vllm.v1.attention.backends.zentorch_sdpa",
-    "vllm.v1.pool.flash_maxsim",
-    "vllm.v1.worker.gpu_input_batch",
-    "vllm.v1.worker.worker_base",
-    "torch._inductor.compile_fx",
-)
+PRELOADED = """
+vllm.distributed.device_communicators.cpu_communicator vllm.distributed.elastic_ep.elastic_execute
+vllm.distributed.kv_events vllm.lora.resolver
+vllm.model_executor.layers.quantization.compressed_tensors.utils
+vllm.model_executor.layers.quantization.online.base vllm.model_executor.model_loader
+vllm.triton_utils.dispatcher vllm.v1.attention.backends.cpu_attn
+vllm.v1.attention.backends.zentorch_sdpa vllm.v1.pool.flash_maxsim vllm.v1.worker.gpu_input_batch
+vllm.v1.worker.worker_base torch._inductor.compile_fx
+"""
 """The modules that a worker imports on the way to its first step, where a release has them."""
 
 
@@ -81,49 +93,16 @@ def __getattr__(name: str) -> Any:
     return pkgutil.resolve_name(f"vllm.{_PLACES[name]}")
 
 
-_USED = {
-    "AsyncModelRunnerOutput": "get_output",
-    "EngineCoreOutput": "request_id new_token_ids finish_reason stop_reason events trace_headers",
-    "EngineCoreOutputs": "outputs",
-    "ModelRunnerOutput": "req_ids req_id_to_index sampled_token_ids",
-    "NewRequestData": "req_id prompt_len prefill_token_ids sampling_params",
-    "OMPProcessManager": "configure_omp_envs(rank,local_rank) cpu_lists",
-    "Request": "request_id status client_index sampling_params resumable stop_reason trace_headers"
-    " num_in_flight_tokens num_stale_output_tokens drop_stale_output num_computed_tokens"
-    " num_output_tokens all_token_ids is_finished get_finished_reason take_events",
-    "RequestStatus": "RUNNING WAITING PREEMPTED FINISHED_ERROR",
-    "Scheduler": "schedule update_from_output(scheduler_output,model_runner_output)"
-    " reset_prefix_cache(reset_running_requests) finish_requests(request_ids,finished_status)"
-    " requests running vllm_config encoder_cache_manager reset_preempted_req_ids num_spec_tokens"
-    " use_v2_model_runner max_num_active_reqs num_waiting_for_streaming_input",
-    "SchedulerOutput": "scheduled_new_reqs num_scheduled_tokens total_num_scheduled_tokens"
-    " has_structured_output_requests",
-    "VllmExecutor": "collective_rpc(method,timeout,args,kwargs,non_block) supports_pp uses_ray"
-    " execute_model(scheduler_output,non_block) sample_tokens(grammar_output,non_block)"
-    " take_draft_token_ids execute_dummy_batch check_health shutdown supports_async_scheduling"
-    " register_failure_callback(callback) vllm_config",
-    "WorkerWrapperBase": "__init__(rpc_rank,global_rank) init_worker(all_kwargs) init_device"
-    " execute_model(scheduler_output) shutdown worker",
-    "current_platform": "is_cuda_alike is_cpu set_device update_block_size_for_backend",
-    "distributed": "destroy_model_parallel destroy_distributed_environment",
-    "embedding": "get_masked_input_and_mask",
-    "envs": "enable_envs_cache VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS",
-    "parallel_state": "get_world_group get_pp_group",
-    "ranking": "batched_count_greater_than",
-}
-"""What is used of them: attributes, fields, and methods with the parameters they are given."""
-
-
 def differences() -> list[str]:
     """Return in what the vLLM that is installed lacks something that is used of it."""
     found: list[str] = []
-    for name, place in _PLACES.items():
+    for _, place, *used in _ROWS:
         try:
             thing = pkgutil.resolve_name(f"vllm.{place}")
         except (ImportError, AttributeError) as error:
             found.append(f"vllm.{place}: {error}")
             continue
-        found += (f"vllm.{place}: {each}" for each in _lacks(thing, _USED.get(name, "")))
+        found += (f"vllm.{place}: {each}" for each in _lacks(thing, " ".join(used)))
     return found
 
 

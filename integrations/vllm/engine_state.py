@@ -26,10 +26,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
-    from phalanx.actors import Status
-    from phalanx.runtime import CrashReport
-    from phalanx.supervision import ExitReason
-
 _VARIABLE = "PHALANX_VLLM_STATE"
 _COUNTERS = {
     "restarts": "Restarts of the workers.",
@@ -41,23 +37,11 @@ _PHASES = ("restart", "restore")
 
 
 class EngineEnded(RuntimeError):
-    """The workers of an engine have ended for good."""
-
-    @classmethod
-    def of(cls, reason: ExitReason | str | None, report: CrashReport | None) -> EngineEnded:
-        """Return the error for the end by *reason* after the death in *report*."""
-        end = "it was shut down" if reason is None else str(reason)
-        told = "" if report is None else f"; the last death:\n{report.render()}"
-        return cls(f"the workers of this engine have ended for good: {end}{told}")
+    """The workers of an engine have ended for good; with the crash report of their last death."""
 
 
 class EngineRecovering(RuntimeError):
     """The workers of an engine are being restarted; its requests wait."""
-
-    @classmethod
-    def of(cls, status: Status) -> EngineRecovering:
-        """Return the error for a group of this *status*."""
-        return cls(f"the workers of this engine are being restarted; restarts: {status.restarts}")
 
 
 class EngineState:

@@ -61,7 +61,6 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         check_config(config)
         self._state = EngineState()
         policy = Policy.of_config(config.additional_config)
-        policy.check_size(config.parallel_config.world_size)
         name = policy.on_weights_lost
         hook = None if name is None else pkgutil.resolve_name(name)
         for_workers = cloudpickle.dumps(config)  # without the scheduler class
@@ -93,22 +92,9 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             heal=self._recovery.restore,
             story=self._story,
         )
-
-    # --- steps --------------------------------------------------------------------------
-
-    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
-        """Have the workers compute a step."""
-        return self._steps.execute_model(scheduler_output, non_block)
-
-    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
-        """End the step that was begun by `execute_model`."""
-        return self._steps.sample_tokens(grammar_output, non_block)
-
-    def take_draft_token_ids(self) -> Any:
-        """Return the tokens that were drafted in the last step; None where they died with it."""
-        return self._steps.take_draft_token_ids()
-
-    # --- other calls --------------------------------------------------------------------
+        self.execute_model = self._steps.execute_model
+        self.sample_tokens = self._steps.sample_tokens
+        self.take_draft_token_ids = self._steps.take_draft_token_ids
 
     def collective_rpc(
         self,
@@ -155,7 +141,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
             status = self._group.status()
             if status.phase == "serving" and not self._recovery.is_replaying:
                 raise  # a worker that does not answer, and is not restarted
-            raise EngineRecovering.of(status) from error
+            msg = f"the workers of this engine are being restarted; restarts: {status.restarts}"
+            raise EngineRecovering(msg) from error
 
     def register_failure_callback(self, callback: Callable[[], None]) -> None:
         """Run *callback* once the workers have ended for good; at once if they have."""
@@ -193,6 +180,8 @@ class SupervisedExecutor(VllmExecutor):  # type: ignore[misc]  # vLLM need not b
         if self._group.is_failed:
             self._has_ended.wait(_TELLING)  # this call may have learnt of the end first
         reports = self._group.status().reports
-        error = EngineEnded.of(why or self._ended, reports[-1] if reports else None)
+        told = f"; the last death:\n{reports[-1].render()}" if reports else ""
+        end = why or self._ended or "it was shut down"
+        error = EngineEnded(f"the workers of this engine have ended for good: {end}{told}")
         self._state.set("ended", str(error))
         return error

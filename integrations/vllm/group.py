@@ -7,10 +7,10 @@ give them; the process that they are forked from has imported what they and this
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from phalanx.actors import Devices, Executor, Launch, Layout, Limits, RestartPolicy, StopPolicy
-from phalanx.supervision import RESUME_UNLESS_BROKEN, Decider, Directive, Rule
+from phalanx.supervision import RESUME_UNLESS_BROKEN, Decider, Directive, Rule, Strategy
 
 from .compat import OMPProcessManager, current_platform
 from .policy import device_names
@@ -45,15 +45,15 @@ def start_group(
         pipeline=parallel.pipeline_parallel_size,
         prefill_context=parallel.prefill_context_parallel_size,
     )
-    chosen = _choose_processors(config)
+    cpus, environments = _choose_processors(config)
     mask = os.environ.get("CUDA_VISIBLE_DEVICES")
     names = device_names(mask, parallel) if current_platform.is_cuda_alike() else "cpu"
     return Executor(
         EngineWorker,
-        args=(pickled, mark, chosen.numbers),
+        args=(pickled, mark, cpus),
         layout=layout,
         name=f"vllm-{mark}",
-        strategy=policy.strategy,
+        strategy=Strategy.ONE_FOR_ALL,
         intensity=policy.intensity,
         policy=RestartPolicy(backoff=policy.backoff, decider=_DECIDER),
         devices=Devices(
@@ -64,7 +64,7 @@ def start_group(
         launch=Launch(
             method=policy.launch,
             preload=(*_PRELOAD, *_modules_of(config), *policy.preload),
-            rank_env=chosen.environments,
+            rank_env=environments,
         ),
         # hurry: a survivor waits in a collective operation for the rank that is gone.
         limits=Limits(
@@ -93,26 +93,20 @@ def _step_limit() -> float:
     return float(envs.VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS)
 
 
-class _Processors(NamedTuple):
-    """The processors of all ranks, where there are no GPUs.
+def _choose_processors(
+    config: Any,
+) -> tuple[tuple[tuple[int, ...], ...], list[dict[str, str]]]:
+    """Return the processors that vLLM's own executor would choose, where there are no GPUs.
 
     vLLM sets the environment of each process that it starts, which OpenMP reads when it is loaded.
     A forked rank has it loaded already, so it gets the numbers too and binds itself.
 
-    Attributes:
-        numbers: The processors of each rank; empty if ranks are not bound.
-        environments: Variables for each rank.
+    Returns:
+        The processors of each rank, empty if ranks are not bound; variables for each rank.
     """
-
-    numbers: tuple[tuple[int, ...], ...]
-    environments: list[dict[str, str]]
-
-
-def _choose_processors(config: Any) -> _Processors:
-    """Return the processors that vLLM's own executor would choose."""
     size = config.parallel_config.world_size
     if not current_platform.is_cpu():
-        return _Processors((), [{} for _ in range(size)])
+        return (), [{} for _ in range(size)]
     chosen = OMPProcessManager(config)
     environments: list[dict[str, str]] = []
     for rank in range(size):
@@ -120,4 +114,4 @@ def _choose_processors(config: Any) -> _Processors:
         with chosen.configure_omp_envs(rank=rank, local_rank=rank):
             now = dict(os.environ)
         environments.append({name: text for name, text in now.items() if before.get(name) != text})
-    return _Processors(tuple(tuple(each) for each in chosen.cpu_lists), environments)
+    return tuple(tuple(each) for each in chosen.cpu_lists), environments

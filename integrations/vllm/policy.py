@@ -18,13 +18,11 @@ from phalanx.supervision import (
     BackOff,
     Intensity,
     SpecError,
-    Strategy,
     check_choice,
     check_count,
     check_kind,
     check_limit,
     check_seconds,
-    check_word,
 )
 
 from .compat import check_installed
@@ -38,8 +36,6 @@ class Policy:
     """How the workers of one engine are supervised.
 
     Attributes:
-        strategy: The ranks that are restarted with one that died; for more than one rank
-            `Strategy.ONE_FOR_ALL`, since they share a process group.
         intensity: How many restarts are allowed; one more ends the engine, as any death does
             without this plug-in.
         backoff: The delays before restarts in a row; None for none.
@@ -73,7 +69,6 @@ class Policy:
             the engine at a restart after which its weights would be older than its last ones.
     """
 
-    strategy: Strategy = Strategy.ONE_FOR_ALL
     intensity: Intensity = Intensity(10, 60.0)  # noqa: RUF009  # frozen
     backoff: BackOff | None = None
     standby: int = 0
@@ -91,12 +86,8 @@ class Policy:
     on_weights_lost: str | None = None
 
     def __post_init__(self) -> None:
-        check_kind("strategy", self.strategy, Strategy)
         check_kind("intensity", self.intensity, Intensity)
         check_kind("backoff", self.backoff, BackOff | None)
-        if self.strategy.has_instances:
-            remedy = "give one_for_all, or one of the others for one rank"
-            raise SpecError("strategy", self.strategy, remedy)
         check_count("standby", self.standby, least=0)
         check_count("suspect_after", self.suspect_after, least=0)
         check_limit("hang_after", self.hang_after)
@@ -115,12 +106,6 @@ class Policy:
         if self.report_dir is not None:
             check_kind("report_dir", self.report_dir, str | Path)
             object.__setattr__(self, "report_dir", str(self.report_dir))
-
-    def check_size(self, world_size: int) -> None:
-        """Raise `SpecError` where *world_size* ranks cannot be supervised so."""
-        if world_size > 1 and self.strategy is not Strategy.ONE_FOR_ALL:
-            remedy = "ranks share a process group and restart together: give one_for_all"
-            raise SpecError("strategy", self.strategy, f"{world_size} {remedy}")
 
     def to_json(self) -> dict[str, Any]:
         """Return what differs from the defaults, for JSON."""
@@ -145,8 +130,6 @@ class Policy:
             if name not in known:
                 names = ", ".join(sorted(known))
                 raise SpecError(f"{KEY}.{name}", value, f"known are {names}")
-        if "strategy" in given:
-            given["strategy"] = check_word(f"{KEY}.strategy", given["strategy"], Strategy)
         for name, base in (("intensity", cls().intensity), ("backoff", BackOff())):
             if isinstance(value := given.get(name), Mapping | list | tuple):
                 given[name] = _group(name, base, value)

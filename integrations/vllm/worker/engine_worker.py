@@ -153,7 +153,7 @@ class EngineWorker(WorkerActor):
         value = self._run(method, args, kwargs)
         if reply_rank is not None and reply_rank != self.ctx.rank:
             return None
-        return _resolved(value)
+        return value.get_output() if _is_async(value) else value
 
     def step(self, epoch: int, scheduled: Any) -> Any:
         """Run one step of the scheduler's, none of whose tokens is bound by a grammar."""
@@ -241,10 +241,6 @@ class _Later(AsyncOutput):
 
 def _is_async(value: Any) -> bool:
     return isinstance(value, compat.AsyncModelRunnerOutput)
-
-
-def _resolved(value: Any) -> Any:
-    return value.get_output() if _is_async(value) else value
 
 
 def _device_of(ctx: WorkerContext) -> int:

@@ -24,7 +24,7 @@ _CLEAN, _LEFT_A_THREAD, _FAILED = range(3)
 
 def warm_up() -> None:
     """Import and compile."""
-    for name in compat.PRELOADED:
+    for name in compat.PRELOADED.split():
         with suppress(ImportError):
             import_module(name)
     if not compat.current_platform.is_cpu():

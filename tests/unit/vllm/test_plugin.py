@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from phalanx import BackOff, Intensity, Strategy
+from phalanx import BackOff, Intensity
 from phalanx.errors import SpecError
 from phalanx.integrations.vllm import Policy, Unsupported, compat, supervised
 from phalanx.integrations.vllm.compat import TESTED, check_version, installed_version
@@ -179,7 +179,7 @@ POLICIES = [
     Policy(),
     Policy(intensity=Intensity(3, 30.0), standby=2, hang_after=20.0, stopped_after=None),
     Policy(backoff=BackOff(initial=0.5), report_dir="/var/reports", launch="exec"),
-    Policy(strategy=Strategy.ONE_FOR_ONE, preload=("mine",), replay=("update", "scale")),
+    Policy(preload=("mine",), replay=("update", "scale")),
     Policy(
         replay=("update",), superseding=("update",), harmless=("look",), on_weights_lost="mine:set"
     ),
@@ -204,7 +204,6 @@ def test_a_policy_is_found_in_what_vllm_carries() -> None:
     ("said", "field"),
     [
         ({"retries": 3}, "phalanx.retries"),
-        ({"strategy": "all_for_one"}, "phalanx.strategy"),
         ({"intensity": 3}, "intensity"),
         ({"intensity": [3, 60, 1]}, "phalanx.intensity"),
         ({"intensity": [3, 0]}, "period"),
@@ -223,14 +222,6 @@ def test_a_policy_that_makes_no_sense_is_refused_by_name(said: Any, field: str) 
         Policy.from_json(said)
 
     assert caught.value.field == field
-
-
-def test_ranks_that_share_a_process_group_restart_together() -> None:
-    alone = Policy(strategy=Strategy.ONE_FOR_ONE)
-
-    alone.check_size(1)
-    with pytest.raises(SpecError, match="one_for_all"):
-        alone.check_size(2)
 
 
 # --- the journal --------------------------------------------------------------------------
