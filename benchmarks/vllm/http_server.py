@@ -68,6 +68,15 @@ class ServedEngine:
         attack.end()
         return answers
 
+    def told(self) -> dict[str, str]:
+        """Return what the server tells of its workers: metrics, and ``health``."""
+        url = f"http://127.0.0.1:{self._port}"
+        with urllib.request.urlopen(f"{url}/metrics", timeout=_END) as answer:  # noqa: S310
+            lines: list[str] = answer.read().decode().splitlines()
+        told = dict(line.rsplit(" ", 1) for line in lines if line.startswith("vllm:phalanx_"))
+        with urllib.request.urlopen(f"{url}/health", timeout=_END) as answer:  # noqa: S310
+            return {**told, "health": answer.headers.get("x-phalanx-workers", "")}
+
     def close(self) -> None:
         """End it."""
         self._server.send_signal(signal.SIGTERM)

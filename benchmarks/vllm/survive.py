@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         engine = _engine(options, model)
         try:
             result = _rounds(options, engine)
+            if isinstance(engine, ServedEngine) and not any(x["error"] for x in result["rounds"]):
+                result["told"] = engine.told()
         finally:
             engine.close()
     result["started_in"] = engine.started_in
@@ -131,6 +133,7 @@ def _flags(arguments: Mapping[str, Any], policy: Mapping[str, Any] | None) -> li
     if policy is not None:
         flags += ["--distributed-executor-backend", "phalanx.integrations.vllm.SupervisedExecutor"]
         flags += ["--additional-config", json.dumps({"phalanx": policy})]
+        flags += ["--middleware", "phalanx.integrations.vllm.HealthRoute"]
     return flags
 
 
