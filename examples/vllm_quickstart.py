@@ -1,5 +1,7 @@
 """A vLLM engine outlives the death of a worker: ``python vllm_quickstart.py MODEL [RANKS]``."""
 
+# pyright: basic, reportMissingImports=false
+
 from __future__ import annotations
 
 import os

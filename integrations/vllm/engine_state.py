@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _VARIABLE = "PHALANX_VLLM_STATE"
 _COUNTERS = {
-    "restarts": "Restarts of the workers.",
+    "recoveries": "Recoveries from deaths of the workers.",
     "recomputed": "Requests that were computed again after a restart.",
     "suspects": "Requests that were tried alone, as they had been running at several losses.",
     "ended": "Requests that could not be continued, and ended with an error.",

@@ -258,7 +258,7 @@ class Recovery:
     def _resume(self, up: GroupUp) -> None:
         """Restore the workers of which *up* tells, and tell it."""
         self._restore(None)
-        self._state.add(restarts=1, restart=up.took, restore=self._replayed_in)
+        self._state.add(recoveries=1, restart=up.took, restore=self._replayed_in)
         self._state.set("serving")
         _logger.warning(
             "phalanx.vllm_recovered epoch=%d restart=%.3f restore=%.3f cause=%r",

@@ -18,7 +18,7 @@ from phalanx.integrations.vllm.engine_state import EngineState, cause_of_end, re
 DEAD_CORE = """
 from phalanx.integrations.vllm.engine_state import EngineState
 state = EngineState()
-state.add(restarts=3)
+state.add(recoveries=3)
 state.set("ended", "rank 1 died")
 """
 
@@ -70,10 +70,10 @@ def test_an_end_is_final() -> None:
 def test_no_file_is_left_but_one_for_each_engine_core(folder: Path) -> None:
     state = EngineState()
     for _ in range(10):
-        state.add(restarts=1)
+        state.add(recoveries=1)
 
     assert [each.name for each in folder.iterdir()] == [f"{os.getpid()}.json"]
-    assert read_states()[0]["restarts"] == 10
+    assert read_states()[0]["recoveries"] == 10
 
 
 def test_the_health_route_tells_recovering_from_serving_and_from_ended() -> None:
@@ -91,7 +91,7 @@ def test_the_health_route_tells_recovering_from_serving_and_from_ended() -> None
 
 def test_what_engines_recovered_from_is_among_the_metrics() -> None:
     state = EngineState()
-    state.add(restarts=2, restart=1.5, restore=0.25, recomputed=7, suspects=1, ended=1)
+    state.add(recoveries=2, restart=1.5, restore=0.25, recomputed=7, suspects=1, ended=1)
     state.set("recovering")
     registry = CollectorRegistry()
     registry.register(engine_state._Metrics())
@@ -99,7 +99,7 @@ def test_what_engines_recovered_from_is_among_the_metrics() -> None:
     lines = generate_latest(registry).decode().splitlines()
 
     assert [line for line in lines if not line.startswith("#")] == [
-        "vllm:phalanx_restarts_total 2.0",
+        "vllm:phalanx_recoveries_total 2.0",
         "vllm:phalanx_recomputed_total 7.0",
         "vllm:phalanx_suspects_total 1.0",
         "vllm:phalanx_ended_total 1.0",
