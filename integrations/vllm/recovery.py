@@ -10,6 +10,7 @@ call runs on new workers before a hook of the user's has set them. Needs nothing
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -94,7 +95,7 @@ class Recovery:
         self._cause = ""
         self.is_replaying = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-heal")
-        self._hooks = ThreadPoolExecutor(1, thread_name_prefix="phalanx-weights")
+        self._hook_turn = threading.Lock()
         self.epoch: int = self._ask_epoch(None)  # its workers are as new as the journal
         self._unsubscribe = group.subscribe(self._on_event)
 
@@ -133,7 +134,6 @@ class Recovery:
         """End the thread; the group is closed, so what it does ends with an error."""
         self._unsubscribe()
         self._thread.shutdown(cancel_futures=True)
-        self._hooks.shutdown(wait=False)
 
     def _call(
         self,
@@ -218,10 +218,14 @@ class Recovery:
 
     def _set_weights(self, epoch: int, lost: list[str], until: float | None) -> None:
         """Have the hook set the weights of the workers of *epoch*; it is called once for them."""
-        assert self._hook is not None
         if self._hooked is None or self._hooked[0] != epoch:
             news = WeightsLost(epoch, tuple(lost), partial(self._call_for_hook, epoch))
-            self._hooked = epoch, self._hooks.submit(self._hook, news)
+            self._hooked = epoch, Future()
+            # A daemon: the program's end does not wait for a hook that never returns.
+            arguments = (self._hooked[1], news)
+            threading.Thread(
+                target=self._run_hook, args=arguments, name="phalanx-weights", daemon=True
+            ).start()
         left = _left(until, "on_weights_lost")
         try:
             self._hooked[1].result(self._limit if left is None else min(left, self._limit))
@@ -233,6 +237,14 @@ class Recovery:
             raise
         except Exception as error:
             raise self._ended(f"on_weights_lost raised {error!r}") from error
+
+    def _run_hook(self, done: Future[object], news: WeightsLost) -> None:
+        assert self._hook is not None
+        try:
+            with self._hook_turn:  # the one before may not have noticed that its workers died
+                done.set_result(self._hook(news))
+        except BaseException as error:  # noqa: BLE001  # it is what the hook came to
+            done.set_exception(error)
 
     def _call_for_hook(self, epoch: int, method: str, /, *args: Any, **kwargs: Any) -> list[Any]:
         answers: list[Any] = self._group.collective_rpc(
