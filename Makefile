@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Twice as many as there are processors, for many a test waits for a death or a limit; 16 at most.
 WORKERS := $(shell n=$$(nproc); echo $$(( n > 8 ? 16 : n * 2 )))
 
-.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint docs bench wheel clean
+.PHONY: setup demo test test-gpu test-vllm test-zmq soak accounts lint docs bench compat wheel clean
 
 setup: $(VENV)/installed
 
@@ -91,10 +91,24 @@ docs: setup
 bench: setup
 	@set -e; for what in supervision startup recovery rpc; do $(BIN)/python -m benchmarks $$what; done
 
-# Builds the wheel, and tests that wheel instead of the source tree.
+# Another Python or torch, in an environment of its own (docs/reference/versions.md):
+# make compat PYTHON=python3.13 TORCH=2.14.1
+compat:
+	rm -rf $(VENV)-compat
+	$(PYTHON) -m venv $(VENV)-compat
+	$(VENV)-compat/bin/python -m pip install --quiet torch==$(TORCH) '.[dev,cli]'
+	cd /tmp && $(CURDIR)/$(VENV)-compat/bin/python $(CURDIR)/examples/quickstart.py
+	$(VENV)-compat/bin/python -m pytest -q -n $(WORKERS) --dist worksteal -o pythonpath=examples \
+	  $(addprefix tests/unit/,actors runtime supervision cli torchrun training test_packaging.py \
+	    test_public_surface.py) \
+	  $(addprefix tests/integration/,failures/test_deaths.py recovery/test_survivors.py \
+	    calls/test_executor.py)
+
+# Builds the sdist, and the wheel from the sdist; tests that wheel instead of the source tree.
 wheel: setup
 	rm -rf dist $(VENV)-wheel
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/python -m build --outdir dist
+	test -f dist/phalanx-*-py3-none-any.whl
 	$(BIN)/python -m venv $(VENV)-wheel
 	# Everything but phalanx is borrowed. Links to the source tree are not followed through a .pth.
 	$(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > borrowed.tmp
@@ -107,4 +121,4 @@ wheel: setup
 	cd /tmp && $(CURDIR)/$(VENV)-wheel/bin/python $(CURDIR)/examples/quickstart.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-wheel $(VLLM) build dist src/*.egg-info
+	rm -rf $(VENV) $(VENV)-wheel $(VENV)-compat $(VLLM) build dist src/*.egg-info

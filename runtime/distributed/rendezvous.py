@@ -257,13 +257,7 @@ def init_process_group(
         else:
             _knock(rendezvous)
             where = (rendezvous.address, rendezvous.port)
-            server = dist.TCPStore(
-                *where,
-                is_master=False,
-                wait_for_workers=False,
-                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
-                **limits,
-            )
+            server = dist.TCPStore(*where, is_master=False, wait_for_workers=False, **limits)
             store = dist.PrefixStore(rendezvous.prefix, server)
         ranks = {"rank": rank, "world_size": world_size}
         dist.init_process_group(backend, store=store, **ranks, **limits, **options)

@@ -41,8 +41,6 @@ def main(_payload: bytes, fds: Mapping[str, int]) -> int:
                 is_master=True,
                 wait_for_workers=False,
                 timeout=_CONNECT,
-                # As in torch's own env://, for builds of torch without libuv.
-                use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
                 master_listen_fd=listeners[0],  # the store's to close from here on
             )
         )

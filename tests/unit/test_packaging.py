@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,10 +13,13 @@ from pathlib import Path
 
 import torch
 from packaging.requirements import Requirement
+from packaging.version import Version
 
 from phalanx.runtime import encode
 
 ROOT = Path(__file__).parents[2]
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
+VERSIONS = (ROOT / "docs/reference/versions.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 FOLDERS = (
@@ -133,6 +137,28 @@ def test_without_torch_all_works_that_needs_no_tensor_and_the_rest_names_the_ext
     found = {each["name"]: each for each in json.loads(seen["doctor"][1])["findings"]}
     assert seen["doctor"][0] == 0, found
     assert (found["torch"]["state"], found["start"]["state"]) == ("note", "ok")
+
+
+def test_the_changelog_begins_with_the_version_and_has_its_sections_in_order() -> None:
+    version = PYPROJECT["project"]["version"]
+    headings = re.findall(r"^## \[(\S+)\] - (\S+)$", CHANGELOG, re.MULTILINE)
+    entry = re.split(r"^## ", CHANGELOG, flags=re.MULTILINE)[1]
+    sections = re.findall(r"^### (.*)$", entry, re.MULTILINE)
+
+    assert headings[0][0] == version
+    order = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
+    assert sections == [name for name in order if name in sections]
+
+
+def test_the_pythons_and_the_lowest_torch_that_are_claimed_are_those_that_were_run() -> None:
+    run = re.findall(r"^\| (3\.\d+)\.\d+ .*?\| (\d+\.\d+)\.\d+", VERSIONS, re.MULTILINE)
+    begins = "Programming Language :: Python :: "
+    classifiers = PYPROJECT["project"]["classifiers"]
+    claimed = {each.removeprefix(begins) for each in classifiers if each.startswith(begins)}
+    [torch_range] = PYPROJECT["project"]["optional-dependencies"]["torch"]
+
+    assert claimed == {python for python, _ in run}
+    assert torch_range == f"torch>={min((each for _, each in run), key=Version)}"
 
 
 def test_every_package_is_listed() -> None:
