@@ -324,10 +324,9 @@ class GroupActor(ProtectedActor):
         if progress.served and self._parent is not None:
             self._parent.ctx.progressed()
         epoch = self._state.epoch
-        self._state, actions = decide.rank_exited(
+        self._state, actions = decide.ranks_exited(
             self._state,
-            worker.rank,
-            worker.incarnation,
+            ((worker.rank, worker.incarnation),),
             reason,
             now,
             jitter=_jitter(),
@@ -341,10 +340,8 @@ class GroupActor(ProtectedActor):
     def _not_started(self, ranks: tuple[tuple[int, int], ...], reason: ExitReason) -> None:
         if self.group.probe is not None:
             self.group.probe.on_point("not_started", ranks=ranks, reason=str(reason))
-        now, jitter = self._clock(), _jitter()
-        for rank, incarnation in ranks:
-            died = rank, incarnation, reason, now
-            self._act(decide.rank_exited(self._state, *died, jitter=jitter))
+        now = self._clock()
+        self._act(decide.ranks_exited(self._state, ranks, reason, now, jitter=_jitter()))
 
     # --- planned changes ----------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.supervision.core.decider import Directive
 from phalanx.supervision.core.machine import Verdict, verdict
@@ -33,6 +33,9 @@ from phalanx.supervision.core.restart_rules import (
     Strategy,
     in_period,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,13 +183,13 @@ class GroupState:
         """Return *ranks* and those that are restarted with them."""
         return ranks.union(self.strategy.tied(range(len(self.ranks)), min(ranks)))
 
-    def replaced_after(self, dead: int) -> frozenset[int]:
-        """Return who is started anew after *dead* has died."""
+    def replaced_after(self, dead: frozenset[int]) -> frozenset[int]:
+        """Return who is started anew after *dead* have died."""
         if not self.keep:
-            return self.tied_to(frozenset((dead,)))
+            return self.tied_to(dead)
         # In its start a rank hears nothing of a further epoch.
         starting = (rank.number for rank in self.ranks if rank.state is RankState.STARTING)
-        return frozenset((dead, *starting))
+        return dead.union(starting)
 
     def marked(self, ranks: frozenset[int] | set[int], to: RankState) -> GroupState:
         """Return the group with *ranks* in that state."""
@@ -254,10 +257,9 @@ def close(state: GroupState, reason: ExitReason) -> RankDecision:
     return _close(state, reason, hurry=False)
 
 
-def rank_exited(
+def ranks_exited(
     state: GroupState,
-    number: int,
-    incarnation: int,
+    exits: Iterable[tuple[int, int]],
     reason: ExitReason,
     at: float,
     *,
@@ -265,21 +267,25 @@ def rank_exited(
     directive: Directive | None = None,
     out_of_step: bool = False,
 ) -> RankDecision:
-    """Return what follows when the process of a rank has ended.
+    """Return what follows when these (rank, incarnation) have ended together, of one cause.
+
+    However many they are, they count as one restart and lead to one epoch.
 
     *jitter*, in [0, 1), spreads the back-off. *directive* is that of the user's decider; None
-    leaves it to the restart type. *out_of_step*: it was ended because its process group was broken
-    or its ranks were out of step, and all of them are formed anew, whatever the strategy.
+    leaves it to the restart type. *out_of_step*: they were ended because the process group was
+    broken or its ranks were out of step, and all ranks are formed anew, whatever the strategy.
     """
-    was = state.state_of(number, incarnation)
-    if was is RankState.DOWN or state.phase is Phase.ENDED:
+    was = {rank: state.state_of(rank, incarnation) for rank, incarnation in exits}
+    ended = {rank for rank, before in was.items() if before is not RankState.DOWN}
+    if not ended or state.phase is Phase.ENDED:
         return state, ()
-    state = state.marked({number}, RankState.DOWN)
+    state = state.marked(ended, RankState.DOWN)
     if state.phase is Phase.CLOSING:
         return _settle_closing(state)
-    if was is RankState.STOPPING:
+    dead = frozenset(rank for rank in ended if was[rank] is not RankState.STOPPING)
+    if not dead:
         return _resume(state, at, jitter)
-    name = f"rank {number}"
+    name = _names(dead)
     served_at = state.served_at
     if served_at is None:
         told = Decided("stop the group", f"{name} failed in the group's first start")
@@ -297,16 +303,15 @@ def rank_exited(
         why = f"{name} is {state.restart} and its end was {reason.kind}"
         state, actions = _close(state, reason, hurry=False)
         return state, (Decided("stop the group", why), *actions)
-    affected = state.replaced_after(number)
+    affected = state.replaced_after(dead)
     if out_of_step and not state.keep:
         affected = frozenset(each.number for each in state.ranks)
-    if was is RankState.REFORMING and number in state.fresh:
-        # A kill says nothing about its hook.
-        if reason.kind is not ExitKind.KILLED:
-            affected = state.tied_to(frozenset((number,)))
-    elif was is RankState.REFORMING:
+    reforming = frozenset(rank for rank in dead if was[rank] is RankState.REFORMING)
+    if reforming == dead and not dead & state.fresh:
         told = Decided(f"replace {_names(affected)}, within the same restart", "it was in one")
         return _mend(state, affected, told, at, jitter)
+    if reforming & state.fresh and reason.kind is not ExitKind.KILLED:
+        affected = state.tied_to(dead)  # a kill says nothing about its hook
     window = state.window.admit(at)
     limit = f"{state.window.intensity} restarts{in_period(state.window.period)}"
     if window is None:

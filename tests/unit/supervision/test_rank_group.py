@@ -69,8 +69,12 @@ def event(decided: Callable[..., RankDecision]) -> Callable[..., Event]:
 
 begin, wait_over = event(decide.begin), event(decide.wait_over)
 rank_ready, rank_reformed = event(decide.rank_ready), event(decide.rank_reformed)
-rank_exited, close = event(decide.rank_exited), event(decide.close)
+ranks_exited, close = event(decide.ranks_exited), event(decide.close)
 restart, resize = event(decide.restart), event(decide.resize)
+
+
+def rank_exited(rank: int, incarnation: int, *what: object, **more: object) -> Event:
+    return ranks_exited(((rank, incarnation),), *what, **more)
 
 
 def run(state: GroupState, *events: Event) -> tuple[GroupState, list[tuple[RankAction, ...]]]:
@@ -161,6 +165,37 @@ def test_a_death_of_a_rank_that_is_being_reformed_is_not_counted_again() -> None
     # The new rank 1 hears nothing in its start, so it goes into the further epoch as another one.
     assert taken[1] == (Hold(), StopRanks((1,), hurry=True))
     assert taken[2] == (ReformRanks(3, ((0, 1),)), StartRanks(3, 3, ((1, 3), (2, 2))))
+    assert len(state.window.spent) == 1
+
+
+@pytest.mark.parametrize(
+    ("strategy", "keep", "stopped", "started"),
+    [
+        (Strategy.ONE_FOR_ONE, False, (), (4, 5, 6, 7)),
+        (Strategy.REST_FOR_ONE, False, (), (4, 5, 6, 7)),
+        (Strategy.ONE_FOR_ALL, False, (0, 1, 2, 3), tuple(range(8))),
+        (Strategy.ONE_FOR_ALL, True, (), (4, 5, 6, 7)),
+    ],
+)
+def test_ranks_that_end_of_one_cause_are_one_restart_and_one_epoch(
+    strategy: Strategy, keep: bool, stopped: tuple[int, ...], started: tuple[int, ...]
+) -> None:
+    lost = [(rank, 1) for rank in (4, 5, 6, 7)]
+    state = serving(strategy, 8, Intensity(1, 60.0), keep=keep)
+    epoch = state.epoch
+
+    state, (actions,) = run(state, ranks_exited(lost, KILLED, 1.0))
+    assert [each.ranks for each in actions if isinstance(each, StopRanks)] == (
+        [stopped] if stopped else []
+    )
+    for rank in stopped:
+        state, (actions,) = run(state, rank_exited(rank, 1, SHUTDOWN, 1.1))
+
+    (start,) = (each for each in actions if isinstance(each, StartRanks))
+    assert start.ranks == tuple((rank, 2) for rank in started)
+    reformed = [each.ranks for each in actions if isinstance(each, ReformRanks)]
+    assert reformed == ([tuple((rank, 1) for rank in (0, 1, 2, 3))] if keep else [])
+    assert state.epoch == epoch + (strategy is not Strategy.ONE_FOR_ONE)
     assert len(state.window.spent) == 1
 
 
@@ -273,10 +308,13 @@ def test_restart_types_are_otps(restart: Restart, reason: object, restarted: boo
     strategy=st.sampled_from([Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL, Strategy.REST_FOR_ONE]),
     keep=st.booleans(),
     size=st.integers(1, 4),
-    picks=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["die", "ready"])), max_size=60),
+    picks=st.lists(
+        st.tuples(st.frozensets(st.integers(0, 3), min_size=1), st.sampled_from(["die", "ready"])),
+        max_size=60,
+    ),
 )
 def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
-    strategy: Strategy, keep: bool, size: int, picks: list[tuple[int, str]]
+    strategy: Strategy, keep: bool, size: int, picks: list[tuple[frozenset[int], str]]
 ) -> None:
     """Every rank has at most one live incarnation; the group quiesces whole, or ended."""
     keep = keep and strategy is Strategy.ONE_FOR_ALL
@@ -298,26 +336,26 @@ def test_whatever_dies_whenever_the_group_ends_whole_or_ended(
             ended += isinstance(action, End)
 
     apply(decide.begin(state))
-    for rank, what in picks:
+    for picked, what in picks:
         at += 1.0
-        if rank not in live:
+        those = sorted(picked & live.keys())
+        if what == "die":
+            spent = len(state.window.spent)
+            apply(ranks_exited([(rank, live.pop(rank)) for rank in those], KILLED, at)(state))
+            assert len(state.window.spent) <= spent + 1
             continue
-        if what == "ready" and state.ranks[rank].state is RankState.STARTING:
-            apply(decide.rank_ready(state, rank, live[rank], at))
-        elif what == "ready" and state.ranks[rank].state is RankState.REFORMING:
-            apply(decide.rank_reformed(state, rank, live[rank], state.epoch, at))
-        elif what == "die":
-            apply(decide.rank_exited(state, rank, live.pop(rank), KILLED, at))
+        for rank in those:
+            if state.ranks[rank].state is RankState.STARTING:
+                apply(decide.rank_ready(state, rank, live[rank], at))
+            elif state.ranks[rank].state is RankState.REFORMING:
+                apply(decide.rank_reformed(state, rank, live[rank], state.epoch, at))
     for _ in range(200):
         stopping = [r for r in state.ranks if r.state is RankState.STOPPING]
         reforming = [r for r in state.ranks if r.state is RankState.REFORMING]
         starting = [r for r in state.ranks if r.state is RankState.STARTING]
         if stopping:
-            apply(
-                decide.rank_exited(
-                    state, stopping[0].number, live.pop(stopping[0].number), SHUTDOWN, at
-                )
-            )
+            number = stopping[0].number
+            apply(rank_exited(number, live.pop(number), SHUTDOWN, at)(state))
         elif starting:
             apply(decide.rank_ready(state, starting[0].number, starting[0].incarnation, at))
         elif reforming:
