@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1]
 MOST = {
     "supervision": 4_200,
     "runtime": 10_800,
+    "cluster": 3_500,
     "actors": 9_600,
     "chaos": 4_000,
     "cli": 1_300,

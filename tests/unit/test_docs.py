@@ -88,7 +88,7 @@ def test_every_name_of_the_package_that_is_named_exists(document: str) -> None:
 
 def test_every_file_that_the_architecture_names_exists() -> None:
     text = (ROOT / "docs/architecture.md").read_text()
-    layers = ("supervision", "runtime", "actors", "chaos", "integrations")
+    layers = ("supervision", "runtime", "cluster", "actors", "chaos", "integrations")
     files = set(re.findall(rf"`((?:{'|'.join(layers)})/[\w/]+\.py)`", text))
     rooms = set(re.findall(rf"^\| `((?:{'|'.join(layers)})/\w+)` \|", text, re.MULTILINE))
 

@@ -23,7 +23,7 @@ VERSIONS = (ROOT / "docs/reference/versions.md").read_text()
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 SETUPTOOLS = PYPROJECT["tool"]["setuptools"]
 FOLDERS = (
-    *("actors", "supervision", "runtime", "chaos", "cli", "testing"),
+    *("actors", "supervision", "runtime", "cluster", "chaos", "cli", "testing"),
     "integrations",
 )
 
@@ -37,7 +37,7 @@ class Looker(WorkerActor):
         return [name for name in names if find_spec(name)]
 
 if __name__ == "__main__":
-    names = ["actors", "runtime", "chaos", "cli", "testing", "integrations"]
+    names = ["actors", "runtime", "cluster", "chaos", "cli", "testing", "integrations"]
     found = [name for name in names if find_spec(name)]
     with Executor(Looker, launch={'preload': ()}) as group:
         print(found, group.collective_rpc("look", args=(names,), unique_reply_rank=0, timeout=60))

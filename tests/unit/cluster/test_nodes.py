@@ -1,0 +1,248 @@
+"""Decisions about nodes: which are asked for, serve, are lost and fenced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from phalanx.cluster.nodes import decide
+from phalanx.cluster.nodes.decide import (
+    HELD,
+    Admit,
+    AskForNode,
+    Dismiss,
+    Fenced,
+    Limits,
+    Lose,
+    NodeAction,
+    NodeDecision,
+    Nodes,
+    NodeState,
+    NoNode,
+    PutAside,
+    Recovered,
+    Suspect,
+)
+
+LIMITS = Limits(lease=10.0, wait=60.0, join=20.0, leave=5.0, quarantine=600.0)
+
+
+def serving(wanted: int = 1) -> Nodes:
+    """Return nodes that are all up since 0; the machine of each is named as its number."""
+    nodes, _ = decide.want(Nodes(0, LIMITS), wanted, 0.0)
+    for number in range(wanted):
+        nodes, _ = decide.offered(nodes, number, 0.0)
+        nodes, _ = decide.greeted(nodes, number, str(number), 0.0)
+    return nodes
+
+
+def pass_time(nodes: Nodes, at: float) -> NodeDecision:
+    """Have *nodes* decide whatever is due until *at*."""
+    actions = list[NodeAction]()
+    while nodes.due() <= at:
+        nodes, more = decide.time_passed(nodes, nodes.due())
+        actions += more
+    return nodes, tuple(actions)
+
+
+def test_as_many_nodes_as_are_wanted_are_asked_for_and_admitted_when_they_greet() -> None:
+    nodes, actions = decide.want(Nodes(0, LIMITS), 2, 0.0)
+    assert actions == (AskForNode(0), AskForNode(1))
+
+    nodes, actions = decide.offered(nodes, 1, 3.0)
+    assert actions == ()
+    nodes, actions = decide.greeted(nodes, 1, "boot", 4.0)
+    assert actions == (Admit(1),)
+    assert decide.want(nodes, 2, 5.0)[1] == ()
+    assert decide.want(nodes, 3, 5.0)[1] == (AskForNode(2),)
+
+
+def test_silence_makes_a_suspect_then_a_loss_and_the_lease_fences() -> None:
+    nodes, actions = pass_time(serving(), 2.5)
+    assert actions == (Suspect(0, "silent for 2.5 s"),)
+
+    nodes, actions = pass_time(nodes, 10.0)
+    assert actions == (Lose(0, "silent for 10.0 s"), AskForNode(1))
+    assert pass_time(nodes, 59.0)[1] == ()  # not before it is known when the last answer left
+    nodes, _ = decide.answers_ended(nodes, 0, 0.1)
+    nodes, actions = pass_time(nodes, 11.29)
+    assert actions == ()
+    nodes, actions = pass_time(nodes, 11.3)
+    assert actions == (Fenced(0, "its lease is over"),)
+    assert nodes.find(0) is None
+
+
+def test_a_suspect_that_is_heard_goes_on() -> None:
+    nodes, _ = pass_time(serving(), 2.5)
+
+    nodes, actions = decide.heard(nodes, 0, 9.9)
+
+    assert actions == (Recovered(0),)
+    assert pass_time(nodes, 12.3)[1] == ()
+
+
+def test_a_doubt_makes_a_suspect_at_once_and_nothing_is_lost_while_beats_come() -> None:
+    nodes, actions = decide.doubted(serving(), 0, "Ray: unavailable", 1.0)
+
+    assert actions == (Suspect(0, "Ray: unavailable"),)
+    assert decide.heard(nodes, 0, 1.1)[1] == (Recovered(0),)
+
+
+def test_a_node_whose_link_closed_is_lost_at_once_and_for_good() -> None:
+    nodes, actions = decide.gone(serving(), 0, "its link closed", 1.0)
+
+    assert actions == (Lose(0, "its link closed"), AskForNode(1))
+    for late in (
+        decide.heard(nodes, 0, 1.1),
+        decide.doubted(nodes, 0, "", 1.1),
+        decide.gone(nodes, 0, "", 1.1),
+        decide.leave(nodes, 0, 1.1),
+    ):
+        assert late == (nodes, ())
+    assert decide.greeted(nodes, 0, "0", 1.1)[1] == (Dismiss(0, "not wanted any longer"),)
+
+
+def test_the_word_that_all_has_ended_fences_at_once() -> None:
+    lost, _ = decide.gone(serving(), 0, "its link closed", 1.0)
+
+    assert decide.ended(lost, 0, "the agent", 1.5)[1] == (Fenced(0, "the agent"),)
+    assert decide.ended(serving(), 0, "its last word", 1.5)[1] == (
+        Lose(0, "its last word"),
+        AskForNode(1),
+        Fenced(0, "its last word"),
+    )
+
+
+def test_a_new_node_on_the_machine_of_a_lost_one_fences_it() -> None:
+    nodes, _ = decide.gone(serving(), 0, "its link closed", 1.0)
+    nodes, _ = decide.offered(nodes, 1, 2.0)
+
+    nodes, actions = decide.greeted(nodes, 1, "0", 3.0)
+
+    assert [type(each) for each in actions] == [Fenced, Admit]
+    assert [node.number for node in nodes.nodes] == [1]
+
+
+def test_a_machine_that_was_lost_twice_is_put_aside_and_another_asked_for() -> None:
+    nodes, at = serving(), 0.0
+    for number in (0, 1):
+        at += 10.0
+        nodes, _ = decide.gone(nodes, number, "its link closed", at)
+        nodes, _ = decide.offered(nodes, number + 1, at)
+        nodes, actions = decide.greeted(nodes, number + 1, "0", at)
+
+    assert actions[1:] == (PutAside(2, at + 600.0), AskForNode(3))
+    assert pass_time(decide.heard(nodes, 2, at + 599.0)[0], at + 600.0)[1][-1] == Admit(2)
+
+
+def test_losses_that_lie_far_apart_put_nothing_aside() -> None:
+    nodes, _ = decide.gone(serving(), 0, "its link closed", 1.0)
+    nodes, _ = decide.offered(nodes, 1, 2.0)
+    nodes, _ = decide.greeted(nodes, 1, "0", 2.0)
+    nodes, _ = decide.gone(nodes, 1, "its link closed", 602.0)
+    nodes, _ = decide.offered(nodes, 2, 603.0)
+
+    assert decide.greeted(nodes, 2, "0", 604.0)[1][-1] == Admit(2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ((), (Dismiss(0, "no machine in 60 s"), NoNode("no machine in 60 s"))),
+        (
+            (decide.offered,),
+            (Dismiss(0, "its node has not greeted in 20 s"), AskForNode(1)),
+        ),
+    ],
+)
+def test_a_start_that_takes_too_long_is_given_up(
+    steps: tuple[Callable[..., NodeDecision], ...], expected: tuple[NodeAction, ...]
+) -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+    for step in steps:
+        nodes, _ = step(nodes, 0, 0.0)
+
+    assert decide.time_passed(nodes, nodes.due())[1] == expected
+
+
+def test_a_node_that_cannot_serve_is_not_replaced_by_one_like_it() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+    nodes, _ = decide.offered(nodes, 0, 0.0)
+
+    nodes, actions = decide.unfit(nodes, 0, "Python 3.12 there, 3.11 here")
+
+    why = "Python 3.12 there, 3.11 here"
+    assert actions == (Dismiss(0, why), NoNode(why))
+    assert nodes.due() == math.inf
+
+
+def test_a_node_that_is_left_over_ends_in_good_order_or_by_its_lease() -> None:
+    nodes, _ = decide.want(serving(2), 1, 1.0)
+    nodes, actions = decide.leave(nodes, 1, 1.0)
+    assert actions == (Dismiss(1, "not wanted any longer"),)
+
+    assert decide.ended(nodes, 1, "its last word", 2.0)[1] == (Fenced(1, "its last word"),)
+    nodes, _ = decide.heard(nodes, 0, 5.9)
+    nodes, actions = decide.time_passed(nodes, 6.0)
+    assert actions == (Lose(1, "has not ended in 5 s"),)
+
+
+EVENTS: dict[str, Callable[[Nodes, int, float], NodeDecision]] = {
+    "offered": decide.offered,
+    "greeted": lambda nodes, number, at: decide.greeted(nodes, number, f"m{number % 3}", at),
+    "heard": decide.heard,
+    "doubted": lambda nodes, number, at: decide.doubted(nodes, number, "", at),
+    "gone": lambda nodes, number, at: decide.gone(nodes, number, "", at),
+    "ended": lambda nodes, number, at: decide.ended(nodes, number, "", at),
+    "answers": decide.answers_ended,
+    "leave": decide.leave,
+    "time": lambda nodes, _number, at: decide.time_passed(nodes, at),
+}
+
+
+@given(
+    wanted=st.integers(1, 4),
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(sorted(EVENTS)), st.integers(0, 8), st.sampled_from([0.1, 3, 11, 70])
+        ),
+        max_size=60,
+    ),
+)
+def test_whatever_happens_a_lost_node_stays_lost_and_is_fenced_once(
+    wanted: int, steps: list[tuple[str, int, float]]
+) -> None:
+    nodes, actions = decide.want(Nodes(0, LIMITS), wanted, 0.0)
+    happened = list(actions)
+    at = 0.0
+    for name, number, later in steps:
+        at += later
+        before = {node.number: node.state for node in nodes.nodes}
+        nodes, actions = EVENTS[name](nodes, number, at)
+        happened += actions
+        for node in nodes.nodes:
+            if before.get(node.number) is NodeState.LOST:
+                assert node.state is NodeState.LOST
+        lost = {each.number for each in happened if isinstance(each, Lose)}
+        held = {node.number for node in nodes.nodes if node.state in HELD}
+        assert not lost & held
+        admitted = {each.number for each in happened if isinstance(each, Admit)}
+        assert held <= admitted
+    for node in nodes.nodes:
+        if node.state is NodeState.LOST:
+            nodes, _ = decide.answers_ended(nodes, node.number, at)
+    while any(node.state is NodeState.LOST for node in nodes.nodes):
+        nodes, actions = decide.time_passed(nodes, nodes.due())
+        happened += actions
+        for node in nodes.nodes:
+            if node.state is NodeState.LOST:
+                nodes, _ = decide.answers_ended(nodes, node.number, at)
+    fenced = [each.number for each in happened if isinstance(each, Fenced)]
+    asked = [each.number for each in happened if isinstance(each, AskForNode)]
+    assert len(fenced) == len(set(fenced))
+    assert {each.number for each in happened if isinstance(each, Lose)} <= set(fenced)
+    assert len(asked) == len(set(asked))
