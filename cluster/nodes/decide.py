@@ -2,11 +2,11 @@
 
 - Each function takes the nodes and what happened, and returns the nodes after it and its actions,
   in order. Times are seconds on one monotonic clock, given with each event.
-- A node that is lost never comes back, and no beat of it is answered any more. Its ranks are lost
+- A node that is lost never comes back, and its beats are not answered. Its ranks are lost
   with it, as one event; they may be started elsewhere when it is *fenced*: when it is certain that
   nothing of it runs. Its last word says so, or that of what started it, or a new node on the same
   machine, which ends what is left there before it greets; or else the end of its lease does.
-- Silence of a few beats, and a doubt of whoever started the node, make it a suspect: its ranks and
+- Silence of a few beats, and a doubt of what started the node, make it a suspect: its ranks and
   their calls go on, and nothing is started.
 - A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
 - A machine whose nodes were lost twice in `Limits.quarantine` seconds is put aside. It stays

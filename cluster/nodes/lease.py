@@ -3,7 +3,7 @@
 A node sends numbered beats, which are answered. Its lease runs from the moment at which the last
 answered beat was *sent*, not from the moment at which the answer came, which may have been under
 way for long. So the driver's machine, which knows when its last answer left, knows a time after
-which the node has ended its ranks, though nothing of it is heard any more.
+which the node has ended its ranks, though nothing of it is heard.
 
 Each side measures on its own clock, one that goes on while the machine is suspended
 (``CLOCK_BOOTTIME``); two clocks may differ in rate by `DRIFT`.
@@ -22,7 +22,7 @@ KILL_TIME = 1.0
 
 
 def over_at(last_answer: float, duration: float) -> float:
-    """Return when nothing of a node runs any more, in seconds on the clock of *last_answer*.
+    """Return when all of a node has ended, in seconds on the clock of *last_answer*.
 
     Args:
         last_answer: When the last answer to one of its beats left, or was about to.

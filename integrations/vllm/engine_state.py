@@ -1,7 +1,7 @@
 """The state of an engine's workers, for the process of its client: errors, health and metrics.
 
 Guarantees: the exception of a call names the last death, with its crash report; if the engine core
-is a process of its own, vLLM's `EngineDeadError` in the process of its client does too. The
+is a separate process, vLLM's `EngineDeadError` in the process of its client does too. The
 server's ``/metrics`` holds what has been recovered from, and its ``/health`` tells an engine that
 recovers from one that serves, with `HealthRoute`.
 
