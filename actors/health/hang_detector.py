@@ -47,6 +47,16 @@ class Suspect:
     in_call: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Examination:
+    """One request for heartbeats: who is suspected, who runs besides, and vitals from before it."""
+
+    request: HeartbeatRequest
+    suspects: list[Suspect]
+    others: list[Progress]
+    before: dict[Worker, Vitals]
+
+
 def find_hung(
     suspects: Sequence[Suspect],
     others: Sequence[Progress],
@@ -101,7 +111,7 @@ class HangDetector:
         self._shutdown = shutdown
         self._state = state
         self._numbers = itertools.count(1)
-        self._open: dict[int, tuple[HeartbeatRequest, list[Suspect], list[Progress]]] = {}
+        self._open: dict[int, _Examination] = {}
 
     # --- limits of starts, ends and re-forms --------------------------------------------
 
@@ -239,32 +249,35 @@ class HangDetector:
 
     def _examine(self, suspects: Sequence[Suspect], running: Sequence[Progress] = ()) -> None:
         """Request heartbeats of *suspects* and of the others *running*; `_conclude` follows."""
-        known = [each.worker for _, suspected, _ in self._open.values() for each in suspected]
+        known = [each.worker for one in self._open.values() for each in one.suspects]
         new = [each for each in suspects if each.worker not in known]
         if not new:
             return
         workers = {each.worker.rank: each.worker for each in new}
         others = [each for each in running if each.rank not in workers]
-        asked = {rank: each.incarnation for rank, each in workers.items() if not _is_stopped(each)}
         for each in others:
-            if not _is_stopped(self._membership.find(each.rank, each.incarnation)):
-                asked[each.rank] = each.incarnation
+            worker = self._membership.find(each.rank, each.incarnation)
+            if worker is not None:
+                workers[each.rank] = worker
+        asked = {rank: each.incarnation for rank, each in workers.items() if not _is_stopped(each)}
+        before = {each: _vitals(each) for each in workers.values()}
         number = next(self._numbers)
         done = partial(self._group.post, self._conclude, number)
-        self._open[number] = self._group.heartbeats.request(asked, done), new, others
+        request = self._group.heartbeats.request(asked, done)
+        self._open[number] = _Examination(request, new, others, before)
         self._group.runtime.loop.call_at(self._group.clock() + _PATIENCE, done)
 
     def _conclude(self, number: int) -> None:
         """End the ranks that an examination has found to hang."""
         if number not in self._open:
             return  # all had replied before the time was over
-        request, suspects, others = self._open.pop(number)
-        replies = request.replies()
-        request.close()
-        there = [each for each in suspects if not each.worker.released and each.worker.process]
+        one = self._open.pop(number)
+        replies = one.request.replies()
+        one.request.close()
+        there = [each for each in one.suspects if not each.worker.released and each.worker.process]
         workers = {each.worker.rank: each.worker for each in there}
         here: list[Progress] = []
-        for each in others:
+        for each in one.others:
             worker = self._membership.find(each.rank, each.incarnation)
             if worker is not None and worker.process is not None:
                 workers[each.rank] = worker
@@ -273,23 +286,31 @@ class HangDetector:
         if any(each.worker.rank not in hung for each in there):
             self._limits.wake(_LOOK_AGAIN)
         for rank, why in hung.items():
-            process = workers[rank].process
-            assert process is not None
+            worker = workers[rank]
             # A stopped rank, which is not asked, is suspected for that.
-            seen = _describe(replies[rank], process.pid) if rank in replies else ""
-            self._shutdown.examine(workers[rank], why, seen)
+            seen = ""
+            if rank in replies:
+                seen = _describe(replies[rank], one.before[worker], _vitals(worker))
+            self._shutdown.examine(worker, why, seen)
 
 
 def _is_stopped(worker: Worker | None) -> bool:
     return worker is not None and worker.process is not None and worker.process.is_stopped()
 
 
-def _describe(pulse: Pulse | None, pid: int) -> str:
-    """Return what a rank is doing, from its heartbeat and its state in /proc."""
-    vitals = Vitals.of(pid)
+def _vitals(worker: Worker) -> Vitals:
+    return Vitals.of(None if worker.process is None else worker.process.pid)
+
+
+def _describe(pulse: Pulse | None, before: Vitals, vitals: Vitals) -> str:
+    """Return what a rank is doing, from its heartbeat and its state in /proc.
+
+    A thread that runs Python code sleeps for moments, until it has the interpreter lock again.
+    """
     place = f" in {vitals.wait}" if vitals.wait else ""
     if pulse is not None:
-        return f"{'busy' if vitals.state == 'R' else 'waiting'} in {pulse}"
+        is_busy = vitals.state == "R" or vitals.ran > before.ran > 0
+        return f"{'busy' if is_busy else 'waiting'} in {pulse}"
     if vitals.state == "D":
         return f"wedged in uninterruptible sleep{place}"
     doing = "uses the processor" if vitals.state == "R" else f"sleeps{place}"

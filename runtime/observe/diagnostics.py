@@ -49,6 +49,7 @@ class Vitals:
     Attributes:
         state: The letter of its main thread; empty if it is gone.
         ticks: Processor time of all its threads, in clock ticks.
+        ran: Processor time of its main thread, in nanoseconds; 0 where the kernel does not say.
         is_ending: Whether it is exiting: it releases its resources, or other threads are left.
         wait: The kernel function in which its main thread sleeps; empty if unknown.
     """
@@ -57,6 +58,7 @@ class Vitals:
     ticks: int = 0
     wait: str = ""
     is_ending: bool = False
+    ran: int = 0
 
     @classmethod
     def of(cls, pid: int | None) -> Vitals:
@@ -72,7 +74,8 @@ class Vitals:
             return cls(is_ending=True)
         ending = bool(int(fields[6]) & _EXITING)
         ticks = int(fields[11]) + int(fields[12])
-        return cls(state, ticks, _wait_channel(f"/proc/{pid}"), ending)
+        ran = int((procfs.content(f"/proc/{pid}/schedstat") or b"0").split()[0])
+        return cls(state, ticks, _wait_channel(f"/proc/{pid}"), ending, ran)
 
 
 def describe_threads(pid: int) -> str:

@@ -37,6 +37,12 @@ class Stuck(Echo):
         while True:
             pass
 
+    def _contended(self) -> None:
+        for _ in range(3):  # which have the interpreter lock for most of the time
+            threading.Thread(target=self._loop, daemon=True).start()
+        while True:
+            pass
+
     def _native(self) -> None:
         ctypes.PyDLL(None).sleep(600)  # holds the interpreter lock: no Python code runs
 

@@ -80,6 +80,7 @@ def test_a_call_that_reports_progress_may_run_for_longer_than_its_limit(make: Ma
     [
         ("deadlock", r"waiting in _deadlock \(.*hanging_workers.py:\d+\)"),
         ("loop", r"busy in _loop"),
+        ("contended", r"busy in _contended"),
         ("released", r"waiting in _released"),
         ("native", r"wedged: no sign of life .* holds the interpreter lock; it sleeps"),
         ("regex", r"wedged: no sign of life .* holds the interpreter lock; it uses the processor"),
