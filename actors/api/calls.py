@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from phalanx.actors.calls.call import Shape
+from phalanx.actors.calls.call import COLLECTIVE, GATHER, POOL, SINGLE
 from phalanx.actors.calls.streams import StreamInbox
 from phalanx.actors.spec.check_ranks import check_per_rank, check_rank
 from phalanx.actors.spec.proxy import Proxy
@@ -116,7 +116,7 @@ class CallMethods(Generic[W]):
             lead = self._layout.output_rank if unique_reply_rank is None else unique_reply_rank
             want = None
         return self._call(
-            Shape.COLLECTIVE,
+            COLLECTIVE,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
@@ -162,9 +162,7 @@ class CallMethods(Generic[W]):
         A rank that raises, dies or runs out of time affects only its own.
         """
         each = [_arguments(args, kwargs)]
-        return self._call(
-            Shape.GATHER, method, each, timeout=timeout, retries=0, non_block=non_block
-        )
+        return self._call(GATHER, method, each, timeout=timeout, retries=0, non_block=non_block)
 
     def scatter(
         self,
@@ -193,7 +191,7 @@ class CallMethods(Generic[W]):
             if not isinstance(values, list | tuple):
                 raise SpecError(f"args[{index}]", values, "give the arguments as a tuple")
         return self._call(
-            Shape.COLLECTIVE,
+            COLLECTIVE,
             method,
             [(tuple(a), k) for a, k in zip(each, named, strict=True)],
             timeout=timeout,
@@ -219,7 +217,7 @@ class CallMethods(Generic[W]):
             retries = _retries(retries, on_death)
         check_rank("rank", rank, self._layout.world_size)
         return self._call(
-            Shape.SINGLE,
+            SINGLE,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
@@ -248,7 +246,7 @@ class CallMethods(Generic[W]):
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("submit", timeout)
         future: CallFuture = self._call(
-            Shape.POOL,
+            POOL,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
@@ -272,7 +270,7 @@ class CallMethods(Generic[W]):
         if rank is not None:
             check_rank("rank", rank, self._layout.world_size)
         future = self._call(
-            Shape.COLLECTIVE if rank is None else Shape.SINGLE,
+            COLLECTIVE if rank is None else SINGLE,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,
@@ -331,7 +329,7 @@ class CallMethods(Generic[W]):
         elif take_within != math.inf:
             check_seconds("take_within", take_within, positive=True)
         stream: ReplyStream = self._call(
-            Shape.COLLECTIVE if rank is None else Shape.SINGLE,
+            COLLECTIVE if rank is None else SINGLE,
             method,
             [_arguments(args, kwargs)],
             timeout=timeout,

@@ -10,7 +10,7 @@ import functools
 import math
 from typing import TYPE_CHECKING, Any
 
-from phalanx.actors.calls.call import Call, check_timeout, options_of
+from phalanx.actors.calls.call import DEFAULT, Call, check_timeout, options_of
 from phalanx.actors.calls.futures import CallFuture
 from phalanx.actors.calls.streams import ReplyStream
 from phalanx.actors.group.handle import Group
@@ -75,13 +75,16 @@ class RankGroup(Group):
         if timeout is not None:
             check_timeout(timeout)  # first: arguments in its place are missing elsewhere
         name, declared = self._methods.declared_of(method, each)
-        options = options_of(
-            now=0.0 if timeout is None else self.plane.clock(),
-            timeout=timeout,
-            retries=int(declared.idempotent) if retries is None else retries,
-            on_timeout=on_timeout,
-            tell=tell,
-        )
+        options = DEFAULT
+        asks = timeout is not None or retries is not None or tell or on_timeout != "leave"
+        if asks or declared.idempotent:
+            options = options_of(
+                now=0.0 if timeout is None else self.plane.clock(),
+                timeout=timeout,
+                retries=int(declared.idempotent) if retries is None else retries,
+                on_timeout=on_timeout,
+                tell=tell,
+            )
         self.check_process()
         self.plane.check_may_enter(name, waits=not non_block)
         if not non_block:

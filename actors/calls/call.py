@@ -41,6 +41,9 @@ class Shape(Enum):
     POOL = auto()  # any idle rank
 
 
+COLLECTIVE, GATHER, SINGLE, POOL = Shape  # looking a member up takes as long as a call
+
+
 class CallOptions(NamedTuple):
     """How a call is made.
 
@@ -59,7 +62,7 @@ class CallOptions(NamedTuple):
     tell: bool = False
 
 
-_DEFAULT = CallOptions()
+DEFAULT = CallOptions()
 
 
 def options_of(
@@ -78,7 +81,7 @@ def options_of(
         SpecError: a negative number of retries, or an unknown policy.
     """
     if timeout is None and retries == 0 and on_timeout == "leave" and not tell:
-        return _DEFAULT
+        return DEFAULT
     check_count("retries", retries, 0)
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')
@@ -209,8 +212,8 @@ class Call:
             raise self.error
         if self.failed is not None:
             raise self.fail(*self.failed)
-        if self.shape is not _COLLECTIVE:
-            if self.shape is Shape.GATHER:
+        if self.shape is not COLLECTIVE:
+            if self.shape is GATHER:
                 return [self._outcome(rank) for rank in self.asked]
             assert self.rank is not None
             return self._value(self.rank)
@@ -276,6 +279,3 @@ class Call:
             return Outcome(rank, OutcomeKind.OK, self._value(rank))
         except Exception as error:  # noqa: BLE001  # a reply whose type cannot be rebuilt here
             return Outcome(rank, OutcomeKind.ERROR, error=error)
-
-
-_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call

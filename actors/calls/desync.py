@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime import Flag, Frame, Kind, LargeFrame, RemoteFailure
 
-from .call import Shape
+from .call import COLLECTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -225,7 +225,7 @@ class DesyncMonitor:
             number: call
             for slot in self._table
             for number, call in slot.sent.items()
-            if not call.done and number > reached and call.shape is Shape.COLLECTIVE
+            if not call.done and number > reached and call.shape is COLLECTIVE
         }
         self._plane.retract(behind)
         self._wait(wire)

@@ -35,7 +35,7 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import RuntimeFault
 
-from .call import Shape
+from .call import COLLECTIVE, GATHER
 from .desync import DesyncMonitor
 from .pauses import Pauses
 from .queue import CallQueue
@@ -257,7 +257,7 @@ class CallPlane:
             if call.done:
                 return {}
             owing = [slot for slot in self._table if slot.sent.get(call.wire) is call]
-            if call.shape is Shape.GATHER and call.wire:
+            if call.shape is GATHER and call.wire:
                 for rank in call.missing:
                     error = call.timed_out()
                     call.answers[rank] = Outcome(rank, OutcomeKind.TIMEOUT, error=error)
@@ -681,7 +681,7 @@ class CallPlane:
         if not frame.flags & Flag.FATAL:
             return False
         slot.ending = True
-        is_open = not call.done and call.wire == frame.call_id and call.shape is not Shape.GATHER
+        is_open = not call.done and call.wire == frame.call_id and call.shape is not GATHER
         return is_open and call.retries > 0
 
     def _take(self, slot: RankSlot, call: Call, frame: Frame) -> None:
@@ -696,7 +696,7 @@ class CallPlane:
             self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
         elif kind == _ERROR:
             self._desyncs.note(call, slot, frame)
-            if call.shape is Shape.GATHER:
+            if call.shape is GATHER:
                 self._answer(call, slot.rank, frame)
             else:
                 self._fail(call, slot.rank, frame)
@@ -729,7 +729,7 @@ class CallPlane:
         raised, none of them has died of it; but a call to be retried waits for the group to be
         re-formed.
         """
-        may_be_echo = bool(frame.flags & Flag.BROKEN) and call.shape is Shape.COLLECTIVE
+        may_be_echo = bool(frame.flags & Flag.BROKEN) and call.shape is COLLECTIVE
         if call.failed is None or not may_be_echo:
             call.failed = (frame, rank)
         if not may_be_echo or self._desyncs.explains_itself(call):

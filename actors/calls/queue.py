@@ -14,7 +14,7 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .call import Shape
+from .call import COLLECTIVE, GATHER, POOL, SINGLE
 from .reader import Ticket
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class CallQueue:
         """Append *call*; put one that is sent in a pause first."""
         if call.under_hold:
             self._queue(call).appendleft(call)
-        elif call.shape is _COLLECTIVE:
+        elif call.shape is COLLECTIVE:
             self.everyone.append(call)
         else:
             self._queue(call).append(call)
@@ -77,7 +77,7 @@ class CallQueue:
     def put_back(self, calls: Iterable[Call]) -> None:
         """Put *calls* first again, in the order in which they were made, as if never sent."""
         for call in sorted(calls, key=lambda each: each.seq, reverse=True):
-            if call.shape is Shape.POOL:
+            if call.shape is POOL:
                 call.rank = None
             self._queue(call).appendleft(call)
             call.failed = None
@@ -89,7 +89,7 @@ class CallQueue:
         queue = self._queue(call)
         with contextlib.suppress(ValueError):
             queue.remove(call)
-        if call.shape is Shape.SINGLE and not queue:
+        if call.shape is SINGLE and not queue:
             assert call.rank is not None
             del self.alone[call.rank]
 
@@ -162,9 +162,9 @@ class CallQueue:
 
     def _queue(self, call: Call) -> deque[Call]:
         shape = call.shape
-        if shape is _COLLECTIVE or shape is Shape.GATHER:
+        if shape is COLLECTIVE or shape is GATHER:
             return self.everyone
-        if shape is Shape.POOL:
+        if shape is POOL:
             return self.pool
         assert call.rank is not None
         return self.alone.setdefault(call.rank, deque())
@@ -191,6 +191,3 @@ class CallQueue:
         if everyone or free >= self._depth - self._depth // 2:
             for _ in range(min(free, len(self.blocked))):
                 fulfil(self.blocked.popleft())
-
-
-_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.runtime import CallFate, Fate
 
-from .call import Shape
+from .call import COLLECTIVE, GATHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -82,12 +82,12 @@ def assess(
     # Withdrawn from the survivors with the others: what no rank had begun.
     for slot in survivors:
         for wire, call in slot.sent.items():
-            if not call.done and call.shape is Shape.COLLECTIVE and wire > reached:
+            if not call.done and call.shape is COLLECTIVE and wire > reached:
                 touched[call.wire] = call
     loss = Loss()
     for wire in sorted(touched):
         call = touched[wire]
-        if call.shape is Shape.GATHER:
+        if call.shape is GATHER:
             whole = wire > reached and not any(wire in slot.sent for slot in survivors)
             (loss.untouched if whole else loss.parts).append(call)
         elif _has_begun(call, lost, reached):
@@ -103,7 +103,7 @@ def _fate(call: Call, fate: Fate, *, begun: bool) -> CallFate:
 
 
 def _has_begun(call: Call, lost: Iterable[RankSlot], reached: int) -> bool:
-    if call.shape is not Shape.COLLECTIVE:
+    if call.shape is not COLLECTIVE:
         return any(slot.has_begun(call.wire) for slot in lost)
     # A rank that has answered may have died since: its page is gone, its answer is not.
     return call.wire <= reached or bool(call.answers) or call.failed is not None

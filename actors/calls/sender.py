@@ -24,7 +24,7 @@ from phalanx.runtime import (
     withdraw,
 )
 
-from .call import Shape
+from .call import COLLECTIVE, POOL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -81,9 +81,9 @@ class Sender:
         table = self._table
         shape = call.shape
         flags = Flag.NONE
-        if shape is _COLLECTIVE:
+        if shape is COLLECTIVE:
             flags = Flag.COLLECTIVE
-        elif shape is Shape.POOL:
+        elif shape is POOL:
             call.rank = slots[0].rank
         if call.options.tell:
             flags |= Flag.TELL
@@ -238,9 +238,6 @@ class Sender:
         except OSError as error:
             for each in calls:
                 self._on_refused(slot, call_id_of(each), error)
-
-
-_COLLECTIVE = Shape.COLLECTIVE  # looking an enum member up takes as long as a call
 
 
 def _are_busy(slots: Sequence[RankSlot], calls: int) -> bool:
