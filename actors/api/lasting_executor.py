@@ -13,7 +13,7 @@ import functools
 import math
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.calls.call import check_timeout
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from phalanx.actors.spec.results import Status
 
-_LOOK = 0.02  # seconds between two looks for an executor by a call that may take no thread
+_RECHECK = 0.25  # seconds; not every change of a tree is announced
 
 
 class SupervisedExecutor(CallMethods[Any]):
@@ -110,20 +110,39 @@ class _LastingGroup:
         self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
     ) -> Any:
         deadline = _deadline(seconds)
-        while True:
-            try:
-                group = self._find(args[1], 0.0, seconds).parts()[0]
-            except CallTimeout:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise
-            else:
-                options |= {"timeout": _left(deadline), "at_once": True}
+        changed: asyncio.Event | None = None
+        with ExitStack() as stack:
+            while True:
                 try:
-                    return await outcome_of(group, functools.partial(group.call, *args, **options))
-                except (ExecutorClosed, WorkerDied) as error:
-                    if _may_have_run(error, group):
+                    group = self._find(args[1], 0.0, seconds).parts()[0]
+                except CallTimeout:
+                    if deadline is not None and time.monotonic() >= deadline:
                         raise
-            await asyncio.sleep(_LOOK)
+                else:
+                    options |= {"timeout": _left(deadline), "at_once": True}
+                    call = functools.partial(group.call, *args, **options)
+                    try:
+                        return await outcome_of(group, call)
+                    except (ExecutorClosed, WorkerDied) as error:
+                        if _may_have_run(error, group):
+                            raise
+                if changed is None:
+                    changed = asyncio.Event()
+                    stack.callback(self._notify(changed))
+                    continue  # it may have started just before
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), min(_left(deadline) or 1.0, _RECHECK))
+                changed.clear()
+
+    def _notify(self, changed: asyncio.Event) -> Callable[[], None]:
+        """Set *changed* at each change of the tree, until what is returned is called."""
+        loop = asyncio.get_running_loop()
+
+        def tell(_notice: object) -> None:
+            with suppress(RuntimeError):  # the loop has been closed
+                loop.call_soon_threadsafe(changed.set)
+
+        return self._tree.subscribe(tell)
 
     def _find(self, method: Any, left: float | None, timeout: float | None) -> Executor[Any]:
         """Return the executor that runs, after *left* seconds at most, for a call of *method*."""
