@@ -87,11 +87,12 @@ class WorkerProbe:
         """Record that this incarnation starts, or joins another epoch."""
         self._context = context
         where = context.rendezvous
+        age = _age()  # before the time of the event: else a pause between makes it look older
         self._journal.write(
             WorkerStarted(
                 **self._whose(),
                 pid=os.getpid(),
-                age=_age(),
+                age=age,
                 rendezvous="" if where is None else f"{where.address}:{where.port}/{where.prefix}",
                 kept=kept,
                 outlived=() if kept else tuple(self._outlived()),

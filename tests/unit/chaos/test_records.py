@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,3 +91,27 @@ def test_a_stream_that_is_closed_before_its_first_item_has_ended(tmp_path: Path)
     subprocess.run([sys.executable, "-c", PROBED, str(tmp_path)], check=True, timeout=60)
 
     assert [each.call for each in read_history(tmp_path).every(CallEnded)] == [1]
+
+
+STARTED = """
+import sys, time
+from pathlib import Path
+from types import SimpleNamespace
+from phalanx.chaos.instrumentation import worker_probe
+
+def read(pid, read=worker_probe.procfs.read):
+    time.sleep(0.2)  # as on a busy machine
+    return read(pid)
+
+worker_probe.procfs.read = read
+probe = worker_probe.WorkerProbe(Path(sys.argv[1]), "g", 0, 1)
+probe.woke(SimpleNamespace(rendezvous=None, epoch=1), kept=False)
+"""
+
+
+def test_a_pause_in_its_report_makes_no_process_older(tmp_path: Path) -> None:
+    before = time.monotonic()
+    subprocess.run([sys.executable, "-c", STARTED, str(tmp_path)], check=True, timeout=60)
+
+    (started,) = map(json.loads, next(tmp_path.glob("worker-*.jsonl")).read_text().splitlines())
+    assert started["at"] - started["age"] >= before - 0.02
