@@ -125,9 +125,10 @@ def test_who_names_another_site_is_told_nothing(name: str) -> None:
 
 
 def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_ended() -> None:
-    with Runtime(console=None, name="ends") as runtime:
+    name = f"ends-{os.getpid()}"  # else that of another run of these tests is a second one
+    with Runtime(console=None, name=name) as runtime:
         group = Executor(Echo, 1, launch=Launch(preload=()), runtime=runtime)
-        with page_of("ends") as page:
+        with page_of(name) as page:
             states = page.states()
             next(state for state in states if state["groups"])
             group.close()
@@ -135,7 +136,7 @@ def test_it_ends_with_the_driver_of_that_pid_and_says_when_one_of_that_name_has_
             ended = next(state for state in states if not state["groups"])
             assert ended["problem"] in (
                 f"driver {os.getpid()} has closed its stream",
-                "no driver runs under the name ends",
+                f"no driver runs under the name {name}",
             )
             states.close()
 
