@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import random
+import tempfile
 from pathlib import Path
 from string import ascii_lowercase
 
 FOLDER = Path("/dev/shm")
-FORGOTTEN = FOLDER / "forgotten-by-a-worker"
-WRITTEN = FOLDER / "written-and-closed"
+# No two runs share these: each has a folder for temporary files, which its processes know.
+_RUN = Path(tempfile.gettempdir()).name
+FORGOTTEN = FOLDER / f"forgotten-by-a-worker-{_RUN}"
+WRITTEN = FOLDER / f"written-and-closed-{_RUN}"
 _OTHER = "somebody-elses-"
-FOREIGN = FOLDER / (_OTHER + "".join(random.choices(ascii_lowercase, k=12)))  # no two runs share it
+FOREIGN = FOLDER / (_OTHER + "".join(random.choices(ascii_lowercase, k=12)))
 
 
 def names() -> set[str]:
@@ -19,6 +22,5 @@ def names() -> set[str]:
     And but for the semaphores of `multiprocessing`: other programs of the machine keep some while
     they run, and those whose traces are looked for use none.
     """
-    strange = ("sem.mp-", _OTHER)
-    there = {path.name for path in FOLDER.iterdir() if not path.name.startswith(strange)}
-    return there - {FORGOTTEN.name, WRITTEN.name}
+    strange = ("sem.mp-", _OTHER, "forgotten-by-a-worker-", "written-and-closed-")
+    return {path.name for path in FOLDER.iterdir() if not path.name.startswith(strange)}
