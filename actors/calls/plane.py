@@ -640,14 +640,13 @@ class CallPlane:
         """
         wire = frame.call_id
         channel = slot.channel
-        sent = slot.sent
-        if wire not in sent or frame.incarnation != slot.incarnation:
+        if wire not in slot.sent or frame.incarnation != slot.incarnation:
             channel.unhandled = None
             frame.drop()
             self._dropped += 1
             return
         kind = frame.kind
-        call = sent[wire]
+        call = slot.sent[wire]
         if kind == _ITEM:
             channel.unhandled = None
             if call.done or call.wire != wire:
@@ -669,7 +668,7 @@ class CallPlane:
             self._snapshots.answered(slot.rank, wire)
         self._taking = (slot, call, frame)
         channel.unhandled = None
-        del sent[wire]
+        del slot.sent[wire]
         self._table.owed -= 1
         self._take(slot, call, frame)
         self._taking = None
@@ -693,11 +692,8 @@ class CallPlane:
         if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:
-            # As `_answer`, in place. A pipeline may keep thousands of empty ones: they share one.
-            answers = call.answers
-            answers[slot.rank] = frame if frame.body else _NO_VALUE
-            if len(answers) == len(call.asked) and call.failed is None:
-                self.settle(call)
+            # A pipeline may keep thousands of these until they are asked for: they share one.
+            self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
         elif kind == _ERROR:
             self._desyncs.note(call, slot, frame)
             if call.shape is GATHER:
