@@ -75,13 +75,14 @@ class RankGroup(Group):
         if timeout is not None:
             check_timeout(timeout)  # first: arguments in its place are missing elsewhere
         name, declared = self._methods.declared_of(method, each)
+        if retries is None:
+            retries = 1 if declared.idempotent else 0
         options = DEFAULT
-        asks = timeout is not None or retries is not None or tell or on_timeout != "leave"
-        if asks or declared.idempotent:
+        if timeout is not None or retries != 0 or tell or on_timeout != "leave":
             options = options_of(
                 now=0.0 if timeout is None else self.plane.clock(),
                 timeout=timeout,
-                retries=int(declared.idempotent) if retries is None else retries,
+                retries=retries,
                 on_timeout=on_timeout,
                 tell=tell,
             )

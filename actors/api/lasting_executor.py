@@ -13,7 +13,7 @@ import functools
 import math
 import threading
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.calls.call import check_timeout
@@ -110,29 +110,50 @@ class _LastingGroup:
         self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
     ) -> Any:
         deadline = _deadline(seconds)
-        changed: asyncio.Event | None = None
-        with ExitStack() as stack:
+        with suppress(_NotSent):
+            return await self._attempt(args, seconds, deadline, options)
+        changed = asyncio.Event()
+        cancel = self._notify(changed)
+        try:
             while True:
-                try:
-                    group = self._find(args[1], 0.0, seconds).parts()[0]
-                except CallTimeout:
-                    if deadline is not None and time.monotonic() >= deadline:
-                        raise
-                else:
-                    options |= {"timeout": _left(deadline), "at_once": True}
-                    call = functools.partial(group.call, *args, **options)
-                    try:
-                        return await outcome_of(group, call)
-                    except (ExecutorClosed, WorkerDied) as error:
-                        if _may_have_run(error, group):
-                            raise
-                if changed is None:
-                    changed = asyncio.Event()
-                    stack.callback(self._notify(changed))
-                    continue  # it may have started just before
+                with suppress(_NotSent):
+                    return await self._attempt(args, seconds, deadline, options)
+                left = _left(deadline)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(_left(deadline) or 1.0, _RECHECK))
+                    await asyncio.wait_for(
+                        changed.wait(), _RECHECK if left is None else min(left, _RECHECK)
+                    )
                 changed.clear()
+        finally:
+            cancel()
+
+    async def _attempt(
+        self,
+        args: tuple[Any, ...],
+        seconds: float | None,
+        deadline: float | None,
+        options: dict[str, Any],
+    ) -> Any:
+        """Make the call, on the executor that runs now.
+
+        Raises:
+            _NotSent: There is none, or it has ended before the call was sent.
+        """
+        try:
+            group = self._find(args[1], 0.0, seconds).parts()[0]
+        except CallTimeout:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise
+            raise _NotSent from None
+        call = functools.partial(
+            group.call, *args, **options, timeout=_left(deadline), at_once=True
+        )
+        try:
+            return await outcome_of(group, call)
+        except (ExecutorClosed, WorkerDied) as error:
+            if _may_have_run(error, group):
+                raise
+            raise _NotSent from None
 
     def _notify(self, changed: asyncio.Event) -> Callable[[], None]:
         """Set *changed* at each change of the tree, until what is returned is called."""
@@ -171,6 +192,10 @@ class _LastingGroup:
         with suppress(TimeoutError):  # that of the last one, while there is none
             self.executor(0.0)
         return self._view
+
+
+class _NotSent(Exception):
+    """An attempt at a call that may be made again."""
 
 
 def _may_have_run(error: ExecutorClosed | WorkerDied, group: Any) -> bool:

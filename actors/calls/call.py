@@ -80,8 +80,6 @@ def options_of(
     Raises:
         SpecError: a negative number of retries, or an unknown policy.
     """
-    if timeout is None and retries == 0 and on_timeout == "leave" and not tell:
-        return DEFAULT
     check_count("retries", retries, 0)
     if on_timeout not in ("leave", "restart"):
         raise SpecError("on_timeout", on_timeout, 'give "leave" or "restart"')

@@ -26,8 +26,6 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import RuntimeFault
 
-from . import control_socket
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
@@ -140,7 +138,7 @@ class Membership:
                 else:
                     launches.append(self._builder.launch(worker, epoch))
                 self._workers[rank] = worker
-                control_socket.send_state(worker)
+                worker.send_state()
             if made:
                 self._launch(made, launches)
         except BaseException:
@@ -242,7 +240,7 @@ class Membership:
         for worker, process in zip(launch.workers, launch.processes, strict=True):
             worker.labels = replace(worker.labels, pid=process.pid)
             worker.output.label(pid=process.pid)
-            hear = partial(control_socket.receive_all, self._group, worker)
+            hear = partial(worker.hear, self._group)
             worker.watch = self._loop.watch(worker.control.fileno(), EPOLLIN, hear)
             self._group.heartbeats.attach(worker.rank, worker.incarnation, worker.control.send)
             if process.status is not None:
@@ -265,7 +263,7 @@ class Membership:
         payload = self._builder.assignment(spare, epoch)
         try:
             packet = payload.packet(Kind.ASSIGN, epoch=epoch.number, call_id=0)
-            control_socket.send_if_alive(spare, packet, payload.file)
+            spare.send(packet, payload.file)
         finally:
             payload.close()
 

@@ -7,11 +7,12 @@ to it; the driver's end is closed in forks; packets that arrived before its end 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import read_crash_output
+from phalanx.runtime import Frame, Kind, Payload, read_crash_output, receive, send
 
 if TYPE_CHECKING:
     import socket
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         WorkerLabels,
         WorkerOutput,
     )
+
+    from .handle import Group
 
 _LAST_LINES = 0.1  # seconds to have a dead rank's last lines read before its report is cut
 
@@ -112,6 +115,45 @@ class Worker:
         self.output.close_child_ends()
         if self.remote is not None:
             self.remote.outpost.close_ends()
+
+    def hear(self, group: Group, _events: int) -> None:
+        """Pass on the messages of its control socket; on the event loop's thread.
+
+        Heartbeats are noted at once; what else concerns its start and end is the actor's.
+        """
+        while True:
+            try:
+                frame = receive(self.control)
+            except BlockingIOError:
+                return
+            except ConnectionResetError:
+                continue
+            except OSError:
+                break
+            if frame is None:
+                group.post(group.plane.count_foreign, self.rank, self.incarnation)
+            elif not isinstance(frame, Frame):
+                break
+            elif frame.kind == Kind.PULSE:
+                group.heartbeats.receive(self.rank, frame)
+            elif self.remote is None or not self.remote.heard(frame):
+                group.tell((self, frame))
+        if self.watch is not None:
+            self.watch.cancel()
+            if self.remote is not None:
+                self.remote.ended()
+
+    def send(self, packet: bytes, file: int | None) -> None:
+        """Send on its control socket; where it has died its end is on the way to the actor."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send(self.control, packet, file)
+
+    def send_state(self) -> None:
+        """Send the state that it restores, if any, which it looks for after `on_start`."""
+        if self.restore_point is not None:
+            file = self.restore_point.file
+            payload = Payload.in_file(file, os.fstat(file).st_size)
+            self.send(payload.packet(Kind.RESTORE, epoch=self.epoch, call_id=0), file)
 
     def stacks(self) -> str:
         """Return what it wrote of its stacks when it was killed for hanging; empty for nothing."""

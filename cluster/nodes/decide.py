@@ -9,7 +9,7 @@
 - Silence of a few beats, and a doubt of what started the node, make it a suspect: its ranks and
   their calls go on, and nothing is started.
 - A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
-- A machine whose nodes were lost twice in `Limits.quarantine` seconds is put aside. It stays
+- A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is put aside. It stays
   reserved meanwhile, or the same machine would be given again.
 """
 
@@ -46,7 +46,7 @@ HELD = frozenset({NodeState.UP, NodeState.SUSPECT})
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class NodeLimits:
     """Limits in seconds.
 
     Attributes:
@@ -168,11 +168,11 @@ class Nodes:
 
     Attributes:
         asked: How many have ever been asked for.
-        losses: The machines that were lost, and when, within `Limits.quarantine`.
+        losses: The machines that were lost, and when, within `NodeLimits.quarantine`.
     """
 
     wanted: int
-    limits: Limits = field(default_factory=Limits)
+    limits: NodeLimits = field(default_factory=NodeLimits)
     nodes: tuple[Node, ...] = ()
     asked: int = 0
     losses: tuple[tuple[str, float], ...] = ()

@@ -8,12 +8,13 @@ recovers from one that serves, with `HealthRoute`.
 vLLM has no way for an engine core to send any of it to its client. So the client, which imports the
 executor before it starts the core, names a folder in the environment that the core inherits; each
 core keeps a file there, which is replaced in one step. The client reads them, and removes the
-folder.
+folder; one that was killed has it removed by the next client of its user.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -33,6 +34,7 @@ _COUNTERS = {
     "suspects": "Requests that were tried alone, as they had been running at several losses.",
     "ended": "Requests that could not be continued, and ended with an error.",
 }
+_PREFIX = "phalanx-vllm-"
 _PHASES = ("restart", "restore")
 
 
@@ -158,8 +160,8 @@ class _Metrics:
 def serve_states(error: type[Exception]) -> None:
     """Name the folder, unless a process above has; add it to the metrics and to vLLM's *error*."""
     if _VARIABLE not in os.environ:
-        folder = tempfile.mkdtemp(prefix="phalanx-vllm-")
-        os.environ[_VARIABLE] = folder
+        _remove_abandoned()
+        os.environ[_VARIABLE] = folder = _make_folder()
         atexit.register(_remove, folder, os.getpid())
     with suppress(ImportError):
         from prometheus_client import REGISTRY  # noqa: PLC0415  # vLLM brings it
@@ -174,6 +176,37 @@ def serve_states(error: type[Exception]) -> None:
             self.args = (f"{self.args[0]} {cause}", *self.args[1:])
 
     changed.__init__ = tell  # vLLM has no other way in
+
+
+def _make_folder() -> str:
+    """Return a new folder, which is this process's for as long as it lives."""
+    while True:
+        folder = tempfile.mkdtemp(prefix=_PREFIX)
+        with suppress(FileNotFoundError):  # another process took it for abandoned
+            held = _lock(folder, fcntl.LOCK_SH)
+            if Path(folder).exists():
+                return folder
+            os.close(held)
+
+
+def _lock(folder: str | Path, how: int) -> int:
+    """Lock *folder*; return the descriptor that holds the lock."""
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(held, how)
+    except OSError:
+        os.close(held)
+        raise
+    return held
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of clients that were killed, which the kernel has unlocked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # in use, or another user's
+            held = _lock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(held)
 
 
 def _remove(folder: str, owner: int) -> None:

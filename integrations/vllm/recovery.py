@@ -230,6 +230,8 @@ class Recovery:
         try:
             self._hooked[1].result(self._limit if left is None else min(left, self._limit))
         except TimeoutError as error:
+            if self._hooked[1].done():  # the hook's own
+                raise self._ended(f"on_weights_lost raised {error!r}") from error
             if left is not None and left < self._limit:
                 raise _late("on_weights_lost", left) from error
             raise self._ended(f"on_weights_lost took more than {self._limit:g} s") from error

@@ -108,9 +108,14 @@ def decode(body: bytes | memoryview, buffers: Sequence[memoryview] = ()) -> Any:
     try:
         return pickle.loads(body, buffers=buffers)
     except ModuleNotFoundError as error:
-        if error.name == "torch":
-            raise MissingPackage("torch", "torch") from error
+        check_torch(error)
         raise
+
+
+def check_torch(error: ModuleNotFoundError) -> None:
+    """Raise `MissingPackage` if what could not be imported in decoding is torch."""
+    if error.name == "torch":
+        raise MissingPackage("torch", "torch") from error
 
 
 def _size(chunk: bytes | bytearray | memoryview) -> int:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from phalanx.runtime.linux.descriptors import fds_in, send_with_fds
 from phalanx.supervision import RuntimeFault
 
+from .codec import check_torch
 from .packet_encoder import decode_large, read_file
 from .packet_header import (
     ANCILLARY,
@@ -66,9 +67,14 @@ class Frame:
         Raises:
             ValueError: a large body is not where the frame says.
             RuntimeFault: its descriptor could not be received.
-            Exception: whatever decoding raises.
+            MissingPackage: it holds a tensor, and torch is not installed here.
+            Exception: whatever else decoding raises.
         """
-        return loads(self.body) if self.body else None
+        try:
+            return loads(self.body) if self.body else None
+        except ModuleNotFoundError as error:
+            check_torch(error)
+            raise
 
     def large(self) -> memoryview | None:
         """Return the out-of-band part of the body, once; None if there is none.

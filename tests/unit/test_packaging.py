@@ -49,7 +49,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from phalanx import Executor, WorkerActor, errors, method
-from phalanx.runtime import decode
+from phalanx.runtime import Frame, decode
 
 class Adder(WorkerActor):
     @method(idempotent=True)
@@ -83,7 +83,9 @@ if __name__ == "__main__":
             "top": phalanx("top", "--json", pid),
             "health": phalanx("health", pid),
         }
-    seen["tensor"] = error_of(lambda: decode(Path("tensor").read_bytes()))
+    tensor = Path("tensor").read_bytes()
+    seen["tensor"] = error_of(lambda: decode(tensor))
+    seen["reply"] = error_of(Frame(0, 0, 0, 0, 0, 0, tensor).value)
     seen["training"] = error_of(lambda: __import__("phalanx.integrations.torch"))
     Path("script.py").write_text("")
     seen["torchrun"] = phalanx("torchrun", "script.py")
@@ -129,7 +131,7 @@ def test_without_torch_all_works_that_needs_no_tensor_and_the_rest_names_the_ext
     assert not seen["torch"]
     assert (seen["first"], seen["killed"], seen["restarts"]) == ([1, 2], [2, 3], 1)
     text = "torch is not installed: pip install 'phalanx[torch]'"
-    for what in ("joined", "tensor", "training"):
+    for what in ("joined", "tensor", "reply", "training"):
         assert seen[what] == ["MissingPackage", "torch", "torch", text], what
     assert seen["torchrun"] == [1, "", f"phalanx torchrun: {text}\n"]
     assert json.loads(seen["top"][1])["groups"][0]["group"] == "bare"

@@ -14,7 +14,7 @@ from dataclasses import replace
 import pytest
 
 from phalanx.cluster.nodes import decide
-from phalanx.cluster.nodes.decide import Fenced, Limits, Lose, Nodes, NodeState
+from phalanx.cluster.nodes.decide import Fenced, Lose, NodeLimits, Nodes, NodeState
 from phalanx.cluster.nodes.lease import DRIFT, KILL_TIME, Lease
 
 LEASE = 10.0
@@ -51,7 +51,7 @@ class World:
         self._queue = list[tuple[float, int, Callable[..., None], tuple[int, ...]]]()
         self._pushed = 0
         self._now = 0.0
-        nodes, _ = decide.want(Nodes(1, Limits(lease=LEASE)), 1, 0.0)
+        nodes, _ = decide.want(Nodes(1, NodeLimits(lease=LEASE)), 1, 0.0)
         nodes, _ = decide.offered(nodes, 0, 0.0)
         self._nodes, _ = decide.greeted(nodes, 0, "it", 0.0)
         self._nodes = replace(self._nodes, wanted=0)

@@ -16,10 +16,10 @@ from phalanx.cluster.nodes.decide import (
     AskForNode,
     Dismiss,
     Fenced,
-    Limits,
     Lose,
     NodeAction,
     NodeDecision,
+    NodeLimits,
     Nodes,
     NodeState,
     NoNode,
@@ -28,7 +28,7 @@ from phalanx.cluster.nodes.decide import (
     Suspect,
 )
 
-LIMITS = Limits(lease=10.0, wait=60.0, join=20.0, leave=5.0, quarantine=600.0)
+LIMITS = NodeLimits(lease=10.0, wait=60.0, join=20.0, leave=5.0, quarantine=600.0)
 
 
 def serving(wanted: int = 1) -> Nodes:

@@ -1,146 +1,151 @@
-"""What a new worker is told of the state the old ones were in, and what is refused."""
+"""What the client of an engine learns of its workers, across processes."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
-from phalanx.errors import SpecError
-from phalanx.integrations.vllm import supervised
-from phalanx.integrations.vllm.journal import Journal
-from phalanx.integrations.vllm.policy import check_config
+from phalanx.integrations.vllm import HealthRoute, engine_state
+from phalanx.integrations.vllm.engine_state import EngineState, cause_of_end, read_states
 
-
-def told(journal: Journal) -> list[tuple[Any, ...]]:
-    return [(each.method, each.args, dict(each.kwargs)) for each in journal.entries()]
-
-
-def asleep(journal: Journal, level: int) -> None:
-    journal.note("sleep", (), {"level": level})
+DEAD_CORE = """
+from phalanx.integrations.vllm.engine_state import EngineState
+state = EngineState()
+state.add(recoveries=3)
+state.set("ended", "rank 1 died")
+"""
 
 
-def awake(journal: Journal, *tags: str) -> None:
-    journal.note("wake_up", (), {"tags": list(tags)})
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PHALANX_VLLM_STATE", str(tmp_path))
+    return tmp_path
 
 
-@pytest.mark.parametrize("times", [1, 3])
-def test_an_engine_that_was_woken_part_by_part_is_awake(times: int) -> None:
-    # As where weights are updated between the two: asleep again, new ones would be thrown away.
-    journal = Journal()
-
-    for _ in range(times):
-        asleep(journal, 2)
-        awake(journal, "weights")
-        awake(journal, "kv_cache")
-
-    assert told(journal) == []
+def run(core: str) -> None:
+    subprocess.run([sys.executable, "-c", core], check=True, timeout=60)
 
 
-def test_weights_that_are_awake_are_not_thrown_away_by_the_deep_sleep_they_woke_from() -> None:
-    journal = Journal(["update"])
+def health(query: bytes = b"", path: str = "/health", status: int = 200) -> tuple[int, str]:
+    """Return what a client of a server with the middleware gets."""
+    sent: list[dict[str, Any]] = []
 
-    asleep(journal, 2)
-    deep = told(journal)
-    awake(journal, "weights")
-    journal.note("update", (1,))
+    async def server(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
 
-    assert deep == [("sleep", (), {"level": 2})]
-    assert told(journal) == [
-        ("update", (1,), {}),
-        ("sleep", (), {"level": 1}),
-        ("wake_up", (), {"tags": ["weights"]}),
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "query_string": query}
+    asyncio.run(HealthRoute(server)(scope, None, send))
+    headers = dict(sent[0]["headers"])
+    return sent[0]["status"], headers.get(b"x-phalanx-workers", b"").decode()
+
+
+def test_the_cause_of_an_end_outlives_its_process_until_the_next_engine_begins() -> None:
+    run(DEAD_CORE)
+
+    assert cause_of_end() == "rank 1 died"
+    EngineState()
+    assert cause_of_end() == ""
+
+
+def test_an_end_is_final() -> None:
+    state = EngineState()
+
+    state.set("ended", "rank 1 died")
+    state.set("serving")
+
+    assert cause_of_end() == "rank 1 died"
+
+
+def test_no_file_is_left_but_one_for_each_engine_core(folder: Path) -> None:
+    state = EngineState()
+    for _ in range(10):
+        state.add(recoveries=1)
+
+    assert [each.name for each in folder.iterdir()] == [f"{os.getpid()}.json"]
+    assert read_states()[0]["recoveries"] == 10
+
+
+def test_the_health_route_tells_recovering_from_serving_and_from_ended() -> None:
+    state = EngineState()
+    assert health() == health(b"ready") == (200, "serving")
+
+    state.set("recovering", "rank 1 died")
+    assert health() == (200, "recovering")  # a restart of the server would lose its requests
+    assert health(b"ready") == (503, "recovering")
+    assert health(path="/v1/models") == (200, "")
+
+    state.set("ended", "too many")
+    assert health() == (503, "ended")
+
+
+def test_what_engines_recovered_from_is_among_the_metrics() -> None:
+    state = EngineState()
+    state.add(recoveries=2, restart=1.5, restore=0.25, recomputed=7, suspects=1, ended=1)
+    state.set("recovering")
+    registry = CollectorRegistry()
+    registry.register(engine_state._Metrics())
+
+    lines = generate_latest(registry).decode().splitlines()
+
+    assert [line for line in lines if not line.startswith("#")] == [
+        "vllm:phalanx_recoveries_total 2.0",
+        "vllm:phalanx_recomputed_total 7.0",
+        "vllm:phalanx_suspects_total 1.0",
+        "vllm:phalanx_ended_total 1.0",
+        'vllm:phalanx_recovery_seconds_total{phase="restart"} 1.5',
+        'vllm:phalanx_recovery_seconds_total{phase="restore"} 0.25',
+        "vllm:phalanx_recovering 1.0",
     ]
 
 
-def test_memory_that_was_given_away_is_until_it_is_woken() -> None:
-    journal = Journal()
-
-    journal.note("discard", (("kv_cache",),))
-    given_away = told(journal)
-    awake(journal, "kv_cache")
-
-    assert given_away == [("discard", (("kv_cache",),), {})]
-    assert told(journal) == []
+CLIENT = """
+import sys
+from phalanx.integrations.vllm import engine_state
+engine_state.serve_states(type("Dead", (Exception,), {}))
+print(engine_state.os.environ["PHALANX_VLLM_STATE"], flush=True)
+sys.stdin.readline()
+"""
 
 
-# --- weights that may be lost -------------------------------------------------------------------
+def client(folder: Path) -> subprocess.Popen[str]:
+    """Start a client whose temporary files are in *folder*."""
+    others = {key: text for key, text in os.environ.items() if key != "PHALANX_VLLM_STATE"}
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT],
+        env={**others, "TMPDIR": str(folder)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
-def test_every_call_of_a_users_that_is_neither_replayed_nor_harmless_may_have_set_weights() -> None:
-    journal = Journal(["update"], harmless=["look", "count"])
+def test_the_folder_of_a_client_that_was_killed_is_removed_by_the_next_and_no_other(
+    tmp_path: Path,
+) -> None:
+    clients = [client(tmp_path) for _ in range(2)]
+    killed, living = (
+        (each, Path(each.stdout.readline().strip())) for each in clients if each.stdout
+    )
+    killed[0].kill()
+    killed[0].communicate(timeout=60)
+    assert killed[1].is_dir()
 
-    for method in ("update", "look", "check_health", "list_loras", "profile", "add_lora"):
-        journal.note(method, (SimpleNamespace(lora_int_id=1),))
-    journal.note("start_weight_update")
-    journal.note(b"pickled", name="count")
-    assert journal.lost == []
+    last = client(tmp_path)
+    assert last.stdout is not None
+    own = Path(last.stdout.readline().strip())
 
-    for method in ("reload_weights", "finish_weight_update", "mine"):
-        journal.note(method)
-    journal.note(b"pickled", name="scale")
-
-    assert journal.lost == ["finish_weight_update", "mine", "reload_weights", "scale"]
-
-
-def test_a_call_in_doubt_may_have_set_weights_even_if_it_is_replayed() -> None:
-    journal = Journal(["update"], harmless=["look"])
-
-    for method in ("look", "list_loras", "update"):
-        journal.doubt(method)
-
-    assert journal.lost == ["update"]
-
-
-def test_what_is_replayed_are_the_arguments_as_they_were() -> None:
-    weights = [1, 2]
-    journal = Journal(["update"])
-
-    journal.note("update", (weights,))
-    weights.append(3)
-
-    assert told(journal) == [("update", ([1, 2],), {})]
-
-
-def test_of_updates_of_all_weights_the_last_whole_one_and_what_follows_it_are_replayed() -> None:
-    journal = Journal(["start", "update", "finish"], superseding=["finish"])
-    whole: list[Any] = [("start", (), {}), ("update", (2,), {}), ("finish", (), {})]
-
-    for number in (1, 2):
-        journal.note("start")
-        journal.note("update", (number,))
-        journal.note("finish")
-    complete = told(journal)
-    journal.note("start")
-
-    assert complete == whole
-    assert told(journal) == [*whole, ("start", (), {})]
-
-
-def test_a_replay_has_a_bound_beyond_which_weights_are_lost() -> None:
-    bounded = Journal(["update"], superseding=["update"], most=1000)
-    endless = Journal(["update"], most=1000)
-
-    for _ in range(20):
-        bounded.note("update", (bytes(400),))
-        endless.note("update", (bytes(400),))
-
-    assert bounded.lost == []
-    assert len(told(bounded)) == 1
-    assert "update (more than 1000 bytes to replay)" in endless.lost
-    assert told(endless) == []
-
-
-def test_ranks_that_are_to_be_bound_by_numactl_are_refused_by_name() -> None:
-    parallel = SimpleNamespace(data_parallel_size=1, numa_bind=True)
-
-    with pytest.raises(SpecError, match="numactl") as caught:
-        check_config(SimpleNamespace(parallel_config=parallel))
-
-    assert caught.value.field == "numa_bind"
-
-
-def test_a_policy_given_in_two_ways_is_refused_and_neither_is_ignored() -> None:
-    with pytest.raises(SpecError, match="supervised"):
-        supervised(additional_config={"phalanx": {"standby": 1}}, standby=2)
+    assert sorted(tmp_path.iterdir()) == sorted([living[1], own])
+    for each in (living[0], last):
+        each.communicate("end\n", timeout=60)
+    assert list(tmp_path.iterdir()) == []

@@ -251,9 +251,13 @@ def test_a_hook_that_raises_or_takes_too_long_ends_the_engine() -> None:
     def broken(_: WeightsLost) -> None:
         raise ValueError("no such version")
 
+    def late(_: WeightsLost) -> None:
+        raise TimeoutError("the store does not answer")
+
     cases: list[Any] = [
         (lambda _: gate.wait(LONG), 0.05, "more than 0.05 s"),
         (broken, LONG, "no such version"),
+        (late, LONG, "raised TimeoutError.'the store does not answer'"),
     ]
     for hook, limit, why in cases:
         group = Group()
