@@ -640,24 +640,26 @@ class CallPlane:
         """
         wire = frame.call_id
         channel = slot.channel
-        if wire not in slot.sent or frame.incarnation != slot.incarnation:
+        sent = slot.sent
+        if wire not in sent or frame.incarnation != slot.incarnation:
             channel.unhandled = None
             frame.drop()
             self._dropped += 1
             return
         kind = frame.kind
-        call = slot.sent[wire]
-        if kind == _ITEM:
-            channel.unhandled = None
-            if call.done or call.wire != wire:
-                self._drop_late(slot, frame)
-            else:
-                self.streams.keep(call, slot.rank, frame)
-            return
-        if kind == _ERROR and self._is_death(call, slot, frame):
-            channel.unhandled = None
-            frame.drop()
-            return
+        call = sent[wire]
+        if kind != _REPLY:
+            if kind == _ITEM:
+                channel.unhandled = None
+                if call.done or call.wire != wire:
+                    self._drop_late(slot, frame)
+                else:
+                    self.streams.keep(call, slot.rank, frame)
+                return
+            if kind == _ERROR and self._is_death(call, slot, frame):
+                channel.unhandled = None
+                frame.drop()
+                return
         if self._snapshots is not None:
             if kind in (Kind.SAVED, Kind.NOT_SAVED):
                 if kind == Kind.NOT_SAVED:
@@ -668,9 +670,12 @@ class CallPlane:
             self._snapshots.answered(slot.rank, wire)
         self._taking = (slot, call, frame)
         channel.unhandled = None
-        del slot.sent[wire]
+        del sent[wire]
         self._table.owed -= 1
-        self._take(slot, call, frame)
+        if kind != _REPLY or self._idle or call.done or call.wire != wire:
+            self._take(slot, call, frame)
+        else:  # as `_take` would, but sooner
+            self._answer(call, slot.rank, frame if frame.body else _NO_VALUE)
         self._taking = None
 
     def _is_death(self, call: Call, slot: RankSlot, frame: Frame) -> bool:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from .reader import Reader
 
 _NOTHING = Payload.of(None)
-_PLENTY: Final = 16  # calls that a rank has been sent and not answered before more are kept
+_PLENTY: Final = 8  # calls that a rank has been sent and not answered before more are kept
 _BATCH: Final = 16  # calls that are kept at most
 
 

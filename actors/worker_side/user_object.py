@@ -150,6 +150,7 @@ class WorkerHost:
     ) -> None:
         self._config = config
         self._link = link
+        self._original = b"\1" if link is None else link.original
         self._context = context
         self._factory = factory
         self._actor: WorkerActor | None = None
@@ -246,7 +247,8 @@ class WorkerHost:
                 return self._probe.invoke(self._run, method, args, kwargs, self._page.begun)
             return self._run(method, args, kwargs)
         finally:
-            self.end_copy()
+            if not self._original[0]:
+                self.end_copy()
 
     def end_copy(self) -> None:
         """End this process if it is a forked copy of the worker that has left the user's code.
@@ -254,8 +256,7 @@ class WorkerHost:
         Only the process that was started may answer, store state or run further hooks. The copy
         ends without clean-up, as children of `multiprocessing` do.
         """
-        link = self._link
-        if link is None or os.getpid() == link.pid:
+        if self._original[0]:
             return
         error = sys.exception()
         code = int(error is not None)
@@ -379,7 +380,7 @@ def host_spare(factory: bytes, link: Link) -> WorkerHost:
     try:
         made.prepare()
     finally:
-        if os.getpid() != link.pid:
+        if not link.original[0]:
             os._exit(1)  # a copy that `on_standby` has forked
     return host_worker(await_assignment(link).blob, link, made)
 

@@ -167,17 +167,18 @@ def bundle(packets: Sequence[bytes]) -> bytes:
 
 def unbundle(frame: Frame, lender: ArenaReader | None) -> list[Frame] | None:
     """Return the frames in a frame of kind `Kind.BUNDLE`; None if it is malformed."""
-    body = memoryview(frame.body)
+    body = frame.body
     at = 4 * frame.extra
     if not 0 < at < len(body):
         return None
     frames: list[Frame] = []
     for (size,) in struct.iter_unpack("<I", body[:at]):
-        inner = unpack(bytes(body[at : at + size]), [], lender) if at + size <= len(body) else None
+        end = at + size
+        inner = unpack(body[at:end], [], lender) if end <= len(body) else None
         if inner is None or inner.kind == Kind.BUNDLE:
             return None
         frames.append(inner)
-        at += size
+        at = end
     return frames if at == len(body) else None
 
 

@@ -95,7 +95,7 @@ class CallLoop:
         page = self._page
         while True:
             # Not while an answer is being computed on the other thread.
-            if (spin := page.spin) and not self._replies.is_behind:
+            if (spin := page.spin) and not self._replies.unsent:
                 inbox.look(spin)
             if arena.is_warm:
                 self._await_message()
@@ -141,6 +141,7 @@ class CallLoop:
         if frame.epoch > self._link.epoch:  # a call for this rank alone may be from before
             self._link.epoch = frame.epoch
             self._hosted.adopt(frame.epoch)
+        flags = frame.flags
         span: ServerSpan | None = None
         holds = False
         try:
@@ -148,10 +149,11 @@ class CallLoop:
             if carrier:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
-            self._link.check_results()
+            if self._link.is_void:
+                self._link.check_results()
             # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
-            if frame.flags & Flag.STREAM:
+            if flags & Flag.STREAM:
                 self._stream(frame, result)
                 result = None
             if span is not None:
@@ -165,15 +167,14 @@ class CallLoop:
                 span.raised(error)
             holds = self._refuse(frame, error)
         else:
-            spoilt = self._save(frame) if frame.flags & Flag.MARKED else None
-            self._replies.answer(frame, result)
-            if spoilt is not None:
-                holds = spoilt.holds
-                self._fatal_exit.end_if_fatal(spoilt)
+            if not flags & Flag.MARKED:
+                self._replies.answer(frame, result)
+            else:
+                holds = self._save_and_answer(frame, result)
         if self._after_reply is not None:
             self._after_reply()
         page.finish(call_id)
-        if frame.flags & Flag.PACED and self._replies.is_behind:
+        if flags & Flag.PACED and self._replies.unsent:
             self._replies.pass_by(frame)
         if holds:
             self._inbox.await_leave(call_id)
@@ -195,6 +196,15 @@ class CallLoop:
         if spoilt is not None:
             self._fatal_exit.end_if_fatal(spoilt)
         return failed.holds
+
+    def _save_and_answer(self, frame: Frame, result: Any) -> bool:
+        """Answer after the state has been stored; return whether this worker holds for an error."""
+        spoilt = self._save(frame)
+        self._replies.answer(frame, result)
+        if spoilt is None:
+            return False
+        self._fatal_exit.end_if_fatal(spoilt)
+        return spoilt.holds
 
     def _save(self, call: Frame) -> Failed | None:
         """Store the state, before the answer; return the error of its hook, if any."""

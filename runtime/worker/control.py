@@ -10,6 +10,8 @@ no proof of a hang: native code that holds the interpreter lock also stops this 
 from __future__ import annotations
 
 import contextlib
+import functools
+import mmap
 import os
 import queue
 import re
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _DEPTH: Final = 64
+_WIPE_ON_FORK: Final = 18  # not in `mmap`
 _RELEASE: Final = 0.25  # seconds for the main thread to get the errors of ended connections
 _NCCL_RELEASE: Final = 1.0  # the same after an abort of NCCL; arbitrary
 _WAITS: Final = re.compile("/torch/(distributed|autograd)/")  # a backward pass waits for DDP's
@@ -47,6 +50,19 @@ _OWN_FAULTS: Final = (
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL),
     *(signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
 )
+
+
+def _mark_original() -> mmap.mmap:
+    """Return memory whose first byte is 1 in this process, and 0 in each copy of it.
+
+    Source: MADV_WIPEONFORK of ``madvise(2)``.
+    """
+    mark = mmap.mmap(-1, 1, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    mark[0] = 1
+    os.register_at_fork(after_in_child=functools.partial(mark.__setitem__, 0, 0))
+    with contextlib.suppress(OSError):  # an old kernel: only forks by Python are found
+        mark.madvise(_WIPE_ON_FORK)
+    return mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +127,8 @@ class Link:
     """A worker's end of the control socket.
 
     Attributes:
-        pid: Of the process that was started; a copy that it forks is another, and may not answer.
+        original: Byte 0 is 1 in the process that was started, and 0 in a copy that it forks, which
+            may not answer. Read for each call: `os.getpid` would be a system call.
         is_void: Whether what the call under way has computed is undefined: its NCCL group was
             aborted.
     """
@@ -121,7 +138,7 @@ class Link:
     incarnation: int
     epoch: int
     fds: Mapping[str, int] = field(default_factory=dict[str, int])
-    pid: int = field(default_factory=os.getpid)
+    original: mmap.mmap = field(default_factory=_mark_original)
     is_void: bool = False
     _received: queue.SimpleQueue[Frame | None] = field(
         default_factory=queue.SimpleQueue["Frame | None"]

@@ -150,7 +150,9 @@ class Inbox:
             self._keep(frame)
 
     def _keep(self, frame: Frame) -> None:
-        if frame.kind == Kind.GO_ON:
+        if frame.kind == Kind.CALL:
+            self._ahead.append(frame)
+        elif frame.kind == Kind.GO_ON:
             self._let_go = frame.call_id
         elif frame.kind not in (Kind.MORE, Kind.CLOSE):
             self._ahead.append(frame)

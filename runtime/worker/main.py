@@ -79,7 +79,7 @@ def main(payload: bytes, fds: Mapping[str, int]) -> int:
         die_of(end.number)
         return 128 + end.number
     finally:
-        if os.getpid() != link.pid:
+        if not link.original[0]:
             os._exit(1)  # a forked copy, which would go on as the worker
 
 

@@ -7,6 +7,7 @@ thread while the main thread runs the next call; what cannot be pickled becomes 
 
 from __future__ import annotations
 
+import functools
 import queue
 import socket
 import threading
@@ -38,7 +39,11 @@ class AsyncOutput(ABC):
 
 
 class ReplyQueue:
-    """Sends one worker's answers in order."""
+    """Sends one worker's answers in order.
+
+    Attributes:
+        unsent: How many answers are still being computed.
+    """
 
     def __init__(
         self, sock: socket.socket, exchange: WorkerExchange, link: Link, fatal_exit: FatalExit
@@ -50,29 +55,29 @@ class ReplyQueue:
         self._incarnation = link.incarnation
         self._waiting: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._lock = threading.Lock()
-        self._unsent = 0
+        self.unsent = 0
 
     def answer(self, call: Frame, result: Any) -> None:
         """Answer *call* with *result*, now or after earlier answers."""
-        if result is None and not self._unsent:
+        if result is None and not self.unsent:
             self._acknowledge(call)
         elif isinstance(result, AsyncOutput):
             self._later(lambda: self._resolve(call, result))
-        elif self._unsent:
+        elif self.unsent:
             self._later(lambda: self._send_result(call, result))
         else:
             self._send_result(call, result)
 
     def refuse(self, call: Frame, failed: Failed) -> None:
         """Answer *call* with the error of its method."""
-        if self._unsent:
+        if self.unsent:
             self._later(lambda: self._send_failed(call, failed))
         else:
             self._send_failed(call, failed)
 
     def skip(self, call: Frame) -> None:
         """Report that *call* was cancelled before it began."""
-        if self._unsent:
+        if self.unsent:
             self._later(lambda: self._send(call, Kind.SKIPPED, None))
         else:
             self._send(call, Kind.SKIPPED, None)
@@ -84,11 +89,6 @@ class ReplyQueue:
             NotPicklable, MessageTooLarge: it cannot travel.
         """
         self._send(call, Kind.ITEM, encode(value, f"item {number} of the stream"), extra=number)
-
-    @property
-    def is_behind(self) -> bool:
-        """Whether answers are still being computed."""
-        return self._unsent > 0
 
     def pass_by(self, call: Frame) -> None:
         """Report that the next call can be sent, though *call* may not be answered yet."""
@@ -113,7 +113,7 @@ class ReplyQueue:
     def _later(self, send: Callable[[], None]) -> None:
         """Have *send* called on the output thread, after what was put off before it."""
         with self._lock:
-            self._unsent += 1
+            self.unsent += 1
             if self._waiting is None:
                 self._waiting = queue.SimpleQueue()
                 self._thread = threading.Thread(
@@ -126,7 +126,7 @@ class ReplyQueue:
         while (send := waiting.get()) is not None:
             send()
             with self._lock:
-                self._unsent -= 1
+                self.unsent -= 1
 
     def _resolve(self, call: Frame, output: AsyncOutput) -> None:
         try:
@@ -158,11 +158,8 @@ class ReplyQueue:
 
     def _acknowledge(self, call: Frame) -> None:
         """Answer *call* with None."""
-        number, mine = call.call_id, self._incarnation
-        self._sock.send(
-            HEADER.pack(MAGIC, Kind.REPLY, Flag.NONE, call.epoch, number, mine, EVERY_RANK),
-            _NO_SIGNAL,
-        )
+        packet = _reply_head(call.epoch, call.call_id, self._incarnation, EVERY_RANK)
+        self._sock.send(packet, _NO_SIGNAL)
 
     def _send_error(self, call: Frame, error: BaseException) -> None:
         """Answer *call*, whose method has run to its end, with *error*."""
@@ -203,3 +200,4 @@ class ReplyQueue:
 
 
 _NO_SIGNAL: Final = int(socket.MSG_NOSIGNAL)
+_reply_head: Final = functools.partial(HEADER.pack, MAGIC, Kind.REPLY, Flag.NONE)

@@ -215,7 +215,7 @@ def test_an_answer_whose_reading_was_interrupted_is_not_lost_to_another_thread_t
     simulation.run_until(lambda: all(len(each.to_driver) == 2 for each in channels))
 
     with monkeypatch.context() as patch:
-        patch.setattr(plane, "_take", throw)
+        patch.setattr(plane, "_answer", throw)
         with pytest.raises(Thrown):
             plane._on_ready([(channels[0].fileno(), select.EPOLLIN)])
     plane.running()  # as the group's actor looks, before the event loop's thread does
