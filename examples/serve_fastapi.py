@@ -47,7 +47,6 @@ class NGrams(WorkerActor):
     def step(self, texts: list[str], draws: list[float]) -> list[str]:
         """Return the letter after each of *texts*, chosen by *draws* of 0 to 1."""
         import torch  # noqa: PLC0415  # needed in the ranks only
-
         counts = torch.zeros(len(texts), len(ORDERS), 128)
         for row, text in zip(counts, texts, strict=True):
             for column, order in zip(row, ORDERS, strict=True):
@@ -143,8 +142,9 @@ async def health() -> Any:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Serve a text generator over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 in a container; %(default)s")
     for name, default in (("--port", 8000), ("--ranks", 2), ("--restarts", 5)):
         parser.add_argument(name, type=int, default=default, help=f"default {default}")
     app.state.options = options = parser.parse_args()
     # Uvicorn handles SIGTERM: it closes the listening socket, and waits for requests under way.
-    uvicorn.run(app, host="127.0.0.1", port=options.port, timeout_graceful_shutdown=30)
+    uvicorn.run(app, host=options.host, port=options.port, timeout_graceful_shutdown=30)

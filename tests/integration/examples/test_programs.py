@@ -139,7 +139,7 @@ def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run(
     assert "trajectories 80 lost 0 doubled 0 stale 0\n" in said
     assert re.search(r"restarted 2 calls without weights [1-9]", said)
     right = re.findall(r"^version \d+: (\d+)%", said, re.MULTILINE)
-    assert int(right[-1]) >= 2 * int(right[0]) > 0  # it learns
+    assert int(right[-1]) >= 4 * int(right[0]) > 0  # it learns
     assert calm.splitlines()[-1] == said.splitlines()[-1] != ""
 
 

@@ -32,19 +32,15 @@ pytestmark = [
     ),
 ]
 
-CONFIG = """
-global: {{scrape_interval: 1s, evaluation_interval: 1s}}
-rule_files: [{rules}]
-scrape_configs:
-  - job_name: phalanx
-    static_configs: [{{targets: ['{target}']}}]
-"""
+PAGE = (Path(__file__).parents[3] / "docs/reference/metrics.md").read_text()
+(CONFIG,) = re.findall(r"```yaml\n(global:.*?)```", PAGE, re.DOTALL)
 
 
 class Prometheus:
     def __init__(self, folder: Path, target: str) -> None:
         config = folder / "prometheus.yml"
-        config.write_text(CONFIG.format(rules=FILES / "alerts.yml", target=target))
+        own = {"15s": "1s", "alerts.yml": str(FILES / "alerts.yml"), "localhost:9464": target}
+        config.write_text(re.sub("|".join(own), lambda found: own[found[0]], CONFIG))
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
