@@ -47,6 +47,7 @@ class NGrams(WorkerActor):
     def step(self, texts: list[str], draws: list[float]) -> list[str]:
         """Return the letter after each of *texts*, chosen by *draws* of 0 to 1."""
         import torch  # noqa: PLC0415  # needed in the ranks only
+
         counts = torch.zeros(len(texts), len(ORDERS), 128)
         for row, text in zip(counts, texts, strict=True):
             for column, order in zip(row, ORDERS, strict=True):

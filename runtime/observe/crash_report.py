@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 _T = TypeVar("_T")
+_ENDLESS = 1 << 20  # so many retries are a caller's way to leave the limit to the intensity
 
 
 class Fate(StrEnum):
@@ -82,8 +83,7 @@ class CallFate:
         about = [f"call {self.call_id}"]
         if not self.begun:
             about.append("no rank had begun it")
-        elif self.fate is Fate.SENT_AGAIN:
-            left = self.retries_left
+        elif self.fate is Fate.SENT_AGAIN and (left := self.retries_left) < _ENDLESS:
             about.append(f"{left or 'no'} {'retry' if left == 1 else 'retries'} left")
         return f"{self.method} ({', '.join(about)})"
 

@@ -68,7 +68,8 @@ def test_the_code_blocks_of_the_page_run(page: Path, program: str, tmp_path: Pat
 @pytest.mark.parametrize("page", PAGES, ids=_name)
 def test_the_commands_of_the_page_exist(page: Path) -> None:
     for number, command in commands_of(page):
-        words = shlex.split(re.sub(r"\[(.*?)\]", r"\1", command.partition(" |")[0]), comments=True)
+        alone = re.split(r" [|>]", command)[0]
+        words = shlex.split(re.sub(r"\[(.*?)\]", r"\1", alone), comments=True)
         where = f"{_name(page)}:{number}: {command}"
         match words:
             case ["phalanx", *given]:

@@ -1,4 +1,4 @@
-"""The manifest of docs/howto/kubernetes.yaml: its schema, its references, and its probes on a driver."""
+"""docs/howto/kubernetes.yaml: its schema, its references, and its probes on a driver."""
 
 from __future__ import annotations
 

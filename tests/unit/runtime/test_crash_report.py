@@ -225,3 +225,9 @@ def test_the_event_of_a_crash_holds_the_report_as_json_can() -> None:
     assert record["event"] == "phalanx.worker_crashed"
     assert record["level"] == "error"
     assert CrashReport.from_json(json.dumps(record["report"])) == report()
+
+
+def test_retries_that_do_not_run_out_are_not_counted() -> None:
+    again = CallFate(method="advance", call_id=12, fate=Fate.SENT_AGAIN, retries_left=(1 << 30) - 1)
+
+    assert str(again) == "advance (call 12)"
