@@ -1,9 +1,8 @@
 """A text generator behind HTTP: streams that go on through a kill, health, a drain at SIGTERM.
 
 The ranks share a process group; each holds the n-grams of its part of Python's documentation. One
-task makes the next letter of all requests with one call to all ranks, again and again. The text so
-far is in the driver: a call that a death cut short is sent again, and streams go on after a pause.
-If the group gives up they end with an error event. SIGTERM: those under way end, new are refused.
+task makes the next letter of all requests with one call to all ranks. The text so far is in the
+driver, so a call that a death cut short is sent again. SIGTERM lets requests under way end.
 
     python examples/serve_fastapi.py
     curl -N 'localhost:8000/generate?prompt=The+class&length=300&seed=7'
