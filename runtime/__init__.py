@@ -35,6 +35,7 @@ from .linux import descriptor_limit as descriptor_limit
 from .linux import descriptors as descriptors
 from .linux import process_tree as process_tree
 from .linux import procfs as procfs
+from .linux import syscalls as syscalls
 from .linux.cgroup import usable_processors as usable_processors
 from .linux.oom import oom_count as oom_count
 from .memory.arena import ARENA_IDLE as ARENA_IDLE
@@ -85,6 +86,8 @@ from .output.collector_client import OutputCollector as OutputCollector
 from .output.collector_client import WorkerOutput as WorkerOutput
 from .process.child_process import Process as Process
 from .process.child_process import exit_of_process as exit_of_process
+from .process.helper import Helper as Helper
+from .process.interpreter import start_helper as start_helper
 from .process.launch_spec import LaunchSpec as LaunchSpec
 from .process.launcher import Launcher as Launcher
 from .remote.driver_relay import Gateway as Gateway

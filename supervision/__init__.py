@@ -54,6 +54,7 @@ from .errors import LockNotHeld as LockNotHeld
 from .errors import LockTimeout as LockTimeout
 from .errors import MessageTooLarge as MessageTooLarge
 from .errors import MissingPackage as MissingPackage
+from .errors import NodeRefused as NodeRefused
 from .errors import NoDevice as NoDevice
 from .errors import NotPicklable as NotPicklable
 from .errors import PhalanxError as PhalanxError

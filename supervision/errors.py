@@ -264,6 +264,13 @@ class MissingPackage(RuntimeFault, ModuleNotFoundError):
         self.package, self.extra = package, extra
 
 
+class NodeRefused(RuntimeFault):
+    """A node that may not serve: other versions than the driver's, or an unknown key.
+
+    Nothing runs on it. Install the same versions there, or start the node anew.
+    """
+
+
 class NoDevice(RuntimeFault):
     """There is no device for a rank: others hold them, or they are in quarantine.
 

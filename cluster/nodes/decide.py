@@ -9,6 +9,7 @@
 - Silence of a few beats, and a doubt of what started the node, make it a suspect: its ranks and
   their calls go on, and nothing is started.
 - A lost node is replaced at once: there are always as many as are wanted, if machines can be had.
+- A node that begins and does not greet is replaced too, until some in a row have failed so.
 - A machine whose nodes were lost twice in `NodeLimits.quarantine` seconds is put aside. It stays
   reserved meanwhile, or the same machine would be given again.
 """
@@ -27,6 +28,7 @@ BEATS_PER_LEASE = 10
 
 _QUIET_BEATS = 2.5  # intervals of beats without one, after which a node is a suspect
 _LOSSES = 2  # of one machine, after which it is put aside
+_FAILURES = 3  # to join, in a row, after which no other machine is asked for
 
 
 class NodeState(StrEnum):
@@ -169,6 +171,7 @@ class Nodes:
     Attributes:
         asked: How many have ever been asked for.
         losses: The machines that were lost, and when, within `NodeLimits.quarantine`.
+        failures: How many nodes in a row have begun on a machine and not greeted.
     """
 
     wanted: int
@@ -176,6 +179,7 @@ class Nodes:
     nodes: tuple[Node, ...] = ()
     asked: int = 0
     losses: tuple[tuple[str, float], ...] = ()
+    failures: int = 0
 
     def find(self, number: int, *states: NodeState) -> Node | None:
         """Return the node of that *number* if it is in one of *states*; of none, in any."""
@@ -243,6 +247,7 @@ def greeted(nodes: Nodes, number: int, machine: str, at: float) -> NodeDecision:
     node = nodes.find(number, NodeState.JOINING)
     if node is None:
         return nodes, (Dismiss(number, "not wanted any longer"),)
+    nodes = replace(nodes, failures=0)
     actions = tuple[NodeAction, ...]()
     for before in nodes.nodes:
         if before.machine == machine and before.state is NodeState.LOST:
@@ -293,6 +298,8 @@ def gone(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
         return _lose(nodes, node, why, at)
     if node.state is NodeState.LEAVING:  # what it ran may go on until its lease is over
         return nodes.with_(replace(node, state=NodeState.LOST, since=at)), (Lose(number, why),)
+    if node.state is NodeState.JOINING:
+        return _not_joined(nodes, number, why, at)
     return _complete(nodes.without(number), at, (Dismiss(number, why),))
 
 
@@ -341,8 +348,7 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
             why = f"no machine in {limits.wait:g} s"
             return nodes.without(number), (Dismiss(number, why), NoNode(why))
         case NodeState.JOINING:
-            why = f"its node has not greeted in {limits.join:g} s"
-            return _complete(nodes.without(number), at, (Dismiss(number, why),))
+            return _not_joined(nodes, number, f"its node has not greeted in {limits.join:g} s", at)
         case NodeState.UP:
             return doubted(nodes, number, f"silent for {at - node.heard_at:.1f} s", at)
         case NodeState.SUSPECT:
@@ -356,6 +362,14 @@ def _overdue(nodes: Nodes, node: Node, at: float) -> NodeDecision:
             why = f"has not ended in {limits.leave:g} s"
             node = replace(node, state=NodeState.LOST, since=at)
             return nodes.with_(node), (Lose(number, why),)
+
+
+def _not_joined(nodes: Nodes, number: int, why: str, at: float) -> NodeDecision:
+    nodes = replace(nodes.without(number), failures=nodes.failures + 1)
+    if nodes.failures < _FAILURES:
+        return _complete(nodes, at, (Dismiss(number, why),))
+    why = f"{nodes.failures} nodes in a row have not joined; the last of them: {why}"
+    return nodes, (Dismiss(number, why), NoNode(why))
 
 
 def _lose(nodes: Nodes, node: Node, why: str, at: float) -> NodeDecision:

@@ -1,5 +1,7 @@
 """The guardian process: kills the driver's process tree when the driver has died.
 
+- If the driver has a lease, the end of the lease is the end of the driver: it is killed as well,
+  for it may be stopped.
 - It watches the driver by pidfd: a forked child of the user's that still holds the other end of the
   socket makes no difference.
 - It ignores every signal that can be ignored; a clean close of the driver kills it.
@@ -14,13 +16,17 @@ import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 
-from . import descriptor_limit, process_title, process_tree
+from . import descriptor_limit, process_title, process_tree, syscalls
 from .descriptors import receive_with_fds
 
 _ROUND = 10.0
+
+LEASE = struct.Struct("@d")
+"""What the file of a lease holds: when it ends, in seconds of ``syscalls.boot_time``."""
 
 
 def main() -> None:
@@ -48,20 +54,24 @@ def main() -> None:
 
 
 def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> None:
-    """Apply the driver's messages to *sessions* until the driver is gone."""
+    """Apply the driver's messages to *sessions* until the driver is gone, or its lease over."""
+    lease = -1
+    timer = syscalls.create_boot_timer()
     poller = select.poll()
-    poller.register(driver, select.POLLIN)
-    poller.register(sock, select.POLLIN)
+    for fd in (driver, timer, sock):
+        poller.register(fd, select.POLLIN)
     while True:
         ready = {fd for fd, _ in poller.poll()}
+        if lease >= 0 and timer in ready:
+            until = read_lease(lease)
+            if syscalls.boot_time() >= until:
+                process_tree.send_signal(driver, signal.SIGKILL)
+                return
+            syscalls.set_boot_timer(timer, until)
         if sock.fileno() in ready:
             # Before the pidfd: what the driver sent before it died counts.
             with contextlib.suppress(ConnectionResetError):
                 packet, fds = receive_with_fds(sock, 1 << 16, 1)
-                for fd in fds:
-                    with os.fdopen(fd) as known:
-                        known.seek(0)  # the driver has written it through the same open file
-                        sessions.update((pid, ticks) for pid, ticks in json.load(known))
                 if packet:
                     message: dict[str, list[int]] = json.loads(packet)
                     if "add_session" in message:
@@ -70,7 +80,22 @@ def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> 
                     elif "drop_session" in message:
                         pid, ticks = message["drop_session"]
                         sessions.discard((pid, ticks))
+                    elif "lease" in message and fds:
+                        if lease >= 0:
+                            os.close(lease)
+                        (lease,) = fds
+                        syscalls.set_boot_timer(timer, read_lease(lease))
+                    for fd in fds if "lease" not in message else ():
+                        with os.fdopen(fd) as known:
+                            known.seek(0)  # the driver has written it through the same open file
+                            sessions.update((pid, ticks) for pid, ticks in json.load(known))
                     continue
             return
         if driver in ready:
             return
+
+
+def read_lease(file: int) -> float:
+    """Return when the lease in *file* ends, in seconds of ``syscalls.boot_time``."""
+    (until,) = LEASE.unpack(os.pread(file, LEASE.size, 0))
+    return float(until)

@@ -12,6 +12,7 @@ import fcntl
 import os
 import signal
 import struct
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -24,6 +25,10 @@ _PIDFD_GET_INFO = 0xC0000000 | (_INFO.size << 16) | (0xFF << 8) | 11
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.prctl.argtypes = [ctypes.c_int] + [ctypes.c_ulong] * 4
+
+_TFD_TIMER_ABSTIME = 1
+# struct itimerspec: no interval, then seconds and nanoseconds.
+_TIMER = struct.Struct("@qqqq")
 
 
 def _prctl(option: int, value: int = 0) -> None:
@@ -71,3 +76,26 @@ def exit_status_of(pidfd: int) -> int | None:
 def overwrite(address: int, text: bytes) -> None:
     """Write *text* over this process's own memory at *address*."""
     ctypes.memmove(address, text, len(text))
+
+
+def boot_time() -> float:
+    """Return seconds on the clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def create_boot_timer() -> int:
+    """Return the descriptor of a timer on that clock: readable from its time on."""
+    fd = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(fd)
+
+
+def set_boot_timer(fd: int, at: float) -> None:
+    """Have the timer *fd* be readable from *at* on, and not before; soon if that has passed."""
+    nanoseconds = max(1, int(at * 1e9))  # 0 would switch it off
+    spec = _TIMER.pack(0, 0, *divmod(nanoseconds, 10**9))
+    if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, spec, None) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))

@@ -8,11 +8,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 from typing import TYPE_CHECKING
 
 from phalanx.runtime.event import LoggedEvent, unheard
+from phalanx.runtime.linux import descriptors
+from phalanx.runtime.linux.guardian_main import LEASE
 
 from . import interpreter
 from .helper import Helper
@@ -39,6 +42,8 @@ class Guardian(Helper):
         self._loop = loop
         self._tag = tag
         self._sessions: set[tuple[int, int]] = set()
+        self._lease = -1  # the file that says when everything ends
+        self._until = math.inf
 
     def add_session(self, key: tuple[int, int]) -> None:
         """Have the session of that leader killed with the driver."""
@@ -49,6 +54,29 @@ class Guardian(Helper):
         """Forget the session of that leader."""
         self._sessions.discard(key)
         self.send(json.dumps({"drop_session": key}).encode())
+
+    def keep_until(self, at: float) -> None:
+        """Have everything killed at *at*, this process included, unless it is called again.
+
+        In seconds of ``syscalls.boot_time``. To put the time off waits for nothing.
+        """
+        with self.lock:
+            if self.closed:
+                return
+            if self._lease < 0:
+                self._lease = descriptors.own(os.memfd_create("phalanx-lease"))
+            os.pwrite(self._lease, LEASE.pack(at), 0)
+            is_earlier, self._until = at < self._until, at
+            if is_earlier:  # else the guardian looks into the file in time
+                self.send(*self._tell_lease())
+
+    def close(self, deadline: float, *, ask: bool = False) -> None:
+        """End the process for good; see `Helper.end`."""
+        super().close(deadline, ask=ask)
+        with self.lock:
+            if self._lease >= 0 and not self.is_inherited:
+                descriptors.close(self._lease)
+                self._lease = -1
 
     def _start_process(self, control: socket.socket, on_exit: Callable[[Process], None]) -> Process:
         return interpreter.start_helper(
@@ -70,3 +98,8 @@ class Guardian(Helper):
             json.dump([*self._sessions], file)
             file.flush()
             yield b"{}", [file.fileno()]
+        if self._lease >= 0:
+            yield self._tell_lease()
+
+    def _tell_lease(self) -> tuple[bytes, list[int]]:
+        return b'{"lease": []}', [self._lease]

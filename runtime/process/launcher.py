@@ -88,6 +88,15 @@ class Launcher:
         self._start_guardian()
         self.zygote(preload).warm()
 
+    def keep_until(self, at: float) -> None:
+        """Have everything killed at *at*, this process included, unless it is called again.
+
+        In seconds of ``syscalls.boot_time``; also if this process is stopped then.
+        """
+        self._guardian.keep_until(at)
+        if not self._has_started:
+            self._start_guardian()
+
     def launch(
         self,
         *specs: LaunchSpec,

@@ -40,7 +40,10 @@ class Doorkeeper:
 
     def admit(self, secret: bytes, name: bytes) -> None:
         """Let in who has the key pair of *secret* (32 bytes); its messages will carry *name*."""
-        public = zmq.curve_public(z85.encode(secret))
+        self.admit_key(zmq.curve_public(z85.encode(secret)), name)
+
+    def admit_key(self, public: bytes, name: bytes) -> None:
+        """Let in who has the secret of *public*, in ZeroMQ's encoding; see `admit`."""
         self._admitted[z85.decode(public)] = name
 
     def dismiss(self, name: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import random
 import shutil
@@ -22,6 +23,7 @@ from phalanx.runtime.linux import procfs
 
 QUICK = Zmq(heartbeat=0.2, lost_after=2.0)
 NEVER = "/nonexistent/gate"
+_USES = itertools.count()
 
 
 def processes_of(ex: Executor[Any], what: str) -> list[int]:
@@ -122,8 +124,9 @@ def namespace() -> Generator[tuple[str, str, str, str]]:
     """A network namespace at the end of a cable: its name, the cable, both addresses."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("making a network namespace needs root and ip")
-    name = f"ph{os.getpid() % 100000}"
-    net = f"10.{200 + os.getpid() % 50}.{os.getpid() // 50 % 250}"
+    use = next(_USES)  # the devices of one before may still be on their way out
+    name = f"ph{os.getpid() % 100000}n{use}"
+    net = f"10.{200 + os.getpid() % 50}.{(os.getpid() // 50 + use) % 250}"
     try:
         ip("netns", "add", name)
     except subprocess.CalledProcessError as error:

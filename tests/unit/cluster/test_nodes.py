@@ -246,3 +246,28 @@ def test_whatever_happens_a_lost_node_stays_lost_and_is_fenced_once(
     assert len(fenced) == len(set(fenced))
     assert {each.number for each in happened if isinstance(each, Lose)} <= set(fenced)
     assert len(asked) == len(set(asked))
+
+
+def test_nodes_that_do_not_join_are_replaced_until_some_in_a_row_have_failed() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+    for number in range(2):
+        nodes, _ = decide.offered(nodes, number, 1.0)
+        nodes, actions = decide.gone(nodes, number, "exit code 1", 1.5)
+        assert actions == (Dismiss(number, "exit code 1"), AskForNode(number + 1))
+
+    nodes, _ = decide.offered(nodes, 2, 2.0)
+    nodes, actions = decide.gone(nodes, 2, "exit code 1", 2.5)
+
+    why = "3 nodes in a row have not joined; the last of them: exit code 1"
+    assert actions == (Dismiss(2, why), NoNode(why))
+    assert nodes.nodes == ()
+
+
+def test_a_node_that_joins_ends_a_row_of_failures() -> None:
+    nodes, _ = decide.want(Nodes(0, LIMITS), 1, 0.0)
+    for number in range(5):
+        nodes, _ = decide.offered(nodes, number, 1.0)
+        if number % 2:
+            nodes, _ = decide.greeted(nodes, number, str(number), 1.0)
+        nodes, actions = decide.gone(nodes, number, "so", 1.5)
+        assert AskForNode(number + 1) in actions

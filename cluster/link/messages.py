@@ -1,0 +1,277 @@
+"""Messages of the control link: their kinds, to bytes and back.
+
+- A message is a JSON object and, behind it, the byte strings that it holds, as they are. Nothing is
+  pickled; what a rank is given is unpickled by the rank alone.
+- What is not exactly a message of one of these kinds is refused with `MalformedMessage`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    NoReturn,
+    cast,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class MalformedMessage(ValueError):
+    """What came is no message of a control link."""
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Base class of messages; a subclass is a frozen dataclass of keywords."""
+
+    kinds: ClassVar[dict[str, type[Message]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True, kw_only=True)(cls)
+        Message.kinds[cls.__name__] = cls
+
+
+class NodeOrder(Message):
+    """What a node process is given by its starter. It holds no secret.
+
+    Attributes:
+        number: The node's.
+        endpoint: Where the gateway listens, as ``tcp://HOST:PORT``.
+        gateway_key: The gateway's public key, in ZeroMQ's encoding.
+        lease: Seconds.
+        join: Seconds from the start to the greeting.
+        place: 32 hexadecimal digits. An engine that gives one place to one node at a time may name
+            it by this: a new node there ends what one before it has left.
+    """
+
+    number: int
+    endpoint: str
+    gateway_key: str
+    lease: float
+    join: float
+    place: str
+
+
+class Greeting(Message):
+    """The first message of a node.
+
+    Attributes:
+        torch: Its version; empty if it is not installed.
+        boot: What names the machine until it boots anew.
+        place: As in its order.
+        address: The node's own address on the way to the gateway.
+        devices: The UUIDs of its GPUs.
+    """
+
+    phalanx: str
+    python: str
+    torch: str
+    kernel: str
+    boot: str
+    place: str
+    host: str
+    address: str
+    devices: tuple[str, ...]
+
+
+class RankLaunch(Message):
+    """One rank to start, a part of `Launch`: attributes of a `LaunchSpec`.
+
+    Attributes:
+        env: Is set over the node's environment.
+        is_forked: From a zygote; else it is a new interpreter.
+    """
+
+    rank: int
+    incarnation: int
+    entry: str
+    label: str
+    payload: bytes = b""
+    title: str = ""
+    env: Mapping[str, str] = field(default_factory=dict[str, str])
+    is_forked: bool = True
+
+
+class Launch(Message):
+    """Start all of *ranks*, within so many seconds, or none of them."""
+
+    number: int
+    ranks: tuple[RankLaunch, ...]
+    preload: tuple[str, ...] = ()
+    within: float = 60.0
+
+
+class Withdraw(Message):
+    """Give a launch up unless it is over."""
+
+    number: int
+
+
+class Started(Message):
+    """The launch is over: the ranks run, and have these pids."""
+
+    number: int
+    pids: tuple[int, ...]
+
+
+class NotStarted(Message):
+    """The launch has failed; nothing is left of it."""
+
+    number: int
+    error: str
+
+
+class Ended(Message):
+    """A rank has ended, and all that came from it but *left*, which withstood being killed."""
+
+    rank: int
+    incarnation: int
+    code: int | None = None
+    signal: int | None = None
+    core_dumped: bool = False
+    oom: str = ""
+    rusage: Mapping[str, float] = field(default_factory=dict[str, float])
+    left: tuple[str, ...] = ()
+
+
+class Beat(Message):
+    """The node lives."""
+
+    number: int
+
+
+class Answer(Message):
+    """The beat of that number has been heard, which extends the lease; 0 is no beat's."""
+
+    number: int
+
+
+class Kill(Message):
+    """End a rank and all that came from it."""
+
+    rank: int
+    incarnation: int
+
+
+class Signal(Message):
+    """Send a rank a signal."""
+
+    rank: int
+    incarnation: int
+    signal: int
+
+
+class Stacks(Message):
+    """Say where the threads of a rank are."""
+
+    rank: int
+    incarnation: int
+
+
+class StackText(Message):
+    """Where they are, as the kernel sees them; empty if the rank has ended."""
+
+    rank: int
+    incarnation: int
+    text: str
+
+
+class Leave(Message):
+    """End all ranks, and then yourself."""
+
+
+class Fenced(Message):
+    """The node is lost, or refused: it ends as by `Leave`. No beat is answered from then on."""
+
+    why: str
+
+
+class Swept(Message):
+    """Nothing of the node runs but its process, which ends: its last message."""
+
+
+def encode(message: Message) -> list[bytes]:
+    """Return the parts of *message*: its JSON, and its byte strings."""
+    blobs: list[bytes] = []
+
+    def plain(value: Any) -> Any:
+        match value:
+            case bytes():
+                blobs.append(value)
+                return len(blobs) - 1
+            case Message():
+                names = [one.name for one in dataclasses.fields(value)]
+                return {name: plain(getattr(value, name)) for name in names}
+            case tuple():
+                return [plain(each) for each in cast("tuple[object, ...]", value)]
+            case Mapping():
+                return dict(cast("Mapping[str, Any]", value))
+            case _:
+                return value
+
+    head = {"kind": type(message).__name__, **plain(message)}
+    return [json.dumps(head, allow_nan=False).encode(), *blobs]
+
+
+def decode(parts: Sequence[bytes]) -> Message:
+    """Return the message of *parts*.
+
+    Raises:
+        MalformedMessage: there is none in them.
+    """
+    try:
+        head: Any = json.loads(parts[0], parse_constant=_refuse)
+        kind = Message.kinds[head.pop("kind")]
+        blobs: list[Any] = list(parts[1:])
+        message: Message = _value(kind, head, blobs)
+        if any(blob is not None for blob in blobs):
+            _refuse("a byte string too many")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise MalformedMessage(f"{type(error).__name__}: {error}"[:200]) from error
+    return message
+
+
+@cache
+def _hints(kind: type[Message]) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if name != "kinds"}
+
+
+def _value(hint: Any, value: Any, blobs: list[Any]) -> Any:
+    """Return *value* as *hint* wants it; each of *blobs* is taken once."""
+    origin, inner, kind = get_origin(hint), get_args(hint), _kind(value)
+    if origin is types.UnionType:
+        return None if value is None else _value(inner[0], value, blobs)
+    if origin is tuple and kind is list:
+        return tuple(_value(inner[0], each, blobs) for each in value)
+    if origin is Mapping and kind is dict:
+        return {name: _value(inner[1], each, blobs) for name, each in value.items()}
+    if hint in Message.kinds.values() and kind is dict and value.keys() == _hints(hint).keys():
+        return hint(**{name: _value(_hints(hint)[name], value[name], blobs) for name in value})
+    if hint is bytes and kind is int and value >= 0:
+        blob, blobs[value] = blobs[value], None
+        return blob if isinstance(blob, bytes) else _refuse("a byte string is taken twice")
+    if hint is float and kind is int:
+        return float(value)
+    return value if kind is hint else _refuse(f"{value!r} is no {hint}")
+
+
+def _kind(value: Any) -> Any:
+    return cast("Any", type(value))
+
+
+def _refuse(why: str) -> NoReturn:
+    raise MalformedMessage(why)

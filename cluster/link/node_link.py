@@ -1,0 +1,131 @@
+"""A node's end of its control link.
+
+- The node's secret key never leaves its process. By the gateway's public key, which the order has,
+  the other end proves that it is the gateway: nothing of another is read.
+- The link is made once. When its connection ends, so does the link, and it says so.
+- A key that the gateway does not know yet is offered again until the time to join is over.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from .messages import MalformedMessage, decode, encode
+
+if TYPE_CHECKING:
+    from .messages import Message, NodeOrder
+
+_LAST_WORDS = 1000  # milliseconds for what has been said on the way out
+
+
+class LinkState(Enum):
+    """The state of a link."""
+
+    CONNECTING = auto()
+    REFUSED = auto()  # the gateway does not know the key, or not yet
+    OPEN = auto()
+    ENDED = auto()
+
+
+class NodeLink:
+    """The link of one node process. Used by one thread.
+
+    Attributes:
+        state: As of the last `look`.
+        public: The node's public key, in ZeroMQ's encoding.
+        address: The node's own address on the way to the gateway; empty until it is known.
+        socket: Readable when there is a message: then `receive`.
+        monitor: Readable when the state may have changed: then `look`.
+    """
+
+    def __init__(self, order: NodeOrder) -> None:
+        self._order = order
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        public, self._secret = zmq.curve_keypair()
+        self.public = public.decode()
+        self.address = ""
+        self._prepare()
+
+    def connect(self) -> None:
+        """Begin to connect."""
+        self.socket.connect(self._order.endpoint)
+
+    def renew(self) -> None:
+        """Let a connection go that was refused; `connect` may follow."""
+        self._close_sockets()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        self.state = LinkState.CONNECTING
+        self.socket = self._context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.LINGER, _LAST_WORDS),
+            (zmq.SNDHWM, 0),
+            (zmq.RCVHWM, 0),
+            (zmq.CURVE_SERVERKEY, self._order.gateway_key.encode()),
+            (zmq.CURVE_PUBLICKEY, self.public.encode()),
+            (zmq.CURVE_SECRETKEY, self._secret),
+            (zmq.IPV6, 1 if "[" in self._order.endpoint else 0),
+        ):
+            self.socket.setsockopt(option, value)
+        self.monitor = self.socket.get_monitor_socket(
+            zmq.EVENT_CONNECTED
+            | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+            | zmq.EVENT_DISCONNECTED
+        )
+
+    def look(self) -> None:
+        """Bring `state` up to date."""
+        while self.monitor.poll(0):
+            event = parse_monitor_message(self.monitor.recv_multipart())
+            match event["event"]:
+                case zmq.EVENT_CONNECTED:
+                    self.address = _own_address(event["value"])
+                case zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                    self.state = LinkState.OPEN
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    self.state = LinkState.REFUSED
+                case _ if self.state is LinkState.OPEN:
+                    # ZeroMQ would connect anew, but what was on its way is lost.
+                    self.state = LinkState.ENDED
+                case _:
+                    pass
+
+    def send(self, message: Message) -> None:
+        """Send *message*; it waits for nothing."""
+        self.socket.send_multipart(encode(message), zmq.NOBLOCK)
+
+    def receive(self) -> Message | None:
+        """Return the next message; None if there is none now. What is no message is passed over."""
+        while True:
+            try:
+                return decode(self.socket.recv_multipart(zmq.NOBLOCK))
+            except zmq.Again:
+                return None
+            except MalformedMessage:  # by a gateway that is not ours to judge
+                continue
+
+    def close(self) -> None:
+        """Let the link go; what was sent has a moment to leave."""
+        self._close_sockets()
+        self._context.term()
+
+    def _close_sockets(self) -> None:
+        self.socket.disable_monitor()
+        self.monitor.close()
+        self.socket.close()
+
+
+def _own_address(fd: int) -> str:
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            return str(copy.getsockname()[0])
+    except OSError:  # it has been closed meanwhile
+        return ""

@@ -1,0 +1,224 @@
+"""The node process: it starts ranks on its machine as the driver says, and keeps the node's lease.
+
+- It decides one thing: when its lease is over, its link or its starter has ended, it ends at once.
+  The kernel, its guardian and its zygotes then end everything that came from it; the guardian reads
+  the same lease, for the case that this process is stopped.
+- Its main thread never waits for anything but news and time: beats are sent in time.
+- Its starter hands it an order over an inherited socket, and is known by pidfd.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import sys
+from collections import deque
+from typing import TYPE_CHECKING, NoReturn
+
+import zmq
+
+from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.messages import (
+    Answer,
+    Beat,
+    Fenced,
+    Kill,
+    Launch,
+    Leave,
+    Message,
+    NodeOrder,
+    Signal,
+    Stacks,
+    Swept,
+    Withdraw,
+    decode,
+)
+from phalanx.cluster.link.node_link import LinkState, NodeLink
+from phalanx.cluster.nodes.decide import BEATS_PER_LEASE
+from phalanx.cluster.nodes.lease import Lease
+from phalanx.runtime import EventLoop, Launcher, syscalls
+from phalanx.supervision import NodeRefused
+
+from .ranks import Ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ORDER = 16 * 1024
+"""Bytes of an order."""
+
+ENDED = 70
+"""Exit code of a node process that has ended itself, and left the rest to its guardian."""
+
+REFUSED = 71
+"""Exit code of one that the driver's side would not have."""
+
+_IMPORT = 300.0  # seconds for a preload; a cold disk under load takes its time for torch
+_AGAIN = 0.2  # seconds until a key is offered again that the gateway did not know
+
+
+def main() -> None:
+    """Run; the arguments are the starter's socket and its pidfd."""
+    starter = socket.socket(fileno=int(sys.argv[1]))
+    order = decode([starter.recv(ORDER)])
+    assert isinstance(order, NodeOrder)
+    node = NodeProcess(order, starter, int(sys.argv[2]))
+    try:
+        node.run()
+    except NodeRefused as error:
+        node.end(str(error), REFUSED)
+
+
+class NodeProcess:
+    """The node. See the module; `run` is its main thread."""
+
+    def __init__(self, order: NodeOrder, starter: socket.socket, starter_pidfd: int) -> None:
+        self._order = order
+        self._starter = starter
+        self._join_until = syscalls.boot_time() + order.join
+        self._link = NodeLink(order)
+        self._link.connect()
+        starter.send(self._link.public.encode())
+        self._lease: Lease | None = None  # from the greeting on
+        self._beat_at = 0.0
+        self._retry_at = 0.0
+        self._is_refused = False
+        self._fenced = ""
+        self._is_done = False
+        self._reports: deque[Message] = deque()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._timer = syscalls.create_boot_timer()
+        self._launcher = Launcher(EventLoop(), preload=(), start_timeout=_IMPORT)
+        self._launcher.keep_until(self._join_until + order.lease)
+        self._ranks = Ranks(self._launcher, self._report)
+        self._steps: dict[int, Callable[[], None]] = {
+            starter_pidfd: lambda: self.end("its starter has ended"),
+            starter.fileno(): lambda: self.end("its starter has let it go"),
+            self._wakeup: lambda: _drain(self._wakeup),
+            self._timer: lambda: _drain(self._timer),
+        }
+
+    def run(self) -> None:
+        """Serve until the driver lets the node go.
+
+        Raises:
+            NodeRefused: the driver's side would not have it.
+        """
+        while not self._is_done:
+            self._arm()
+            for fd in self._wait():
+                self._steps[fd]()
+            self._link.look()
+            now = syscalls.boot_time()
+            while (message := self._link.receive()) is not None:
+                self._obey(message, now)
+            if self._lease is None:
+                self._join(now)
+            elif self._lease.is_over(now):
+                self.end("its lease is over")
+            elif self._link.state is LinkState.ENDED and not self._is_done:
+                self.end("its control link has ended")
+            else:
+                self._speak(now)
+        self._link.close()
+        if self._fenced:
+            raise NodeRefused(self._fenced)
+
+    def end(self, why: str, code: int = ENDED) -> NoReturn:
+        """End at once: the workers die with this process, the guardian ends what they leave."""
+        poller = select.poll()
+        poller.register(2, select.POLLOUT)
+        if poller.poll(0):  # no reader may keep this process from its end
+            with contextlib.suppress(OSError):
+                os.write(2, f"phalanx node {self._order.number} ends: {why}\n".encode())
+        os._exit(code)
+
+    # --- waiting --------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """Set the timer to when something is due."""
+        if self._lease is not None:
+            due = min(self._beat_at, self._lease.until)
+        else:
+            due = min(self._join_until, self._retry_at or self._join_until)
+        syscalls.set_boot_timer(self._timer, due)
+
+    def _wait(self) -> list[int]:
+        """Return those of our descriptors that have news; ZeroMQ's are looked at in any case."""
+        poller = zmq.Poller()
+        for each in (*self._steps, self._link.socket, self._link.monitor):
+            poller.register(each, zmq.POLLIN)
+        return [fd for fd, _ in poller.poll() if isinstance(fd, int)]
+
+    def _report(self, message: Message) -> None:
+        self._reports.append(message)
+        os.eventfd_write(self._wakeup, 1)
+
+    # --- the link -------------------------------------------------------------------------
+
+    def _join(self, now: float) -> None:
+        """Greet once the link is there; from then on the lease runs."""
+        order = self._order
+        if self._link.state is LinkState.OPEN:
+            greeting = greeting_of(order.place, self._link.address)
+            now = syscalls.boot_time()
+            self._link.send(greeting)
+            self._lease = Lease(now, order.lease)
+            self._launcher.keep_until(self._lease.until)
+            self._beat_at = now
+        elif now >= self._join_until:
+            why = "does not admit the key of this node" if self._is_refused else "was not reached"
+            raise NodeRefused(
+                f"the gateway at {order.endpoint} {why} within {order.join:g} s: start the node "
+                "anew, with the order of the driver that runs now"
+            )
+        elif self._link.state is LinkState.REFUSED:
+            self._is_refused = True
+            self._link.renew()
+            self._retry_at = now + _AGAIN
+        elif self._retry_at and now >= self._retry_at:
+            self._retry_at = 0.0
+            self._link.connect()
+
+    def _speak(self, now: float) -> None:
+        """Send what there is to report, and a beat if one is due."""
+        while self._reports:
+            message = self._reports.popleft()
+            self._link.send(message)
+            self._is_done |= isinstance(message, Swept)
+        assert self._lease is not None
+        if now >= self._beat_at:
+            self._beat_at = now + self._order.lease / BEATS_PER_LEASE
+            self._link.send(Beat(number=self._lease.beat(now)))
+
+    def _obey(self, message: Message, now: float) -> None:
+        match message:
+            case Answer(number=number) if self._lease is not None:
+                if self._lease.answered(number, now):
+                    self._launcher.keep_until(self._lease.until)
+            case Launch():
+                self._ranks.launch(message)
+            case Withdraw(number=number):
+                self._ranks.withdraw(number)
+            case Kill() | Signal():
+                self._ranks.signal(message)
+            case Stacks():
+                self._ranks.describe(message)
+            case Leave():
+                self._ranks.sweep()
+            case Fenced(why=why):
+                self._fenced = why
+                self._ranks.sweep()
+            case _:
+                pass
+
+
+def _drain(fd: int) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(fd, 8)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Nodes with real processes: ranks start, end and leave nothing, whatever is killed or stopped."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.support.node_groups import (
+    QUICK,
+    Cluster,
+    ended,
+    kill,
+    last_pulse,
+    seconds_until,
+)
+from tests.support.processes import is_alive, wait_until
+
+from phalanx.cluster.link.messages import Kill, Launch, NodeOrder, RankLaunch, Signal, Stacks
+from phalanx.cluster.nodes.lease import over_at
+from phalanx.runtime import EventLoop, procfs
+from phalanx.supervision import NodeRefused
+
+Make = Callable[..., Cluster]
+SOON = 5.0  # seconds for what takes a tenth of one on an idle machine
+
+
+def helper(cluster: Cluster, what: str) -> int:
+    """Return the pid of that helper of node 0; 0 for none."""
+    node = cluster.engine.pid_of(0)
+    for pid, task in procfs.read_all().items():
+        if task.parent == node and what in procfs.command(pid):
+            return pid
+    return 0
+
+
+def test_ranks_start_on_a_node_with_its_environment_and_their_own(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    greeting, _ = cluster.told.wait("admitted", 0)
+    word = tmp_path / "word"
+
+    pids = cluster.start(0, "tell", str(word), env={"WORD": "hello"})
+
+    wait_until(word.exists)
+    assert word.read_text() == "hello"
+    assert len(pids) == 1
+    assert set(pids) <= cluster.processes(0).keys()
+    assert greeting.address == "127.0.0.1"
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_end_of_a_rank_is_told_with_its_exit_code(cluster: Cluster, code: int) -> None:
+    cluster.start(0, "leave", str(code), ranks=(0, 1))
+
+    ends = {ended(cluster.told.wait("Ended", 0, count)[0]).rank for count in (1, 2)}
+
+    assert ends == {0, 1}
+    assert {ended(each).code for each, _ in cluster.told.of("Ended")} == {code}
+    names = [what for what, *_ in cluster.told.all]
+    assert names.index("Started") < names.index("Ended")
+
+
+def test_a_rank_is_told_as_ended_when_all_that_came_from_it_is_gone(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    before = cluster.processes(0).keys()
+    cluster.start(0, "scatter", str(tmp_path / "there"))
+    wait_until((tmp_path / "there").exists)
+    assert len(cluster.processes(0)) >= len(before) + 4
+
+    cluster.owner.send(0, Kill(rank=0, incarnation=1))
+    end, _ = cluster.told.wait("Ended", 0)
+
+    assert ended(end).signal == signal.SIGKILL
+    assert ended(end).rusage["ru_maxrss"] > 0
+    zygote = helper(cluster, "zygote")  # which came with the first launch
+    assert cluster.processes(0).keys() == before | {zygote}
+
+
+def test_orders_for_an_earlier_incarnation_do_nothing(cluster: Cluster) -> None:
+    (pid,) = cluster.start(0, "stay", incarnation=2)
+
+    cluster.owner.send(0, Kill(rank=0, incarnation=1))
+    cluster.owner.send(0, Stacks(rank=0, incarnation=2))
+    stacks, _ = cluster.told.wait("StackText", 0)
+    assert f"thread {pid} (" in stacks.text
+    cluster.owner.send(0, Signal(rank=0, incarnation=2, signal=signal.SIGTERM))
+    end, _ = cluster.told.wait("Ended", 0)
+
+    assert (ended(end).incarnation, ended(end).signal) == (2, signal.SIGTERM)
+
+
+def test_a_launch_that_fails_is_told_and_leaves_nothing(cluster: Cluster) -> None:
+    rank = RankLaunch(rank=0, incarnation=1, entry="tests.support.node_ranks:stay", label="tp/0")
+
+    cluster.owner.send(0, Launch(number=7, ranks=(rank,), preload=("no_such_module",)))
+
+    failure, _ = cluster.told.wait("NotStarted", 0)
+    assert failure.number == 7
+    assert "no_such_module" in failure.error
+    assert cluster.start(0, "stay")
+
+
+def test_a_rank_is_not_started_beside_itself(cluster: Cluster) -> None:
+    cluster.start(0, "stay")
+    rank = RankLaunch(rank=0, incarnation=2, entry="tests.support.node_ranks:stay", label="tp/0")
+
+    cluster.owner.send(0, Launch(number=7, ranks=(rank,)))
+
+    failure, _ = cluster.told.wait("NotStarted", 0)
+    assert "runs here already" in failure.error
+
+
+def test_a_node_that_leaves_ends_its_ranks_and_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.start(0, "scatter", str(tmp_path / "there"), ranks=(0, 1))
+    wait_until((tmp_path / "there").exists)
+    pid = cluster.engine.pid_of(0)
+
+    cluster.owner.want(0)
+    cluster.owner.leave(0)
+
+    why, _ = cluster.told.wait("fenced", 0)
+    assert why == "its last word"
+    assert cluster.told.of("lost") == []
+    wait_until(lambda: not is_alive(pid))
+    assert cluster.processes(0) == {}
+
+
+# --- deaths -------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_of_a_node_whose_process_is_killed(
+    cluster: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    cluster.start(0, "scatter", str(tmp_path / "there"), ranks=(0, 1))
+    wait_until(lambda: len(cluster.processes(0)) >= 11)  # with guardian and zygote
+
+    at = kill(cluster.engine.pid_of(0))
+
+    nothing_left = seconds_until(lambda: not cluster.processes(0), at)
+    _, lost_at = cluster.told.wait("lost", 0)
+    why, fenced_at = cluster.told.wait("fenced", 0)
+    cluster.told.wait("admitted", 1)
+    assert nothing_left < SOON
+    assert lost_at - at < SOON
+    assert "its process has ended: killed" in why
+    for name, value in (
+        ("nothing left", nothing_left),
+        ("lost", lost_at - at),
+        ("fenced", fenced_at - at),
+    ):
+        record_property(name, f"{value:.3f}")
+
+
+def test_a_guardian_that_is_killed_is_replaced_and_knows_the_lease(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(0, "pulse", str(tmp_path / "pulse"))
+    guardian = helper(cluster, "guardian")
+    kill(guardian)
+    wait_until(lambda: helper(cluster, "guardian") not in (0, guardian))
+
+    at = kill(cluster.engine.pid_of(0), signal.SIGSTOP)
+
+    _, fenced_at = cluster.told.wait("fenced", 0)
+    assert last_pulse(tmp_path / "pulse") < at + QUICK.lease + 1.0
+    assert last_pulse(tmp_path / "pulse") < fenced_at
+    assert cluster.processes(0) == {}
+
+
+def test_a_node_process_that_is_stopped_for_long_ends_with_its_ranks_when_its_lease_is_over(
+    cluster: Cluster, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """By its guardian: the process itself cannot."""
+    cluster.start(0, "pulse", str(tmp_path / "pulse"))
+
+    at = kill(cluster.engine.pid_of(0), signal.SIGSTOP)
+
+    cluster.told.wait("suspected", 0)
+    _, lost_at = cluster.told.wait("lost", 0)
+    _, fenced_at = cluster.told.wait("fenced", 0)
+    last = last_pulse(tmp_path / "pulse")
+    assert at < last <= at + QUICK.lease + 1.0
+    assert last < fenced_at
+    assert cluster.processes(0) == {}
+    times = [f"{each - at:.2f}" for each in (last, lost_at, fenced_at)]
+    record_property("last pulse, lost, fenced", times)
+
+
+def test_a_node_process_that_is_stopped_for_half_a_lease_loses_nothing(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (pid,) = cluster.start(0, "stay")
+
+    kill(cluster.engine.pid_of(0), signal.SIGSTOP)
+    cluster.told.wait("suspected", 0)
+    kill(cluster.engine.pid_of(0), signal.SIGCONT)
+
+    cluster.told.wait("recovered", 0)
+    assert cluster.told.of("lost") == []
+    assert is_alive(pid)
+
+
+def test_nodes_end_with_the_gateway_and_others_take_their_place(
+    cluster_of: Make, record_property: Callable[[str, object], None]
+) -> None:
+    cluster = cluster_of()
+    cluster.open(2)
+    pids = [*cluster.start(0, "stay"), *cluster.start(1, "stay", ranks=(1,))]
+    old = cluster.gateway.pid
+    assert old is not None
+
+    at = kill(old)
+
+    nothing_left = seconds_until(lambda: not any(map(is_alive, pids)), at)
+    cluster.told.wait("admitted", 2)
+    cluster.told.wait("admitted", 3)
+    assert cluster.gateway.pid != old
+    assert nothing_left < SOON
+    assert cluster.start(2, "stay")
+    record_property("nothing left", f"{nothing_left:.3f}")
+
+
+def test_a_driver_that_is_busy_for_two_leases_loses_no_node(
+    cluster: Cluster, loop: EventLoop
+) -> None:
+    (pid,) = cluster.start(0, "stay")
+
+    loop.call(lambda: time.sleep(2 * QUICK.lease))  # what is tested is that this much passes
+
+    cluster.owner.send(0, Stacks(rank=0, incarnation=1))
+    cluster.told.wait("StackText", 0)
+    assert cluster.told.of("lost") == []
+    assert is_alive(pid)
+
+
+def test_a_gateway_that_is_stopped_ends_its_nodes_by_their_leases_and_is_replaced(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.start(0, "pulse", str(tmp_path / "pulse"))
+    old = cluster.gateway.pid
+    assert old is not None
+
+    at = kill(old, signal.SIGSTOP)
+
+    _, fenced_at = cluster.told.wait("fenced", 0)
+    assert last_pulse(tmp_path / "pulse") <= at + QUICK.lease + 1.0
+    assert last_pulse(tmp_path / "pulse") < fenced_at
+    cluster.told.wait("admitted", count=2)
+    assert cluster.gateway.pid != old
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def test_a_node_whose_key_was_not_admitted_ends_by_itself(cluster_of: Make) -> None:
+    """As one that was started for an earlier driver."""
+    cluster = cluster_of(replace(QUICK, join=6.0))
+    admit = cluster.owner._gateway.admit
+    cluster.owner._gateway.admit = lambda *_: None  # type: ignore[method-assign]  # it is not told
+    cluster.gateway.open()
+    cluster.owner.want(1)
+
+    why, _ = cluster.told.wait("refused")
+
+    assert why == "its key is not one of this group's"
+    cluster.owner._gateway.admit = admit  # type: ignore[method-assign]  # as before
+    wait_until(lambda: cluster.engine.told or len(cluster.engine.starters) > 1)
+    wait_until(lambda: not cluster.processes(0))
+    cluster.told.wait("admitted")
+
+
+def test_a_node_with_the_key_of_another_gateway_does_not_speak_to_this_one(
+    cluster_of: Make,
+) -> None:
+    def edit(order: NodeOrder) -> NodeOrder:
+        return replace(order, gateway_key="rq:rM>}U?@Lns47E1%kR.o@n%FcmmsL/@{H8]yf7")
+
+    cluster = cluster_of(replace(QUICK, join=6.0), edit=edit)
+    cluster.gateway.open()
+    cluster.owner.want(1)
+
+    why, _ = cluster.told.wait("refused")
+
+    assert why == "it does not speak as a node does"
+    assert cluster.told.of("admitted") == []
+
+
+def test_a_node_with_another_phalanx_is_refused_and_nothing_of_it_stays(
+    cluster_of: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = cluster_of()
+    monkeypatch.setattr("phalanx.cluster.link.greeting._version", lambda _: "9.9")
+    cluster.gateway.open()
+
+    cluster.owner.want(1)
+
+    error, _ = cluster.told.wait("failed")
+    assert isinstance(error, NodeRefused)
+    assert "and the driver 9.9" in str(error)
+    wait_until(lambda: not cluster.processes(0))
+    assert cluster.told.of("admitted") == []
+
+
+def test_the_lease_is_reckoned_from_the_last_answer(cluster: Cluster) -> None:
+    """A node that only the lease can fence: nothing tells of its end but time."""
+    cluster.engine.mute(0)
+    before = time.monotonic()
+
+    at = kill(cluster.engine.pid_of(0))
+
+    why, fenced_at = cluster.told.wait("fenced", 0)
+    assert why == "its lease is over"
+    assert over_at(before - QUICK.lease / 5, QUICK.lease) <= fenced_at
+    assert fenced_at <= over_at(at, QUICK.lease) + SOON

@@ -1,0 +1,352 @@
+"""Who connects to a gateway of nodes: a node once, and nobody else; nothing harms the others."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
+
+import pytest
+import zmq
+from tests.support.node_groups import kill
+from tests.support.processes import LONG, wait_until
+
+from phalanx.cluster.link.gateway import NodeGateway
+from phalanx.cluster.link.gateway_main import LARGEST
+from phalanx.cluster.link.greeting import greeting_of
+from phalanx.cluster.link.messages import (
+    Answer,
+    Beat,
+    Fenced,
+    Launch,
+    Message,
+    NodeOrder,
+    RankLaunch,
+    Started,
+    encode,
+)
+from phalanx.cluster.link.node_link import LinkState, NodeLink
+from phalanx.runtime import EventLoop, Zmq
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.supervision import RuntimeFault
+
+EARLY = "its key is not one of this group's"  # told of a node whose key is on the way, too
+GREETING = greeting_of("0" * 32, "127.0.0.1")
+
+
+class Told:
+    """What a gateway tells, as tuples."""
+
+    def __init__(self) -> None:
+        self.all: queue.Queue[tuple[Any, ...]] = queue.Queue()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *what: self.all.put((name, *what))
+
+    def next(self, *but: str) -> tuple[Any, ...]:
+        while (told := self.all.get(timeout=LONG))[0] in ("ready", "heard", *but) or told[
+            -1
+        ] == EARLY:
+            pass
+        return told
+
+
+class Peer:
+    """A node that the test plays."""
+
+    def __init__(self, gateway: NodeGateway, *, key: NodeLink | None = None) -> None:
+        order = NodeOrder(
+            number=1,
+            endpoint=gateway.endpoint,
+            gateway_key=gateway.key,
+            lease=9.0,
+            join=9.0,
+            place="0" * 32,
+        )
+        self.link = NodeLink(order)
+        if key is not None:
+            self.link.public, self.link._secret = key.public, key._secret
+            self.link.renew()
+
+    def connect(self, *states: LinkState) -> LinkState:
+        self.link.connect()
+        return self.wait(*states or (LinkState.OPEN,))
+
+    def wait(self, *states: LinkState) -> LinkState:
+        def is_there() -> bool:
+            self.link.look()
+            if self.link.state is LinkState.REFUSED and LinkState.OPEN in states:
+                self.link.renew()  # its key is on the way to the gateway
+                self.link.connect()
+            return self.link.state in states
+
+        wait_until(is_there, "the state of a link")
+        return self.link.state
+
+    def receive(self) -> Message:
+        assert self.link.socket.poll(int(LONG * 1000))
+        message = self.link.receive()
+        assert message is not None
+        return message
+
+    def close(self) -> None:
+        self.link.socket.setsockopt(zmq.LINGER, 0)
+        self.link.close()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def gateway(loop: EventLoop, launcher: Launcher, told: Told) -> Iterator[NodeGateway]:
+    events: Any = told
+    gateway = NodeGateway(loop, launcher, Zmq(), group="tp", events=events)
+    gateway.open()
+    yield gateway
+    gateway.close()
+
+
+@pytest.fixture
+def peer_of(gateway: NodeGateway) -> Iterator[Callable[..., Peer]]:
+    with contextlib.ExitStack() as made:
+        yield lambda **options: made.enter_context(contextlib.closing(Peer(gateway, **options)))
+
+
+@pytest.fixture
+def node(gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told) -> Peer:
+    """Node 1, which has greeted."""
+    peer = peer_of()
+    gateway.admit(1, peer.link.public)
+    peer.connect()
+    peer.link.send(GREETING)
+    assert told.next()[:3] == ("received", 1, GREETING)
+    return peer
+
+
+def is_served(node: Peer, number: int = 1) -> bool:
+    node.link.send(Beat(number=number))
+    while (message := node.receive()) == Answer(number=0):  # a look whether it is there
+        pass
+    return message == Answer(number=number)
+
+
+def test_beats_are_answered_and_told(node: Peer, told: Told) -> None:
+    assert is_served(node, 1)
+    assert is_served(node, 2)
+    wait_until(lambda: [what for what, *_ in list(told.all.queue)].count("heard") >= 1)
+
+
+def test_a_message_reaches_the_node_whole(node: Peer, gateway: NodeGateway) -> None:
+    ranks = tuple(
+        RankLaunch(rank=i, incarnation=1, entry="m:f", label="x", payload=bytes([i]) * 300_000)
+        for i in range(8)
+    )
+    launch = Launch(number=1, ranks=ranks)
+
+    assert gateway.send(1, launch)
+
+    assert node.receive() == launch
+
+
+def test_an_unknown_key_is_refused_and_told_once(
+    node: Peer, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    for _ in range(2):
+        assert peer_of().connect(LinkState.REFUSED) is LinkState.REFUSED
+
+    assert is_served(node)
+    whys = [what[2] for what in list(told.all.queue) if what[0] == "refused"]
+    assert len(whys) <= 1  # it may have been told before, while its own key was on the way
+    assert set(whys) <= {EARLY}
+
+
+def test_a_key_that_was_used_is_refused(node: Peer, peer_of: Callable[..., Peer]) -> None:
+    assert peer_of(key=node.link).connect(LinkState.REFUSED) is LinkState.REFUSED
+
+    assert is_served(node)
+
+
+def test_of_two_processes_with_one_key_the_first_to_greet_serves(
+    gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    first = peer_of()
+    second = peer_of(key=first.link)
+    gateway.admit(1, first.link.public)
+    first.connect()
+    second.connect()
+
+    first.link.send(GREETING)
+    assert told.next()[:2] == ("received", 1)
+    second.link.send(GREETING)
+
+    assert second.receive() == Fenced(why="another process has greeted with this key")
+    assert told.next()[2] == "another process has greeted with this key"
+    second.link.send(Started(number=1, pids=(1,)))
+    assert isinstance(second.receive(), Fenced)
+    assert is_served(first)
+
+
+def test_a_node_that_greets_twice_is_told_of(node: Peer, told: Told) -> None:
+    node.link.send(GREETING)
+
+    assert told.next() == ("misbehaved", 1, "it has greeted twice")
+
+
+@pytest.mark.parametrize(
+    "parts", [[b"\x80\x04K\x01."], [b"{}"], encode(Fenced(why="")), [b"", b"", b""]]
+)
+def test_what_is_no_message_of_a_node_is_told_once(
+    node: Peer, told: Told, parts: list[bytes]
+) -> None:
+    for _ in range(3):
+        node.link.socket.send_multipart(parts)
+
+    assert told.next()[:2] == ("misbehaved", 1)
+    assert is_served(node)
+    assert "misbehaved" not in [what for what, *_ in list(told.all.queue)]
+
+
+def test_a_message_without_end_ends_the_link(node: Peer, told: Told) -> None:
+    node.link.socket.send(b" " * (LARGEST + 1))
+
+    assert node.wait(LinkState.ENDED) is LinkState.ENDED
+    assert told.next()[:2] == ("closed", 1)
+
+
+def test_a_silenced_node_is_fenced_and_never_answered_again(
+    node: Peer, gateway: NodeGateway, told: Told
+) -> None:
+    before = time.monotonic()
+    assert is_served(node)
+
+    gateway.silence(1, "it is lost")
+
+    what, number, last = told.next()
+    assert (what, number) == ("silenced", 1)
+    assert before <= last <= time.monotonic()
+    assert node.receive() == Fenced(why="it is lost")
+    node.link.send(Beat(number=2))
+    node.link.send(Started(number=1, pids=()))
+    assert told.next()[:2] == ("received", 1)
+    assert not node.link.socket.poll(300)
+
+
+def test_the_end_of_a_link_is_told_after_all_that_came_over_it(node: Peer, told: Told) -> None:
+    for number in range(50):
+        node.link.send(Started(number=number, pids=()))
+    node.link.close()
+
+    came = [told.next() for _ in range(51)]
+
+    assert [message.number for _, _, message, _ in came[:50]] == list(range(50))
+    assert came[50][:2] == ("closed", 1)
+    node.link = NodeLink(node.link._order)  # for the fixture to close
+
+
+def test_a_recorded_greeting_gets_nowhere(
+    gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    said = bytearray()
+    peer = peer_of()
+    gateway.admit(1, peer.link.public)
+    with eavesdropper(gateway.endpoint, said) as endpoint:
+        peer.link.socket.connect(endpoint)
+        peer.wait(LinkState.OPEN)
+        peer.link.send(GREETING)
+        assert told.next()[:2] == ("received", 1)
+        gateway.forget(1)
+        gateway.admit(1, peer.link.public)  # as if its key were good again
+        gateway.ask(1)
+        assert told.next("refused")[0] == "asked"
+
+        with knock(gateway.endpoint) as raw:
+            raw.sendall(said)
+            while raw.recv(1 << 16):
+                pass
+
+    gateway.ask(2)
+    assert told.next("closed", "refused")[0] == "asked"
+
+
+@contextlib.contextmanager
+def eavesdropper(endpoint: str, said: bytearray) -> Generator[str]:
+    """Pass one connection on, and keep what its side says in *said*; yield where it listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server, knock(endpoint) as beyond:
+        ends: list[socket.socket] = []
+
+        def copy(source: socket.socket, sink: socket.socket, kept: bytearray) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(1 << 16):
+                    kept += data
+                    sink.sendall(data)
+
+        def run() -> None:
+            near, _ = server.accept()
+            ends.append(near)
+            back = threading.Thread(target=copy, args=(beyond, near, bytearray()))
+            back.start()
+            copy(near, beyond, said)
+            beyond.shutdown(socket.SHUT_RDWR)
+            back.join()
+            near.close()
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        yield f"tcp://127.0.0.1:{server.getsockname()[1]}"
+        for end in ends:
+            end.shutdown(socket.SHUT_RDWR)
+        thread.join(LONG)
+
+
+def knock(endpoint: str) -> socket.socket:
+    host, _, port = endpoint.removeprefix("tcp://").partition(":")
+    raw = socket.create_connection((host, int(port)), LONG)
+    raw.settimeout(LONG)
+    return raw
+
+
+def test_strangers_that_say_nothing_or_noise_keep_no_node_away(
+    gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told
+) -> None:
+    with contextlib.ExitStack() as strangers:
+        for number in range(200):
+            raw = strangers.enter_context(knock(gateway.endpoint))
+            if number % 2:
+                raw.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        peer = peer_of()
+        gateway.admit(1, peer.link.public)
+        peer.connect()
+        peer.link.send(GREETING)
+        while (what := told.next())[0] == "refused":
+            pass
+
+        assert what[:2] == ("received", 1)
+        assert is_served(peer)
+
+
+def test_an_address_that_cannot_be_bound_is_told(loop: EventLoop, launcher: Launcher) -> None:
+    events: Any = Told()
+    gateway = NodeGateway(
+        loop, launcher, Zmq(bind="tcp://203.0.113.1:5555"), group="tp", events=events
+    )
+
+    with pytest.raises(RuntimeFault, match=r"cannot listen on tcp://203\.0\.113\.1:5555"):
+        gateway.open()
+
+    gateway.close()
+
+
+def test_links_end_with_their_gateway(node: Peer, gateway: NodeGateway, told: Told) -> None:
+    assert gateway.pid is not None
+    at = kill(gateway.pid)
+
+    assert node.wait(LinkState.ENDED) is LinkState.ENDED
+    what, when = told.next()
+    assert what == "down"
+    assert at <= when <= time.monotonic()

@@ -1,0 +1,130 @@
+"""An engine that needs nothing: its machines are slots of this one, or namespaces of it.
+
+Two node processes beside each other have two places, as on two machines.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from phalanx.cluster.driver.engine import EngineEvents
+from phalanx.cluster.link.messages import NodeOrder
+from phalanx.cluster.node_process.starter import NodeStarter
+from phalanx.runtime import EventLoop
+from phalanx.supervision import RuntimeFault
+
+CLOSE = 5.0
+
+
+class LocalEngine:
+    """Starts node processes as plain local processes.
+
+    Args:
+        slots: How many machines it has.
+        prefix: What the command line of a node on that machine begins with.
+        edit: Changes the orders of nodes.
+
+    Attributes:
+        starters: By node.
+        slot_of: The machine of each node.
+        told: What it has told of nodes that are gone.
+    """
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        slots: int = 9,
+        *,
+        prefix: Callable[[int], Sequence[str]] = lambda _: (),
+        edit: Callable[[NodeOrder], NodeOrder] = lambda order: order,
+    ) -> None:
+        self._loop = loop
+        self._name = uuid.uuid4()
+        self._prefix = prefix
+        self._edit = edit
+        self._lock = threading.Lock()
+        self._free = list(range(slots))
+        self._waiting: list[int] = []
+        self._events: dict[int, EngineEvents] = {}
+        self._mute: set[int] = set()
+        self._threads: list[threading.Thread] = []
+        self.starters: dict[int, NodeStarter] = {}
+        self.slot_of: dict[int, int] = {}
+        self.told: list[tuple[int, str, bool]] = []
+
+    def reserve(self, number: int, events: EngineEvents) -> None:
+        with self._lock:
+            self._events[number] = events
+            self._waiting.append(number)
+            self._offer()
+
+    def start(self, number: int, order: NodeOrder) -> None:
+        slot, events = self.slot_of[number], self._events[number]
+        order = replace(order, place=uuid.uuid5(self._name, str(slot)).hex)
+
+        def gone(why: str, swept: bool) -> None:
+            self.told.append((number, why, swept))
+            if number not in self._mute:
+                events.gone(number, why, swept=swept)
+
+        starter = self.starters[number] = NodeStarter(
+            self._loop,
+            self._edit(order),
+            on_key=lambda key: events.started(number, key),
+            on_gone=gone,
+            prefix=self._prefix(slot),
+        )
+
+        def start() -> None:
+            try:
+                starter.start()
+            except RuntimeFault as error:
+                gone(str(error), True)
+
+        self._run(start)
+
+    def release(self, number: int) -> None:
+        def release() -> None:
+            starter = self.starters.get(number)
+            if starter is not None:
+                with suppress(RuntimeFault):
+                    starter.close(time.monotonic() + CLOSE)
+            with self._lock:
+                if number in self._waiting:
+                    self._waiting.remove(number)
+                if self._events.pop(number, None) is not None and number in self.slot_of:
+                    self._free.append(self.slot_of[number])
+                self._offer()
+
+        self._run(release)
+
+    def mute(self, number: int) -> None:
+        """Tell nothing of that node's end, as if its machine could not be reached."""
+        self._mute.add(number)
+
+    def pid_of(self, number: int) -> int:
+        pid = self.starters[number].pid
+        assert pid is not None
+        return pid
+
+    def close(self) -> None:
+        for starter in self.starters.values():
+            starter.close(time.monotonic() + CLOSE)
+        for thread in self._threads:
+            thread.join(2 * CLOSE)
+
+    def _run(self, act: Callable[[], None]) -> None:
+        thread = threading.Thread(target=act)
+        self._threads.append(thread)
+        thread.start()
+
+    def _offer(self) -> None:
+        while self._free and self._waiting:
+            number = self._waiting.pop(0)
+            self.slot_of[number] = self._free.pop(0)
+            self._events[number].offered(number)

@@ -1,0 +1,164 @@
+"""For tests of nodes: an owner with a real gateway and real nodes, and what it tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.support.node_engine import LocalEngine
+from tests.support.processes import LONG, wait_until
+
+from phalanx.cluster.driver.node_owner import NodeOwner
+from phalanx.cluster.link.gateway import NodeGateway
+from phalanx.cluster.link.messages import Ended, Greeting, Launch, Message, RankLaunch, Started
+from phalanx.cluster.nodes.decide import NodeLimits
+from phalanx.runtime import EventLoop, Launcher, Zmq, process_tree
+
+Kind = TypeVar("Kind")
+QUICK = NodeLimits(lease=3.0, wait=20.0, join=20.0, leave=20.0)
+
+
+class Told:
+    """A listener that keeps what it is told, with the time."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, int, Any, float]] = []
+        self._news = threading.Condition()
+
+    def admitted(self, number: int, greeting: Greeting) -> None:
+        self._note("admitted", number, greeting)
+
+    def suspected(self, number: int, why: str) -> None:
+        self._note("suspected", number, why)
+
+    def recovered(self, number: int) -> None:
+        self._note("recovered", number, None)
+
+    def lost(self, number: int, why: str) -> None:
+        self._note("lost", number, why)
+
+    def fenced(self, number: int, why: str) -> None:
+        self._note("fenced", number, why)
+
+    def received(self, number: int, message: Message) -> None:
+        self._note(type(message).__name__, number, message)
+
+    def refused(self, address: str, why: str) -> None:
+        self._note("refused", -1, why)
+
+    def failed(self, error: Exception) -> None:
+        self._note("failed", -1, error)
+
+    def of(self, what: str, number: int | None = None) -> list[tuple[Any, float]]:
+        return [(x, at) for w, n, x, at in self.all if w == what and number in (None, n)]
+
+    def wait(self, what: str, number: int | None = None, count: int = 1) -> tuple[Any, float]:
+        """Return the last of *count* things of that name, and when it was told."""
+        with self._news:
+            enough = self._news.wait_for(lambda: len(self.of(what, number)) >= count, LONG)
+            assert enough, f"no {what} of {number}: {self.all}"
+        return self.of(what, number)[count - 1]
+
+    def _note(self, what: str, number: int, detail: Any) -> None:
+        with self._news:
+            self.all.append((what, number, detail, time.monotonic()))
+            self._news.notify_all()
+
+
+class Cluster:
+    """An owner, its gateway and its engine."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        launcher: Launcher,
+        limits: NodeLimits = QUICK,
+        options: Zmq | None = None,
+        **engine: Any,
+    ) -> None:
+        self.told = Told()
+        self.engine = LocalEngine(loop, **engine)
+        self.gateway: NodeGateway
+
+        def gateway(owner: NodeOwner) -> NodeGateway:
+            self.gateway = NodeGateway(loop, launcher, options or Zmq(), group="tp", events=owner)
+            return self.gateway
+
+        self.owner = NodeOwner(loop, self.engine, gateway, limits, self.told)
+        self._launches = 0
+
+    def open(self, nodes: int) -> None:
+        """Have *nodes*, all of which serve."""
+        self.gateway.open()
+        self.owner.want(nodes)
+        for number in range(nodes):
+            self.told.wait("admitted", number)
+
+    def start(
+        self,
+        number: int,
+        entry: str,
+        payload: str = "",
+        ranks: tuple[int, ...] = (0,),
+        incarnation: int = 1,
+        env: Mapping[str, str] | None = None,
+    ) -> tuple[int, ...]:
+        """Start *ranks* on a node that run *entry*; return their pids."""
+        self._launches += 1
+        order = Launch(
+            number=self._launches,
+            ranks=tuple(
+                RankLaunch(
+                    rank=rank,
+                    incarnation=incarnation,
+                    entry=f"tests.support.node_ranks:{entry}",
+                    label=f"tp/{rank}",
+                    payload=payload.encode(),
+                    env=env or {},
+                )
+                for rank in ranks
+            ),
+        )
+        before = len(self.told.of("Started", number))
+        self.owner.send(number, order)
+        started, _ = self.told.wait("Started", number, before + 1)
+        assert isinstance(started, Started)
+        assert started.number == order.number
+        return started.pids
+
+    def processes(self, number: int) -> dict[int, Any]:
+        """Return everything that came from that node, its process included."""
+        place = self.engine.starters[number]._tag.pattern
+        return dict(process_tree.find(process_tree.TreeTarget(place))[0])
+
+    def close(self) -> None:
+        self.owner.close()
+        wait_until(lambda: not self.owner.nodes.nodes, "the end of all nodes")
+        self.engine.close()
+        self.gateway.close()
+
+
+def ended(detail: Any) -> Ended:
+    assert isinstance(detail, Ended)
+    return detail
+
+
+def seconds_until(holds: Callable[[], object], since: float) -> float:
+    wait_until(holds)
+    return time.monotonic() - since
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> float:
+    os.kill(pid, number)
+    return time.monotonic()
+
+
+def last_pulse(file: Path) -> float:
+    """Return when the rank that writes *file* last ran, on the monotonic clock."""
+    data = file.read_bytes() if file.exists() else b""
+    return float(data) if data else 0.0
