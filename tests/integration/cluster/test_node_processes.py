@@ -81,8 +81,9 @@ def test_a_rank_is_told_as_ended_when_all_that_came_from_it_is_gone(
     assert cluster.processes(0).keys() == before | {zygote}
 
 
-def test_orders_for_an_earlier_incarnation_do_nothing(cluster: Cluster) -> None:
-    (pid,) = cluster.start(0, "stay", incarnation=2)
+def test_orders_for_an_earlier_incarnation_do_nothing(cluster: Cluster, tmp_path: Path) -> None:
+    (pid,) = cluster.start(0, "tell", str(tmp_path / "there"), incarnation=2)
+    wait_until((tmp_path / "there").exists)  # a signal before that is not its own
 
     cluster.owner.send(0, Kill(rank=0, incarnation=1))
     cluster.owner.send(0, Stacks(rank=0, incarnation=2))
