@@ -129,11 +129,15 @@ def node(gateway: NodeGateway, peer_of: Callable[..., Peer], told: Told) -> Peer
     return peer
 
 
-def is_served(node: Peer, number: int = 1) -> bool:
-    node.link.send(Beat(number=number))
+def next_of(node: Peer) -> Message:
     while (message := node.receive()) == Answer(number=0):  # a look whether it is there
         pass
-    return message == Answer(number=number)
+    return message
+
+
+def is_served(node: Peer, number: int = 1) -> bool:
+    node.link.send(Beat(number=number))
+    return next_of(node) == Answer(number=number)
 
 
 def test_beats_are_answered_and_told(node: Peer, told: Told) -> None:
@@ -151,7 +155,7 @@ def test_a_message_reaches_the_node_whole(node: Peer, gateway: NodeGateway) -> N
 
     assert gateway.send(1, launch)
 
-    assert node.receive() == launch
+    assert next_of(node) == launch
 
 
 def test_an_unknown_key_is_refused_and_told_once(
@@ -230,7 +234,7 @@ def test_a_silenced_node_is_fenced_and_never_answered_again(
     what, number, last = told.next()
     assert (what, number) == ("silenced", 1)
     assert before <= last <= time.monotonic()
-    assert node.receive() == Fenced(why="it is lost")
+    assert next_of(node) == Fenced(why="it is lost")
     node.link.send(Beat(number=2))
     node.link.send(Started(number=1, pids=()))
     assert told.next()[:2] == ("received", 1)
