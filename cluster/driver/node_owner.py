@@ -3,6 +3,8 @@
 - All events are taken on the event loop's thread, one at a time, and so are the listener's calls.
 - Time passes for the nodes only as far as the gateway has told everything that was heard: a driver
   that was stopped hears first, and judges then.
+- An engine finds machines and starts a node process on each. It decides nothing: which node serves,
+  is lost or replaced is decided here.
 - A node that is lost is silenced at the gateway, which says when the last answer was due. From that
   its lease is reckoned, before its ranks may be started elsewhere.
 """
@@ -42,11 +44,38 @@ if TYPE_CHECKING:
     from phalanx.cluster.link.messages import Message
     from phalanx.runtime import EventLoop, Timer
 
-    from .engine import Engine
+
+class EngineEvents(Protocol):
+    """What an engine tells of the nodes that it was asked for. Thread-safe; nothing here waits."""
+
+    def offered(self, number: int) -> None:
+        """There is a machine for that node."""
+
+    def started(self, number: int, key: str) -> None:
+        """Its node process runs and has this public key, in ZeroMQ's encoding."""
+
+    def doubted(self, number: int, why: str) -> None:
+        """The machine may be gone."""
+
+    def gone(self, number: int, why: str, *, swept: bool) -> None:
+        """The machine or the node process is gone; *swept*: and all that came from it."""
+
+
+class Engine(Protocol):
+    """What the driver asks for. No call waits for what it asks."""
+
+    def reserve(self, number: int, events: EngineEvents) -> None:
+        """Find a machine; `EngineEvents.offered` follows."""
+
+    def start(self, number: int, order: NodeOrder) -> None:
+        """Start a node process there; `EngineEvents.started` follows, or `EngineEvents.gone`."""
+
+    def release(self, number: int) -> None:
+        """End the node process if it is there, what it left, and the reservation. Idempotent."""
 
 
 class NodeListener(Protocol):
-    """What is told of the nodes, on the event loop's thread."""
+    """What the owner tells of the nodes, on the event loop's thread."""
 
     def admitted(self, number: int, greeting: Greeting) -> None:
         """The node may be given ranks."""

@@ -1,6 +1,6 @@
 """The driver's end of the gateway: the process through which all its nodes are reached.
 
-- Each process has a key pair of its own; the secret half never leaves it.
+- Each process makes a key pair; the secret half never leaves it.
 - What the process tells comes on the event loop's thread, in order. One that has died is replaced;
   its links are gone with it, and its nodes end.
 """

@@ -73,26 +73,33 @@ def _watch(sock: socket.socket, driver: int, sessions: set[tuple[int, int]]) -> 
             with contextlib.suppress(ConnectionResetError):
                 packet, fds = receive_with_fds(sock, 1 << 16, 1)
                 if packet:
-                    message: dict[str, list[int]] = json.loads(packet)
-                    if "add_session" in message:
-                        pid, ticks = message["add_session"]
-                        sessions.add((pid, ticks))
-                    elif "drop_session" in message:
-                        pid, ticks = message["drop_session"]
-                        sessions.discard((pid, ticks))
-                    elif "lease" in message and fds:
+                    given = _obey(json.loads(packet), fds, sessions)
+                    if given >= 0:
                         if lease >= 0:
                             os.close(lease)
-                        (lease,) = fds
+                        lease = given
                         syscalls.set_boot_timer(timer, read_lease(lease))
-                    for fd in fds if "lease" not in message else ():
-                        with os.fdopen(fd) as known:
-                            known.seek(0)  # the driver has written it through the same open file
-                            sessions.update((pid, ticks) for pid, ticks in json.load(known))
                     continue
             return
         if driver in ready:
             return
+
+
+def _obey(message: dict[str, list[int]], fds: list[int], sessions: set[tuple[int, int]]) -> int:
+    """Apply *message* to *sessions*; return the file of a lease if it came along, else -1."""
+    if "lease" in message and fds:
+        return fds[0]
+    for fd in fds:
+        with os.fdopen(fd) as known:
+            known.seek(0)  # the driver has written it through the same open file
+            sessions.update((pid, ticks) for pid, ticks in json.load(known))
+    if "add_session" in message:
+        pid, ticks = message["add_session"]
+        sessions.add((pid, ticks))
+    elif "drop_session" in message:
+        pid, ticks = message["drop_session"]
+        sessions.discard((pid, ticks))
+    return -1
 
 
 def read_lease(file: int) -> float:

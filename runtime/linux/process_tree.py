@@ -85,9 +85,14 @@ class ProcessTag(NamedTuple):
 
 
 class Victim(NamedTuple):
-    """A process that was held in order to be killed."""
+    """A process that was held in order to be killed.
+
+    Attributes:
+        ticks: With *pid* what names it for good.
+    """
 
     pid: int
+    ticks: int
     command: str
 
 
@@ -99,6 +104,8 @@ class TreeTarget:
         tag: Found in the environment of each of its processes.
         roots: Processes (pid, ticks) that belong to it whatever their environment says.
         sessions: The leaders (pid, ticks) of its sessions, dead ones included.
+        killed: Processes (pid, ticks) of it that were killed before and may be ending still: those
+            have no environment left.
         spare: Pids that are never touched.
 
     The tag must be long: a short one would be found in the environment of every process.
@@ -107,6 +114,7 @@ class TreeTarget:
     tag: bytes
     roots: Collection[tuple[int, int]] = ()
     sessions: Collection[tuple[int, int]] = ()
+    killed: Collection[tuple[int, int]] = ()
     spare: Collection[int] = ()
 
     def __post_init__(self) -> None:
@@ -126,7 +134,7 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
     # Whatever else is wrong: never init, never ourselves, never our ancestors.
     spare = {1, *procfs.ancestors(os.getpid()), *target.spare}
     sessions = {pid for pid, ticks in target.sessions if _is_free_or(pid, ticks)}
-    roots = set(target.roots)
+    known = {*target.roots, *target.killed}
     found: dict[int, Task] = {}
     tasks: dict[int, Task] = {}
     complete = True
@@ -141,7 +149,7 @@ def find(target: TreeTarget) -> tuple[dict[int, Task], bool]:
             lived = lived and not task.is_dead
             if task.is_kernel_thread or pid in spare:
                 continue
-            if task.key in roots or task.session in sessions:
+            if task.key in known or task.session in sessions:
                 found[pid] = task
             elif not task.is_dead:
                 environ = _environ(pid)
@@ -180,7 +188,7 @@ def kill(target: TreeTarget, deadline: float) -> tuple[Victim, ...]:
             left = _end_all(target, held, deadline)
         late = time.monotonic() >= deadline
         if short is not None and late:
-            left += [Victim(pid, str(short)) for pid, _ in target.roots or ((0, 0),)]
+            left += [Victim(*root, str(short)) for root in target.roots or ((0, 0),)]
         if late or not (held or short):
             return tuple(left)
         if short is not None and not descriptor_limit.make_room(len(held) or 1) and not held:
@@ -203,7 +211,7 @@ def _stop_all(
         found, is_complete = find(target)
         new = [task for task in found.values() if task.key not in held]
         for task in new:
-            victim = Victim(task.pid, procfs.command(task.pid))
+            victim = Victim(*task.key, procfs.command(task.pid))
             pidfd = open_pidfd(task)
             if pidfd is not None:
                 held[task.key] = pidfd, victim

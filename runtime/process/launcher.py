@@ -71,6 +71,7 @@ class Launcher:
         )
         self._preload = tuple(preload)
         self._has_started = False  # anything
+        self._withstood: list[tuple[int, int]] = []  # what the last `close` has killed in vain
         self._closed = False
         self.zygote()
 
@@ -169,9 +170,11 @@ class Launcher:
         def end_tree() -> None:
             if not self._has_started:
                 return
-            sessions = [process.key for process in processes]
-            target = process_tree.TreeTarget(self._tag.pattern, sessions, sessions)
-            if left := process_tree.kill(target, deadline):
+            roots = [process.key for process in processes]
+            target = process_tree.TreeTarget(self._tag.pattern, roots, roots, self._withstood)
+            left = process_tree.kill(target, deadline)
+            self._withstood = [(one.pid, one.ticks) for one in left]
+            if left:
                 names = ", ".join(f"{one.pid} ({one.command})" for one in left)
                 raise RuntimeFault(f"processes withstood being killed: {names}")
 

@@ -150,7 +150,7 @@ class CallLoop:
                 span = self._hosted.span(method, carrier[0])
             result = self._hosted.invoke(method, args, kwargs)
             if self._link.is_void:
-                self._link.check_results()
+                self._link.refuse_results()
             # Before the answer, so that the arguments' memory is free for the next call.
             del args, kwargs
             if flags & Flag.STREAM:

@@ -21,7 +21,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from phalanx.runtime.distributed.abort import abort_process_groups, has_communicators
 from phalanx.runtime.linux import process_title
@@ -160,12 +160,11 @@ class Link:
             self.epoch = epoch
             self.is_void = False
 
-    def check_results(self) -> None:
-        """Raise `RuntimeFault` if the call under way has computed with undefined results."""
-        if self.is_void:
-            raise RuntimeFault(
-                "its NCCL process group was aborted during the call: its results are undefined"
-            )
+    def refuse_results(self) -> NoReturn:
+        """Raise the error of a call that has computed with undefined results (`is_void`)."""
+        raise RuntimeFault(
+            "its NCCL process group was aborted during the call: its results are undefined"
+        )
 
     def receive(self) -> Frame | None:
         """Return the next message that is neither a probe nor about termination; None at the end.

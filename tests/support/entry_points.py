@@ -105,6 +105,16 @@ def _session() -> int:
     return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
 
+def _heavy() -> int:
+    """Start a process in a session of its own that takes a while to end: it holds memory."""
+    hold = "memory = b'x' * (1 << 29); print(flush=True); import time; time.sleep(1000)"
+    command = [sys.executable, "-S", "-c", hold]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    assert child.stdout is not None
+    assert child.stdout.readline()
+    return child.pid
+
+
 def _bare() -> int:
     return subprocess.Popen(["/bin/sleep", "1000"], env={}).pid
 
@@ -180,6 +190,7 @@ def _forker() -> int:
 DESCENDANTS = {
     "child": _child,
     "session": _session,
+    "heavy": _heavy,
     "bare": _bare,
     "fork": _fork,
     "daemon": _daemon,

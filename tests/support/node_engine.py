@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from phalanx.cluster.driver.engine import EngineEvents
+from phalanx.cluster.driver.node_owner import EngineEvents
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop

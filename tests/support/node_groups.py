@@ -24,7 +24,7 @@ QUICK = NodeLimits(lease=3.0, wait=20.0, join=20.0, leave=20.0)
 
 
 class Told:
-    """A listener that keeps what it is told, with the time."""
+    """A listener that keeps each event, with the time."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, int, Any, float]] = []

@@ -1,4 +1,4 @@
-"""Who connects to a gateway of nodes: a node once, and nobody else; nothing harms the others."""
+"""A gateway of nodes: each node connects once, strangers do not; neither harms another node."""
 
 from __future__ import annotations
 

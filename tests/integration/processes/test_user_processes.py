@@ -163,11 +163,12 @@ def test_a_driver_that_is_a_subreaper_collects_what_workers_left_and_nothing_of_
     assert (done.stdout, done.stderr) == ("True [5, 5]\n", "")
 
 
-def test_what_a_close_could_not_end_in_time_the_next_one_ends(loop: EventLoop) -> None:
+@pytest.mark.parametrize("kind", ["daemon", "heavy"])
+def test_what_a_close_could_not_end_in_time_the_next_one_ends(loop: EventLoop, kind: str) -> None:
     launcher = Launcher(loop, preload=())
     starter = Starter(launcher)
-    process = starter.start("beget", "daemon")
-    daemon = starter.line.hear()["pids"]["daemon"]
+    process = starter.start("beget", kind)
+    daemon = starter.line.hear()["pids"][kind]
     helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
 
     starter.line.close()

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.driver.engine import EngineEvents
-from phalanx.cluster.driver.node_owner import NodeOwner
+from phalanx.cluster.driver.node_owner import EngineEvents, NodeOwner
 from phalanx.cluster.link.greeting import greeting_of
 from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
 from phalanx.cluster.nodes.decide import NodeLimits
@@ -25,7 +24,7 @@ GREETING = greeting_of("0" * 32, "10.0.0.1")
 
 
 class World:
-    """Loop, gateway, engine and listener of one owner, on a clock of its own.
+    """Loop, gateway, engine and listener of one owner, on a clock that the test sets.
 
     Attributes:
         did: What was asked of gateway and engine, and told to the listener, in order.

@@ -1,4 +1,4 @@
-"""What a new worker is told of the state the old ones were in, and what is refused."""
+"""The state that a new worker gets from the journal of the old ones, and what is refused."""
 
 from __future__ import annotations
 
