@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from phalanx.runtime.devices.pool import DevicePool
 from phalanx.runtime.observe.report_folder import ReportFolder
 from phalanx.runtime.observe.status import StatusSource
-from phalanx.runtime.output.collector_client import OutputCollector
+from phalanx.runtime.output.collector_client import OutputCollector, choose_console
 from phalanx.runtime.process.launcher import Launcher, close_all
 from phalanx.runtime.threads.event_loop import EventLoop
 from phalanx.supervision import RuntimeFault
@@ -42,8 +42,11 @@ class Runtime:
         console: How workers' output and events are shown on the driver's stdout and stderr:
             ``"text"``, ``"json"`` or None. ``"logging"`` hands them to the standard library's
             `logging` in the driver instead: loggers ``phalanx``, ``phalanx.worker``,
-            ``phalanx.worker.stdout`` and ``phalanx.worker.stderr``.
-        level: The least level of records that are shown.
+            ``phalanx.worker.stdout`` and ``phalanx.worker.stderr``. ``"auto"`` is the one that
+            ``PHALANX_CONSOLE`` names (``none`` for None), and text without it.
+        level: The least level of records that are shown: ``"debug"``, ``"info"``, ``"warning"``,
+            ``"error"`` or ``"critical"``; None is the one that ``PHALANX_LOG_LEVEL`` names, and
+            warning without it.
         stream: Whether observers may attach from outside.
         name: What observers see this driver called.
         report_dir: Where its executors also write crash reports as files, unless they have a
@@ -58,13 +61,14 @@ class Runtime:
     def __init__(
         self,
         *,
-        console: Literal["text", "json", "logging"] | None = "text",
-        level: str = "warning",
+        console: Literal["auto", "text", "json", "logging"] | None = "auto",
+        level: str | None = None,
         stream: bool = True,
         name: str = "",
         report_dir: str | Path | ReportFolder | None = None,
     ) -> None:
         check_machine()
+        console, level = choose_console(console, level)
         self.reports = None if report_dir is None else ReportFolder.of("report_dir", report_dir)
         self.owner = os.getpid()
         _open_standard_descriptors()

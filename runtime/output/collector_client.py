@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, cast
 
 from phalanx.runtime.event import LoggedEvent, fields
 from phalanx.runtime.linux import descriptors
@@ -47,6 +47,39 @@ _START: Final = 60.0  # seconds for the new interpreter
 _CLOSE: Final = 5.0  # seconds without a deadline
 _PIPE_BYTES: Final = 1 << 18  # room for a burst while the collector is busy, or being replaced
 _LOG_LINES: Final = 50  # of a crash report
+_FORMS: Final = ("text", "json", "logging")
+
+
+def choose_console(
+    console: Literal["auto", "text", "json", "logging"] | None, level: str | None
+) -> tuple[Literal["text", "json", "logging"] | None, str]:
+    """Return the form of the console, and the least level of records that it shows.
+
+    Args:
+        console: The form; None shows nothing. ``"auto"`` is the one that ``PHALANX_CONSOLE`` names
+            (``none`` for nothing), and text without it.
+        level: The level; None is the one that ``PHALANX_LOG_LEVEL`` names, else warning.
+
+    Raises:
+        SpecError: an argument or a variable is not one of the choices.
+    """
+    if console == "auto":
+        form = _from_environment("PHALANX_CONSOLE", "text", (*_FORMS, "none"))
+        console = None if form == "none" else cast("Literal['text', 'json', 'logging']", form)
+    elif console is not None and console not in _FORMS:
+        raise SpecError("console", console, "give 'auto', 'text', 'json', 'logging' or None")
+    if level is None:
+        level = _from_environment("PHALANX_LOG_LEVEL", "warning", tuple(LEVELS))
+    elif level not in tuple(LEVELS):
+        raise SpecError("level", level, f"give one of {', '.join(LEVELS)}")
+    return console, level
+
+
+def _from_environment(variable: str, default: str, choices: tuple[str, ...]) -> str:
+    value = os.environ.get(variable) or default
+    if value not in choices:
+        raise SpecError(variable, value, f"set it to one of {', '.join(choices)}, or unset it")
+    return value
 
 
 class OutputCollector:
@@ -87,10 +120,7 @@ class OutputCollector:
             SpecError: An argument makes no sense.
             PhalanxError, OSError: The process could not be started.
         """
-        if console not in ("text", "json", "logging", None):
-            raise SpecError("console", console, "give 'text', 'json', 'logging' or None")
-        if level not in LEVELS:
-            raise SpecError("level", level, f"give one of {', '.join(LEVELS)}")
+        console, level = choose_console(console, level)
         if tail_bytes < 1024:
             raise SpecError("tail_bytes", tail_bytes, "give at least 1024 bytes")
         shown = "json" if console == "logging" else console
