@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.actors.signals.interrupts import uninterrupted
 from phalanx.runtime import Spinner, descriptors, usable_processors
-from phalanx.supervision import RuntimeFault
+from phalanx.supervision import SIGNAL_PERIOD, RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +37,6 @@ Events = list[tuple[int, int]]
 Waitable: TypeAlias = "Call | Ticket"
 
 _BATCH = 64  # events taken from the kernel at once
-_LONGEST_POLL = 86400.0  # seconds; the kernel counts milliseconds in an int
 _TICK = 0.002  # seconds after which the event loop reads what no caller waits for
 _LAST_READER = 5.0  # seconds for a reader that was woken to stop
 
@@ -184,8 +183,11 @@ class Reader:
                 if turn is None:
                     self._read_until(what, deadline)
                 else:
-                    limit = -1 if deadline is None else max(0.0, deadline - self._clock())
-                    turn.acquire(timeout=min(limit, threading.TIMEOUT_MAX))
+                    is_main = threading.current_thread() is threading.main_thread()
+                    limit = SIGNAL_PERIOD if is_main else threading.TIMEOUT_MAX
+                    if deadline is not None:
+                        limit = min(limit, max(0.0, deadline - self._clock()))
+                    turn.acquire(timeout=limit)
                 leaves = what.done or (deadline is not None and self._clock() >= deadline)
             finally:
                 try:
@@ -313,21 +315,21 @@ class Reader:
 
     def _read_until(self, what: Waitable, deadline: float | None) -> None:
         poll = self._poller.poll
-        timeout = None
+        timeout = SIGNAL_PERIOD
         while not what.done and self._closing is None:
             if deadline is not None:
-                timeout = min(deadline - self._clock(), _LONGEST_POLL)
+                timeout = min(deadline - self._clock(), SIGNAL_PERIOD)
                 if timeout <= 0:
                     return
             found = self._spin(timeout) if self.spin else None
             self._read(found or poll(timeout, _BATCH))
 
-    def _spin(self, longest: float | None) -> Events | None:
+    def _spin(self, longest: float) -> Events | None:
         """Poll for `spin` seconds without blocking; stops when other callers wait as well.
 
         They need the interpreter lock, which polling takes again and again.
         """
-        moment = self.spin if longest is None else min(self.spin, longest)
+        moment = min(self.spin, longest)
         return self._spinner.look(self._look_once, moment, self._has_followers)
 
     def _has_followers(self) -> bool:

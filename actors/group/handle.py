@@ -43,6 +43,7 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import (
     SHUTDOWN,
+    SIGNAL_PERIOD,
     CallerError,
     ExecutorClosed,
     Phase,
@@ -50,6 +51,7 @@ from phalanx.supervision import (
     StartFailed,
     check_seconds,
     start_actor,
+    wait_event,
 )
 
 from .actor import GroupActor
@@ -378,12 +380,12 @@ class Group:
             ExecutorClosed: it was closed meanwhile.
         """
         # No deadline of its own: each start has one, and so has the stop that follows a failed one.
-        self.ready.wait()
+        wait_event(self.ready)
         if self.closing:
             open_executors.stay_until_the_end()
         error = self.start_error
         if self.view.phase in (Phase.CLOSING, Phase.ENDED) and error is not None:
-            self.gone.wait(_TEARDOWN)
+            wait_event(self.gone, _TEARDOWN)
             if isinstance(error, StartFailed | CallerError):
                 raise error
             what = (
@@ -458,9 +460,12 @@ class Group:
         deadline = self._deadline(timeout)
         while True:
             with self.changed:
-                if not self.changed.wait_for(
-                    lambda: self.view.phase in _SETTLED, self._left(deadline)
+                while not self.changed.wait_for(
+                    lambda: self.view.phase in _SETTLED,
+                    min(SIGNAL_PERIOD, self._left(deadline, SIGNAL_PERIOD)),
                 ):
+                    if deadline is None or self.clock() < deadline:
+                        continue
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self.check_open()
@@ -539,20 +544,20 @@ class Group:
     def _await_end(self) -> None:
         """Wait until everything has been given back, and log what that waits for."""
         stop = self.spec.limits.stop
-        if self.gone.wait(_QUIET):
+        if wait_event(self.gone, _QUIET):
             return
         doing = {info.rank: info.doing for info in self.ranks() if info.doing}
         if doing:
             self.log.warning("phalanx.close_waits", doing=doing, seconds=stop.ask)
         limit = stop.ask + stop.terminate + _TEARDOWN
-        if not self.gone.wait(limit):
+        if not wait_event(self.gone, limit):
             self.log.error("phalanx.end_overdue", seconds=limit)
 
     def wait_closed(self, timeout: float | None) -> ExitReason | None:
         """Wait until everything has been given back; return why it ended, None at the timeout."""
         limit = None if timeout is None else check_seconds("timeout", timeout)
         self._check_may_wait("wait_closed")
-        self.gone.wait(limit)
+        wait_event(self.gone, limit)
         return self.exit_reason
 
     def request_close(self) -> None:

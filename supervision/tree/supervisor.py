@@ -34,6 +34,7 @@ from phalanx.supervision.errors import (
 from .actor import SupervisorActor
 from .monitors import Lifeline
 from .services import Clock, Subscriber, TreeServices
+from .waits import wait_event
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 _RENAMED = {
     "reason": "exit_reason", "snapshot": "status", "stop": "close", "wait_ended": "wait_closed"
 }  # fmt: skip
-_SIGNAL_PERIOD = 0.5  # seconds: the greatest delay of Ctrl-C in a start
 _RECHECK = 0.2  # seconds
 
 
@@ -277,9 +277,7 @@ class Supervisor(SupervisorView):
         try:
             atexit.register(self.close)
             actor.begin()
-            # Python does not see a signal that comes as a wait begins until that wait is over.
-            while not self._started.wait(_SIGNAL_PERIOD):
-                pass
+            wait_event(self._started)
         except BaseException as error:
             # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline. Or there
             # was no thread to run on, and so none to handle a request to stop.
@@ -309,7 +307,7 @@ class Supervisor(SupervisorView):
         """
         self._check_thread()
         self._top.terminate(reason)
-        if not self._ended.wait(timeout):
+        if not wait_event(self._ended, timeout):
             raise TimeoutError(f"{self.spec.id}: still stopping after {timeout} s")
         self._join()
 
@@ -320,7 +318,7 @@ class Supervisor(SupervisorView):
 
     def wait_closed(self, timeout: float | None = None) -> ExitReason | None:
         """Wait until the tree has ended; return the reason, or None if it still runs."""
-        self._ended.wait(timeout)
+        wait_event(self._ended, timeout)
         return self.exit_reason
 
     def __enter__(self) -> Self:
@@ -347,7 +345,7 @@ class Supervisor(SupervisorView):
         self._ended.set()
 
     def _join(self) -> None:
-        self._ended.wait()
+        wait_event(self._ended)
         thread = self._top.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()

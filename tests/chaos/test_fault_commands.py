@@ -53,9 +53,9 @@ def test_a_process_that_was_stopped_continues_although_the_one_that_stopped_it_h
             words = [sys.executable, "-c", STOPPER, *map(str, task.key), "1.0"]
             subprocess.run(words, check=True, timeout=60)  # in which its threads end too
 
-            os.waitpid(stopped.pid, os.WUNTRACED)
-            _, status = os.waitpid(stopped.pid, os.WCONTINUED)
-
-            assert os.WIFCONTINUED(status)
+            status = 0
+            while not os.WIFCONTINUED(status):  # that it was stopped is not told once it continues
+                _, status = os.waitpid(stopped.pid, os.WUNTRACED | os.WCONTINUED)
+                assert not os.WIFSIGNALED(status)
         finally:
             stopped.kill()

@@ -139,11 +139,16 @@ def test_kills_lose_nothing_where_survivors_are_kept(torch_runtime: Runtime) -> 
 def test_a_fault_at_each_moment_is_struck_there(runtime: Runtime) -> None:
     # One that is to come in a restart has one made, unless one goes on already: so it comes first.
     points = sorted(POINTS, key=lambda point: point != "restarting")
-    schedule = at_once(*(("kill", "random", point) for point in points), gap=0.5)
-    result = run_chaos(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=1)
-
-    assert result.violations == ()
-    assert {point for _, point in struck(result)} == set(POINTS)
+    missing = set(POINTS)
+    for seed in range(1, 6):  # on a busy machine the time may be up before the last of them
+        points = [point for point in points if point in missing]
+        schedule = at_once(*(("kill", "random", point) for point in points), gap=0.5)
+        result = run_chaos(targets.Quiet(runtime), duration=6.0, schedule=schedule, seed=seed)
+        assert result.violations == ()
+        missing -= {point for _, point in struck(result)}
+        if not missing:
+            return
+    pytest.fail(f"nothing was struck at: {missing}")
 
 
 def test_faults_that_a_worker_does_to_itself_are_done(runtime: Runtime) -> None:

@@ -53,6 +53,7 @@ class LocalEngine:
         self._events: dict[int, EngineEvents] = {}
         self._mute: set[int] = set()
         self._threads: list[threading.Thread] = []
+        self._threads_lock = threading.Lock()
         self.starters: dict[int, NodeStarter] = {}
         self.slot_of: dict[int, int] = {}
         self.told: list[tuple[int, str, bool]] = []
@@ -115,13 +116,16 @@ class LocalEngine:
     def close(self) -> None:
         for starter in self.starters.values():
             starter.close(time.monotonic() + CLOSE)
-        for thread in self._threads:
+        with self._threads_lock:
+            threads = list(self._threads)
+        for thread in threads:
             thread.join(2 * CLOSE)
 
     def _run(self, act: Callable[[], None]) -> None:
-        thread = threading.Thread(target=act)
-        self._threads.append(thread)
-        thread.start()
+        with self._threads_lock:
+            thread = threading.Thread(target=act)
+            thread.start()
+            self._threads.append(thread)
 
     def _offer(self) -> None:
         while self._free and self._waiting:

@@ -53,7 +53,8 @@ def careless(runtime: Runtime) -> tuple[Executor[Any], Any]:
 
 def working(executor: Executor[Any], _chance: random.Random) -> None:
     foreign = Path(tempfile.gettempdir()) / FOREIGN.name
-    subprocess.run(["/usr/bin/touch", foreign, FOREIGN], check=True)
+    if not FOREIGN.exists():
+        subprocess.run(["/usr/bin/touch", foreign, FOREIGN], check=True)
     executor.collective_rpc("work", 30.0)
 
 
