@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from benchmarks.harness.stats import of, percentile
 from benchmarks.harness.tables import seconds, table, with_interval
 
+from .ranks.model import BATCH, LENGTH
+
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Sequence
@@ -27,7 +29,8 @@ def render(found: Sequence[Found], asked: argparse.Namespace) -> str:
         often = f"every {asked.every} steps"
     about = f"""\
 SIGKILL of a random rank every {asked.cadence:g} s for {asked.seconds:g} s, seed {asked.seed}; the \
-same ranks at the same times for every system. gloo, width {asked.width}, {asked.layers} layers.
+same ranks at the same times for every system. gloo, width {asked.width}, {asked.layers} layers, \
+{BATCH} samples of {LENGTH} bytes a rank and step.
 
 - step: the system's own median step in {asked.calm:g} s before the first kill.
 - ETTR: steps of the final state that were done in the time with kills, times that step, over \

@@ -10,6 +10,7 @@ import ctypes
 import io
 import pickle
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -61,22 +62,16 @@ class Packed:
         out = io.BytesIO()
         pickler = _Pickler(out, self._note)
         pickler.dump(tree)
-        self.meta = pickle.dumps((out.getvalue(), self._leaves, self.size))
+        self.meta = pickle.dumps((out.getvalue(), _pickled(tuple(self._leaves)), self.size))
 
     def _note(self, tensor: torch.Tensor) -> int:
-        local = local_of(tensor)
-        dense = local if _is_dense(local) else local.contiguous()
-        size = dense.numel() * dense.element_size()
-        self._leaves.append(
-            Leaf(
-                self.size,
-                size,
-                dense.dtype,
-                tuple(dense.shape),
-                tuple(dense.stride()),
-                isinstance(tensor, DTensor),
-            )
-        )
+        is_shard = isinstance(tensor, DTensor)
+        dense = local_of(tensor) if is_shard else tensor
+        if not _is_dense(dense):
+            dense = dense.contiguous()
+        size = dense.nbytes
+        place = (self.size, size, dense.dtype, tuple(dense.shape), dense.stride(), is_shard)
+        self._leaves.append(Leaf(*place))
         self.tensors.append(dense)
         self.size += -(-size // _ALIGN) * _ALIGN
         return len(self.tensors) - 1
@@ -105,11 +100,12 @@ def size_of(meta: bytes) -> int:
 
 def unpack(meta: bytes, data: torch.Tensor) -> Any:
     """Return the tree; its tensors are views of *data*."""
-    skeleton, leaves, size = pickle.loads(meta)
+    skeleton, places, size = pickle.loads(meta)
     if data.numel() < size:
         msg = f"the state is torn: {data.numel()} bytes of {size}"
         raise StateLost(msg)
-    return _Unpickler(io.BytesIO(skeleton), [_view(data, leaf) for leaf in leaves]).load()
+    tensors = [_view(data, leaf) for leaf in pickle.loads(places)]
+    return _Unpickler(io.BytesIO(skeleton), tensors).load()
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,8 +115,13 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    flat = tensor.as_strided((tensor.numel(),), (1,))
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8) if tensor.numel() else flat.new_empty(0, dtype=torch.uint8)
+
+
+@lru_cache(maxsize=8)  # the tensors of a step lie where those of the step before did
+def _pickled(leaves: tuple[Leaf, ...]) -> bytes:
+    return pickle.dumps(leaves)
 
 
 def _view(data: torch.Tensor, leaf: Leaf) -> Any:

@@ -238,8 +238,7 @@ class Trainer(WorkerActor):
         buffers.begin(step)
         rank = self.ctx.rank
         seed_step(self.plan.seed, step, rank, state.generators.values())
-        for module in state.modules.values():
-            module.zero_grad(set_to_none=True)
+        state.clear_gradients()
         result = self.train_step(step)
         if not self.plan.sharded:
             self._share_buffers()
@@ -275,6 +274,7 @@ class Trainer(WorkerActor):
 
     def _check(self) -> None:
         state = self.state
+        state.refresh()
         kept = (state, *state.modules.values(), *state.optimizers.values())
         check_attributes(
             self, (*kept, *state.generators.values(), *state.others.values()), self.without_state

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .notes import Asked
 
 _SAMPLES, _STRIDE = 100_003, 48_271  # a prime, so that no sample comes twice before all have come
-_LENGTH, BATCH = 64, 2
+LENGTH, BATCH = 64, 4  # bytes of a sample, samples of a rank and step: as in examples/train_ddp.py
 _dist: Any = distributed  # its types are partly unknown
 
 
@@ -25,14 +25,14 @@ class GPT(nn.Module):
 
     def __init__(self, width: int, layers: int) -> None:
         super().__init__()
-        self.token, self.place = nn.Embedding(256, width), nn.Embedding(_LENGTH, width)
+        self.token, self.place = nn.Embedding(256, width), nn.Embedding(LENGTH, width)
         layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 256)
 
     def forward(self, text: torch.Tensor) -> Any:
         """Return the logits."""
-        mask = nn.Transformer.generate_square_subsequent_mask(_LENGTH)
+        mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         return self.head(self.layers(self.token(text) + self.place.weight, mask, is_causal=True))
 
 
@@ -68,7 +68,7 @@ def learn(
 ) -> tuple[list[int], bool]:
     """Compute the gradients; return the samples of all ranks, and whether any has *stop*."""
     chosen = samples_of(step, rank, ranks)
-    text = (torch.tensor(chosen)[:, None] * 31 + torch.arange(_LENGTH + 1) * 7) % 256
+    text = (torch.tensor(chosen)[:, None] * 31 + torch.arange(LENGTH + 1) * 7) % 256
     logits = net(text[:, :-1]).flatten(0, 1)
     torch.autograd.backward(nn.functional.cross_entropy(logits, text[:, 1:].flatten()))
     used = torch.zeros(ranks * BATCH + 1, dtype=torch.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.training.figures import Found, begun_again, digest_at, evaluate, stall
-from benchmarks.training.ranks.model import samples_of
+from benchmarks.training.ranks.model import BATCH, samples_of
 from benchmarks.training.ranks.notes import Note
 
 RANKS = 2
@@ -53,7 +53,7 @@ def test_a_step_that_only_some_took_part_in_has_lost_the_samples_of_the_others()
 
     result = found(notes, [], 0.5, 3.0)
 
-    assert (result.lost, result.doubled) == (2, 0)
+    assert (result.lost, result.doubled) == (BATCH, 0)
 
 
 def test_samples_of_another_step_are_doubled_and_lost() -> None:
@@ -62,7 +62,7 @@ def test_samples_of_another_step_are_doubled_and_lost() -> None:
 
     result = found([*one, *other], [], 0.5, 3.0)
 
-    assert (result.lost, result.doubled) == (4, 4)
+    assert (result.lost, result.doubled) == (2 * BATCH, 2 * BATCH)
 
 
 def test_a_step_that_one_rank_began_twice_and_another_once_was_done_again_once() -> None:

@@ -227,6 +227,26 @@ def test_a_step_that_changed_parameters_and_did_not_commit_is_known(change: str)
     assert not state.is_committed
 
 
+@pytest.mark.parametrize("found_by", ["state", "step"])
+def test_parameters_without_an_optimizer_are_kept_and_cleared_like_others(found_by: str) -> None:
+    model, frozen = nn.Linear(4, 4), nn.Linear(4, 1)
+    model.frozen = frozen if found_by == "state" else nn.Identity()
+    state = State(model=model, optimizer=torch.optim.SGD([model.weight, model.bias]))
+    model.frozen = frozen  # one that a step puts there is found with the next state of the buffers
+    state.commit(1)
+    state.tree()
+    frozen(model(torch.ones(2, 4))).sum().backward()
+
+    assert all(each.grad is not None for each in model.parameters())
+    state.clear_gradients()
+    assert all(each.grad is None for each in model.parameters())
+    state.commit(2)
+    assert state.is_committed
+    with torch.no_grad():
+        frozen.bias.add_(1)
+    assert not state.is_committed
+
+
 def test_a_state_of_another_shape_is_refused_by_name_and_changes_nothing() -> None:
     model, state = make(8)
     do(model, state, 1)
