@@ -98,6 +98,7 @@ from .tree.supervisor import SupervisorView as SupervisorView
 from .tree.toml import tree_from_toml as tree_from_toml
 from .tree.waits import SIGNAL_PERIOD as SIGNAL_PERIOD
 from .tree.waits import wait_event as wait_event
+from .tree.waits import wait_periods as wait_periods
 from .validate import check_callable as check_callable
 from .validate import check_choice as check_choice
 from .validate import check_count as check_count

@@ -24,6 +24,7 @@ from phalanx.supervision import (
     SupervisorDown,
     WorkerDied,
     check_kind,
+    wait_event,
 )
 from phalanx.supervision import Supervisor as BaseSupervisor
 
@@ -180,7 +181,7 @@ class _LastingGroup:
             cancel = self._tree.monitor(self._path, lambda _down: ended.set())
             try:
                 if self._tree.child(self._path) is executor:
-                    ended.wait(timeout)
+                    wait_event(ended, timeout)
             finally:
                 cancel()
 

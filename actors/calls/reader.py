@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.actors.signals.interrupts import uninterrupted
 from phalanx.runtime import Spinner, descriptors, usable_processors
-from phalanx.supervision import SIGNAL_PERIOD, RuntimeFault
+from phalanx.supervision import SIGNAL_PERIOD, RuntimeFault, wait_periods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,11 +183,8 @@ class Reader:
                 if turn is None:
                     self._read_until(what, deadline)
                 else:
-                    is_main = threading.current_thread() is threading.main_thread()
-                    limit = SIGNAL_PERIOD if is_main else threading.TIMEOUT_MAX
-                    if deadline is not None:
-                        limit = min(limit, max(0.0, deadline - self._clock()))
-                    turn.acquire(timeout=limit)
+                    left = None if deadline is None else deadline - self._clock()
+                    turn.acquire(timeout=next(wait_periods(left)))
                 leaves = what.done or (deadline is not None and self._clock() >= deadline)
             finally:
                 try:

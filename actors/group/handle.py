@@ -43,7 +43,6 @@ from phalanx.runtime import (
 )
 from phalanx.supervision import (
     SHUTDOWN,
-    SIGNAL_PERIOD,
     CallerError,
     ExecutorClosed,
     Phase,
@@ -52,6 +51,7 @@ from phalanx.supervision import (
     check_seconds,
     start_actor,
     wait_event,
+    wait_periods,
 )
 
 from .actor import GroupActor
@@ -460,12 +460,10 @@ class Group:
         deadline = self._deadline(timeout)
         while True:
             with self.changed:
-                while not self.changed.wait_for(
-                    lambda: self.view.phase in _SETTLED,
-                    min(SIGNAL_PERIOD, self._left(deadline, SIGNAL_PERIOD)),
+                if not any(
+                    self.changed.wait_for(lambda: self.view.phase in _SETTLED, seconds)
+                    for seconds in wait_periods(self._left(deadline))
                 ):
-                    if deadline is None or self.clock() < deadline:
-                        continue
                     msg = f"the group is not whole after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
             self.check_open()

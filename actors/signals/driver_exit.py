@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING
 
 from phalanx.runtime import OwnedLock
-from phalanx.supervision import SpecError
+from phalanx.supervision import SIGNAL_PERIOD, SpecError
 
 from .interrupts import interrupts
 
@@ -113,8 +113,9 @@ class _OpenExecutors:
         try:
             if everyone:
                 everyone[0].close(drains=drains)
-            for thread in threads:
-                thread.join()  # each has a limit
+            for thread in threads:  # each has a limit
+                while thread.is_alive():
+                    thread.join(SIGNAL_PERIOD)
         except KeyboardInterrupt:
             for one in everyone:
                 one.kill()

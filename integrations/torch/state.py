@@ -211,7 +211,7 @@ class State:
                 yield from group["params"]
 
     def _each(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters without a walk over the modules, which takes five times as long."""
+        """Yield the parameters; without a walk over the modules, which takes long."""
         yield from self._trained()
         yield from self._untrained
 

@@ -38,7 +38,7 @@ from .reader import read_records
 from .tail_buffer import Tail
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from phalanx.runtime.process.child_process import Process
     from phalanx.runtime.process.launcher import Launcher
@@ -69,13 +69,13 @@ def choose_console(
     elif console is not None and console not in _FORMS:
         raise SpecError("console", console, "give 'auto', 'text', 'json', 'logging' or None")
     if level is None:
-        level = _from_environment("PHALANX_LOG_LEVEL", "warning", tuple(LEVELS))
-    elif level not in tuple(LEVELS):
+        level = _from_environment("PHALANX_LOG_LEVEL", "warning", LEVELS)
+    elif level not in LEVELS:
         raise SpecError("level", level, f"give one of {', '.join(LEVELS)}")
     return console, level
 
 
-def _from_environment(variable: str, default: str, choices: tuple[str, ...]) -> str:
+def _from_environment(variable: str, default: str, choices: Collection[str]) -> str:
     value = os.environ.get(variable) or default
     if value not in choices:
         raise SpecError(variable, value, f"set it to one of {', '.join(choices)}, or unset it")

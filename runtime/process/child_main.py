@@ -3,6 +3,7 @@
 - Environment, working directory, import path, output and descriptors are those of the spec and of
   the moment of the start, whether the process was forked or executed.
 - It dies with the driver, holds no descriptor of its siblings, and has a fresh Python's signals.
+- A death at any moment leaves no temporary file that Python itself has made.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.runtime.linux import descriptor_limit, descriptors, process_title, syscalls
@@ -89,11 +91,23 @@ def live(start: ChildStart, fds: Iterable[int]) -> Any:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     descriptor_limit.set_limit(start.files)
     process_title.adopt(spec.env or {}, spec.cwd, spec.title, start.tag)
+    tempfile.tempdir = _temporary_folder()
     sys.path[:] = spec.sys_path or ()
     importlib.invalidate_caches()
     module, _, name = spec.entry.partition(":")
     entry = getattr(importlib.import_module(module), name)
     return entry(spec.payload, dict(zip(spec.fds, fds, strict=True)))
+
+
+def _temporary_folder() -> str | None:
+    """Return the folder for temporary files, as of the environment; None: Python shall find it.
+
+    Python tries each candidate with a file, which stays if the process is killed at that moment.
+    (The import of torch's compiler at the first step of an optimizer has it do so.)
+    """
+    named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
+    candidates = [os.path.abspath(name) for name in (*named, "/tmp") if name]  # noqa: PTH100, S108
+    return next((each for each in candidates if os.access(each, os.W_OK | os.X_OK)), None)
 
 
 def main() -> None:

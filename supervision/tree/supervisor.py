@@ -14,6 +14,7 @@ import math
 import threading
 import time
 import warnings
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import pykka
@@ -34,7 +35,7 @@ from phalanx.supervision.errors import (
 from .actor import SupervisorActor
 from .monitors import Lifeline
 from .services import Clock, Subscriber, TreeServices
-from .waits import wait_event
+from .waits import wait_event, wait_periods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,11 +209,8 @@ class SupervisorView:
     def _ask(self, ask: Callable[[SupervisorMachine], object], timeout: float | None) -> Any:
         self._check_thread()
         future: pykka.Future[Any] = pykka.ThreadingFuture()
-        try:
-            is_read = self._actor().post(msg.Request(future, ask))
-            answer = future.get(timeout=timeout) if is_read else SupervisorDown()
-        except pykka.Timeout:
-            raise TimeoutError(f"no answer from the supervisor after {timeout:g} s") from None
+        is_read = self._actor().post(msg.Request(future, ask))
+        answer = _answer(future, timeout) if is_read else SupervisorDown()
         if isinstance(answer, SupervisorDown):
             answer = self._gone() or answer
         if isinstance(answer, PhalanxError):
@@ -349,6 +347,13 @@ class Supervisor(SupervisorView):
         thread = self._top.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join()
+
+
+def _answer(future: pykka.Future[Any], timeout: float | None) -> Any:
+    for seconds in wait_periods(timeout):
+        with suppress(pykka.Timeout):
+            return future.get(timeout=seconds)
+    raise TimeoutError(f"no answer from the supervisor after {timeout:g} s")
 
 
 def _status(actor: SupervisorActor) -> SupervisorSnapshot:

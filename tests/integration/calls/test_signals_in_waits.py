@@ -91,15 +91,24 @@ def test_during_a_start(make: Make, gate: str) -> None:
     make(Waiting, 1, kwargs={"starts": gate})
 
 
-def test_during_the_start_of_a_tree(gate: str) -> None:
+def slow_child(gate: str) -> ChildSpec:
     start = thread_child(lambda _stop: None)
 
     def slowly(ctx: StartContext) -> object:
         hold(gate)
         return start(ctx)
 
-    with Supervisor(SupervisorSpec("app", children=(ChildSpec("slow", slowly),))):
+    return ChildSpec("slow", slowly)
+
+
+def test_during_the_start_of_a_tree(gate: str) -> None:
+    with Supervisor(SupervisorSpec("app", children=(slow_child(gate),))):
         pass
+
+
+def test_during_the_start_of_a_child(gate: str) -> None:
+    with Supervisor(SupervisorSpec("app")) as tree:
+        assert tree.start_child(slow_child(gate)) == "slow"
 
 
 @pytest.mark.parametrize("others_read", [False, True])
