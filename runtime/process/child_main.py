@@ -15,6 +15,7 @@ import pickle
 import signal
 import sys
 import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from phalanx.runtime.linux import descriptor_limit, descriptors, process_title, syscalls
@@ -106,8 +107,11 @@ def _temporary_folder() -> str | None:
     (The import of torch's compiler at the first step of an optimizer has it do so.)
     """
     named = (os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP"))
-    candidates = [os.path.abspath(name) for name in (*named, "/tmp") if name]  # noqa: PTH100, S108
-    return next((each for each in candidates if os.access(each, os.W_OK | os.X_OK)), None)
+    for name in filter(None, (*named, "/tmp")):  # noqa: S108
+        folder = Path(name).absolute()
+        if folder.is_dir() and os.access(folder, os.W_OK | os.X_OK):
+            return str(folder)
+    return None
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,6 +59,7 @@ def tell(payload: bytes, fds: Mapping[str, int]) -> None:
         names=dict(fds),
         modules=sorted(sys.modules),
         random=random.random(),
+        temporary=tempfile.gettempdir(),
     )
     print("to stdout", flush=True)
     print("to stderr", file=sys.stderr, flush=True)

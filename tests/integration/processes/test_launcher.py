@@ -101,6 +101,31 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_the_folder_for_temporary_files_is_known_without_a_try(
+    starter: Starter, method: Method, tmp_path: Path
+) -> None:
+    """Python's try is a file, and a process that is killed at that moment leaves it."""
+    before = tmp_path.stat().st_mtime_ns
+
+    starter.start("tell", method=method, env={"TMPDIR": str(tmp_path)})
+
+    assert starter.line.hear()["temporary"] == str(tmp_path)
+    assert tmp_path.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_folder_for_temporary_files_that_is_none_is_passed_over(
+    starter: Starter, method: Method, tmp_path: Path
+) -> None:
+    file = tmp_path / "file"
+    file.touch(0o777)
+
+    starter.start("tell", method=method, env={"TMPDIR": str(file), "TMP": str(tmp_path)})
+
+    assert starter.line.hear()["temporary"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_a_process_holds_its_own_descriptors_and_none_of_its_siblings(
     starter: Starter, method: Method
 ) -> None:
