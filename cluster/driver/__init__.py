@@ -1,1 +1,1 @@
-"""The driver's end: the owner of the nodes' state, and the seam to an engine that starts nodes."""
+"""The driver's end: options, the seam to an engine that starts nodes, the owner of their state."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from phalanx.cluster.driver.node_owner import EngineEvents
+from phalanx.cluster.driver.engine import Cluster, EngineEvents
 from phalanx.cluster.link.messages import NodeOrder
 from phalanx.cluster.node_process.starter import NodeStarter
 from phalanx.runtime import EventLoop
@@ -28,6 +28,7 @@ class LocalEngine:
         slots: How many machines it has.
         prefix: What the command line of a node on that machine begins with.
         edit: Changes the orders of nodes.
+        ranks_per_node: What it says of its machines.
 
     Attributes:
         starters: By node.
@@ -42,11 +43,13 @@ class LocalEngine:
         *,
         prefix: Callable[[int], Sequence[str]] = lambda _: (),
         edit: Callable[[NodeOrder], NodeOrder] = lambda order: order,
+        ranks_per_node: int = 1,
     ) -> None:
         self._loop = loop
         self._name = uuid.uuid4()
         self._prefix = prefix
         self._edit = edit
+        self._cluster = Cluster(address="127.0.0.1", ranks_per_node=ranks_per_node)
         self._lock = threading.Lock()
         self._free = list(range(slots))
         self._waiting: list[int] = []
@@ -57,6 +60,9 @@ class LocalEngine:
         self.starters: dict[int, NodeStarter] = {}
         self.slot_of: dict[int, int] = {}
         self.told: list[tuple[int, str, bool]] = []
+
+    def open(self) -> Cluster:
+        return self._cluster
 
     def reserve(self, number: int, events: EngineEvents) -> None:
         with self._lock:

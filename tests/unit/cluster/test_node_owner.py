@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.cluster.driver.node_owner import EngineEvents, NodeOwner
+from phalanx.cluster.driver.engine import EngineEvents
+from phalanx.cluster.driver.node_owner import NodeOwner
 from phalanx.cluster.link.greeting import greeting_of
 from phalanx.cluster.link.messages import Leave, Message, NodeOrder, Started, Swept
 from phalanx.cluster.nodes.decide import NodeLimits
@@ -43,7 +44,7 @@ class World:
         self._timers: list[tuple[float, int, Timer]] = []
         self._order = 0
         this: Any = self
-        self.owner = NodeOwner(this, self, lambda _: this, LIMITS, self)
+        self.owner = NodeOwner(this, this, lambda _: this, LIMITS, self)
 
     # the loop
     def time(self) -> float:

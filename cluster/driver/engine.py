@@ -1,0 +1,67 @@
+"""The seam to an engine: what finds machines, and starts a node process on each.
+
+An engine decides nothing: which node serves, is lost or replaced is decided by the driver.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from phalanx.cluster.link.messages import NodeOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What an engine knows of its cluster.
+
+    Attributes:
+        address: This machine's IP address, as the machines of the cluster reach it.
+        ranks_per_node: How many ranks a node is to hold: what was asked for, or what the GPUs of
+            the largest machine allow.
+    """
+
+    address: str
+    ranks_per_node: int
+
+
+class EngineEvents(Protocol):
+    """What an engine tells of the nodes that it was asked for. Thread-safe; nothing here waits."""
+
+    def offered(self, number: int) -> None:
+        """There is a machine for that node."""
+
+    def started(self, number: int, key: str) -> None:
+        """Its node process runs and has this public key, in ZeroMQ's encoding."""
+
+    def doubted(self, number: int, why: str) -> None:
+        """The machine may be gone."""
+
+    def gone(self, number: int, why: str, *, swept: bool) -> None:
+        """The machine or the node process is gone; *swept*: and all that came from it."""
+
+
+class Engine(Protocol):
+    """What the driver asks for. Only `open` and `close` wait: not on the loop's thread."""
+
+    def open(self) -> Cluster:
+        """Reach the cluster, and say what it is.
+
+        Raises:
+            RuntimeFault: it is not reached, or none of its machines will ever do; the message says
+                which, and what to do.
+        """
+        ...
+
+    def reserve(self, number: int, events: EngineEvents) -> None:
+        """Find a machine; `EngineEvents.offered` follows."""
+
+    def start(self, number: int, order: NodeOrder) -> None:
+        """Start a node process there; `EngineEvents.started` follows, or `EngineEvents.gone`."""
+
+    def release(self, number: int) -> None:
+        """End the node process if it is there, what it left, and the reservation. Idempotent."""
+
+    def close(self) -> None:
+        """End what is left of nodes and reservations, and the link to the cluster. Idempotent."""
