@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from phalanx.actors.group.actor import PlannedChange
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
 from phalanx.actors.spec.check_ranks import check_rank
+from phalanx.actors.spec.factory import check_not_loading
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
 from phalanx.actors.spec.worker import Methods
 from phalanx.runtime import called_from_inside, is_holding, occupied
@@ -133,6 +134,7 @@ class Executor(CallMethods[W]):
 
     def _start(self, spec: ExecutorSpec, runtime: Runtime | None, **how: Any) -> None:
         """Build the group, *how* `Group` says, and return once it serves."""
+        check_not_loading(spec.worker)
         methods = Methods(spec.worker)
         steps = methods.steps()
         for each in steps:

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import pickle
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, cast
 
 from phalanx.runtime import encode, encode_by_value
-from phalanx.supervision import BadArguments, NotPicklable, SpecError
+from phalanx.supervision import BadArguments, NotPicklable, RuntimeFault, SpecError
 
 from .worker import HOOKS, WorkerActor
 
+_is_loading: ContextVar[bool] = ContextVar("phalanx_is_loading", default=False)
 _NOT_PLAIN = (
     inspect.iscoroutinefunction,
     inspect.isgeneratorfunction,
@@ -59,6 +62,31 @@ def factory_of(worker: type[WorkerActor], args: object, kwargs: object) -> bytes
     for key, value in named.items():
         encode_by_value(value, f"kwargs[{key!r}]={value!r}")
     return encode_by_value((worker, values, named), "the constructor's arguments")
+
+
+def load_factory(
+    pickled: bytes,
+) -> tuple[type[WorkerActor], tuple[Any, ...], Mapping[str, Any]]:
+    """Return what `factory_of` has pickled; in a worker, where it imports the class's module."""
+    token = _is_loading.set(True)
+    try:
+        loaded: tuple[type[WorkerActor], tuple[Any, ...], Mapping[str, Any]] = pickle.loads(pickled)
+    finally:
+        _is_loading.reset(token)
+    return loaded
+
+
+def check_not_loading(worker: type[WorkerActor]) -> None:
+    """Raise if an executor of *worker* is built by a module that a worker imports for its class.
+
+    Raises:
+        RuntimeFault: else that executor's workers would import the module too, without end.
+    """
+    if _is_loading.get():
+        raise RuntimeFault(
+            f"an executor of {worker.__qualname__} is built whenever its module is imported, in "
+            "each worker too: put the code that builds it below 'if __name__ == \"__main__\":'"
+        )
 
 
 def keywords_of(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.spec.context import WorkerContext
+from phalanx.actors.spec.factory import load_factory
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.runtime import (
     Kind,
@@ -120,7 +121,7 @@ class WorkerFactory:
     """The user's class and arguments: unpickled once, which imports their modules."""
 
     def __init__(self, factory: bytes) -> None:
-        self._cls, self._args, self._kwargs = pickle.loads(factory)
+        self._cls, self._args, self._kwargs = load_factory(factory)
         self._made: WorkerActor | None = None
 
     def prepare(self) -> None:

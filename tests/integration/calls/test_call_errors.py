@@ -267,6 +267,24 @@ def test_the_context_is_missed_in_the_constructor_by_name(make: Make) -> None:
     assert isinstance(caught.value.__cause__, AttributeError)
 
 
+def test_a_module_that_builds_an_executor_when_a_worker_imports_it_is_told(
+    tmp_path: Path, phalanx_leak_check: None
+) -> None:
+    (tmp_path / "unguarded.py").write_text(
+        "from phalanx import Executor, WorkerActor\n"
+        "class Worker(WorkerActor):\n"
+        "    def run(self): pass\n"
+        "Executor(Worker, 2, devices='cpu', launch={'preload': ()})\n"
+    )
+
+    done = run_python("-c", "import unguarded", cwd=tmp_path)
+
+    assert done.returncode == 1
+    assert "StartFailed" in done.stderr
+    assert "an executor of Worker is built whenever its module is imported" in done.stderr
+    assert 'if __name__ == "__main__":' in done.stderr
+
+
 def test_a_hook_that_only_makes_a_coroutine_is_named(make: Make) -> None:
     with pytest.raises(StartFailed, match="on_start returned a coroutine") as caught:
         make(LateAsyncHook, 1)
