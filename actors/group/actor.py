@@ -602,13 +602,15 @@ class GroupActor(ProtectedActor):
             self._plane.detach(worker.rank, worker.incarnation)
             self._membership.release(worker)
         self._show()
+        why = "" if cause is None else str(reason)
+        group.runtime.status_source.note_end(self._spec.name, why)
         was_lost = cause is not None and reason.kind is not ExitKind.NORMAL
         level = "error" if self._parent is not None else "critical"
         self._publish(
             GroupEnded(
                 group=self._spec.name,
                 epoch=self._state.epoch,
-                cause="" if cause is None else str(reason),
+                cause=why,
                 at=self._clock(),
                 level=level if was_lost and not self._is_first else "info",
             )

@@ -32,15 +32,19 @@ class Picture:
         groups: As in `GroupStatus`, whole; each rank also has ``rss_bytes`` (None if it has no
             process) and ``calls_per_s`` (None in the first picture).
         trees: As in `TreeStatus`.
+        ended: Why groups have ended by themselves that were not built anew since, by name.
         at: When it was whole, in seconds on the monotonic clock.
     """
 
     groups: list[dict[str, Any]]
     trees: list[dict[str, Any]]
+    ended: dict[str, str]
     at: float
 
     def incomplete(self) -> str:
         """Return which group does not serve with all of its ranks, and why; empty for none."""
+        for name, cause in self.ended.items():
+            return f"group {name} has ended: {cause}"
         if not self.groups:
             return "there is no group yet"
         for group in self.groups:
@@ -80,7 +84,7 @@ class Sketch:
             case "phalanx.tree_state":
                 self._trees[record["root"]["path"]] = content
             case "phalanx.status_ended":
-                return self._finish(int(record["groups"]))
+                return self._finish(int(record["groups"]), record["ended"])
             case event if record.get("kind") == "event" and event not in _QUIET:
                 if record.get("level") != "debug":
                     self.events.append(record)
@@ -88,7 +92,7 @@ class Sketch:
                 pass
         return None
 
-    def _finish(self, groups: int) -> Picture | None:
+    def _finish(self, groups: int, ended: dict[str, str]) -> Picture | None:
         """Return the picture of the messages since the last one, unless some were missed."""
         told, self._groups = self._groups, {}
         trees, self._trees = self._trees, {}
@@ -108,6 +112,7 @@ class Sketch:
         return Picture(
             groups=[told[name] for name in sorted(told)],
             trees=[trees[name] for name in sorted(trees)],
+            ended=ended,
             at=time.monotonic(),
         )
 

@@ -134,11 +134,18 @@ class TreeStatus(Event, event="tree_state", level="debug"):
 
 
 class StatusEnded(Event, event="status_ended", level="debug"):
-    """The last event of a snapshot, with the number of groups."""
+    """The last event of a snapshot.
+
+    Attributes:
+        groups: How many groups it has.
+        ended: Why groups have ended by themselves that were not built anew since, by name.
+    """
 
     groups: int
+    ended: dict[str, str]
 
 
+_MOST_ENDED = 64  # the latest
 STATUS_EVENTS = frozenset((GroupStatus.event, TreeStatus.event, StatusEnded.event))
 
 
@@ -154,6 +161,7 @@ class StatusSource:
         self._emit = emit
         self._lock = threading.Lock()
         self._parts: dict[object, Callable[[], Iterable[LoggedEvent]]] = {}
+        self._ended: dict[str, str] = {}
         self._watch = loop.watch(self.request, select.EPOLLIN, self._on_request)
 
     def add(self, part: Callable[[], Iterable[LoggedEvent]]) -> Callable[[], None]:
@@ -171,6 +179,15 @@ class StatusSource:
 
         return remove
 
+    def note_end(self, group: str, cause: str) -> None:
+        """Note that *group* has ended by itself because of *cause*; empty: it was closed."""
+        with self._lock:
+            self._ended.pop(group, None)
+            if cause:
+                self._ended[group] = cause
+            while len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+
     def close(self) -> None:
         """Answer no more requests."""
         self._watch.cancel()
@@ -181,6 +198,7 @@ class StatusSource:
             os.eventfd_read(self.request)
         with self._lock:
             parts = list(self._parts.values())
+            ended = dict(self._ended)
         trees: set[str] = set()
         groups = 0
         for part in parts:
@@ -192,8 +210,9 @@ class StatusSource:
                         trees.add(event.root.path)
                     elif isinstance(event, GroupStatus):
                         groups += event.first == 0
+                        ended.pop(event.group, None)
                     self._emit(event)
             except Exception:  # noqa: BLE001  # the snapshot lacks this part
                 trace = traceback.format_exc()
                 self._emit(CallbackFailed(callback=repr(part), trace=trace, at=time.monotonic()))
-        self._emit(StatusEnded(groups=groups, at=time.monotonic()))
+        self._emit(StatusEnded(groups=groups, ended=ended, at=time.monotonic()))

@@ -448,3 +448,6 @@ class Machine:
 
     def add(self, _look: Any) -> Callable[[], None]:
         return lambda: None
+
+    def note_end(self, _group: str, _cause: str) -> None:
+        pass

@@ -222,7 +222,7 @@ def test_a_wrong_name_and_a_driver_that_is_stopped_are_one_line(
 def test_a_driver_that_falls_silent_is_said_to_be() -> None:
     from rich.console import Console
 
-    picture = Picture(groups=[], trees=[], at=time.monotonic() - 42)
+    picture = Picture(groups=[], trees=[], ended={}, at=time.monotonic() - 42)
     console = Console(width=100, record=True, file=io.StringIO())
     driver = DriverStream(pid=1, name="", started_at=0.0, address="")
 
@@ -242,7 +242,8 @@ def group_part(first: int, size: int, ranks: int) -> dict[str, Any]:
 
 
 def ended(groups: int) -> dict[str, Any]:
-    return {"kind": "state", "event": "phalanx.status_ended", "groups": groups, "at": 1.0}
+    about: dict[str, Any] = {"groups": groups, "ended": {}, "at": 1.0}
+    return {"kind": "state", "event": "phalanx.status_ended", **about}
 
 
 def test_a_group_that_was_told_in_parts_is_put_together() -> None:

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 from tests.support.output import Console
 
-from phalanx.runtime.observe.status import ChildStatus, StatusEnded, StatusSource, TreeStatus
+from phalanx.runtime.observe.status import (
+    ChildStatus,
+    GroupStatus,
+    StatusEnded,
+    StatusSource,
+    TreeStatus,
+)
 from phalanx.runtime.observe.stream_observer import Observer
 from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process.launcher import Launcher
@@ -26,6 +32,19 @@ def tree(path: str) -> TreeStatus:
     return TreeStatus(root=root, children=(), hidden=0, at=0.0)
 
 
+def group(name: str) -> GroupStatus:
+    counts = dict.fromkeys(
+        (
+            *("epoch", "world_size", "restarts", "restarts_in_window", "max_restarts", "period"),
+            *("planned", "standby", "in_flight", "waiting", "dropped_replies", "call_seconds_sum"),
+            *("releasing_bytes", "first"),
+        ),
+        0,
+    )
+    about: dict[str, Any] = {"worker": "W", "strategy": "one_for_all", "phase": "serving", **counts}
+    return GroupStatus(group=name, calls={}, call_seconds=(), ranks=(), at=0.0, **about)
+
+
 def test_a_look_is_answered_by_all_and_each_tree_once(loop: EventLoop) -> None:
     told: queue.SimpleQueue[Any] = queue.SimpleQueue()
     source = StatusSource(loop, told.put)
@@ -39,6 +58,34 @@ def test_a_look_is_answered_by_all_and_each_tree_once(loop: EventLoop) -> None:
     seen = [told.get(timeout=LONG) for _ in range(3)]
     assert [each.root.path for each in seen[:2]] == ["a", "c"]
     assert isinstance(seen[2], StatusEnded)
+    source.close()
+
+
+def test_why_a_group_has_ended_is_told_until_one_of_its_name_is_built_or_closed(
+    loop: EventLoop,
+) -> None:
+    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    source = StatusSource(loop, told.put)
+
+    def ended() -> dict[str, str]:
+        os.eventfd_write(source.request, 1)
+        while not isinstance(event := told.get(timeout=LONG), StatusEnded):
+            pass
+        return event.ended
+
+    for number in range(200):
+        source.note_end(f"g{number}", "too many deaths")
+    assert list(ended())[-1] == "g199"
+    assert len(ended()) == 64
+    for number in range(200):
+        source.note_end(f"g{number}", "" if number else "too many deaths")
+    assert ended() == {"g0": "too many deaths"}
+    forget = source.add(lambda: [group("g0")])
+    assert ended() == {}
+    forget()
+    assert ended() == {"g0": "too many deaths"}
+    source.note_end("g0", "")
+    assert ended() == {}
     source.close()
 
 
@@ -71,10 +118,10 @@ def test_only_who_watches_has_the_driver_asked(
             for _ in range(2):
                 assert select.select([request], [], [], LONG)[0]
                 os.eventfd_read(request)
-            collector.emit(StatusEnded(groups=0, at=0.0))
+            collector.emit(StatusEnded(groups=0, ended={}, at=0.0))
             until(observer, kind="state", event="phalanx.status_ended", groups=0)
         collector.log.info("over")
-        collector.emit(StatusEnded(groups=0, at=0.0))
+        collector.emit(StatusEnded(groups=0, ended={}, at=0.0))
 
         if not watch:
             until(observer, kind="event", event="over")

@@ -249,6 +249,25 @@ def test_health_is_an_exit_status_and_one_line(drive: Callable[..., Driver]) -> 
     assert is_alive(rank)
 
 
+def test_a_group_that_gave_up_is_not_ready_until_one_of_its_name_serves() -> None:
+    name = f"metrics-{uuid.uuid4().hex[:8]}"
+    more: dict[str, Any] = {"launch": {"preload": ()}}
+    with Runtime(console=None, name=name) as more["runtime"], Executor(Echo, 1, name="b", **more):
+        lost = Executor(Echo, 1, name="a", intensity=(0, 60.0), **more)
+        os.kill(lost.ranks[0].pid or 0, signal.SIGKILL)
+        lost.wait_closed(60.0)
+        with MetricsServer(0) as late:  # which has not heard of the end
+            wait_until(lambda: "group a has ended" in get(f"{late.url}/readyz")[1])
+        ended = health(name)
+        with Executor(Echo, 1, name="a", **more):
+            again = health(name)
+        closed = health(name)
+
+    assert ended == (1, f"group a has ended: {lost.exit_reason}\n")
+    assert again == (0, "ok: 2 groups\n")
+    assert closed == (0, "ok: 1 group\n")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "problem"),
     [
