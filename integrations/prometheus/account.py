@@ -16,7 +16,7 @@ from typing import Any
 from phalanx.runtime import Picture, Sketch
 
 RECOVERY_SECONDS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-PHASES = ("gate", "launch", "start", "restore", "reform", "total")
+PHASES = ("detect", "gate", "launch", "start", "restore", "reform", "total")
 SILENT = 10.0  # seconds without a picture, of which there is one a second
 _HEARD = frozenset(
     f"phalanx.{name}"
@@ -171,7 +171,9 @@ class GroupAccount:
         self.deaths[rank, kind] += 1
         call = report.get("call")
         if kind == "unresponsive" and call is not None:
-            self.hung[rank] += call.get("running_for") or 0.0
+            ran = call.get("running_for") or 0.0
+            self.hung[rank] += ran
+            self.recoveries["detect"].add(ran)
 
 
 def _has_moved(before: tuple[int, float], now: tuple[int, float]) -> bool:

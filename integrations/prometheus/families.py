@@ -187,13 +187,16 @@ def _add_counters(found: dict[str, list[Any]], name: str, group: GroupAccount) -
     if group.progressed_at is not None:
         at = group.progressed_at
         found["phalanx_last_progress_timestamp_seconds"].append(((name,), at))
-    for rank in () if group.now is None else group.now["ranks"]:
-        number = str(rank["rank"])
+    if group.now is None:
+        return
+    ranks = [str(rank["rank"]) for rank in group.now["ranks"]]
+    for rank in (*ranks, *(["standby"] if group.now["standby"] else [])):
         for reason in REASONS:
-            if (number, reason) not in group.deaths:
-                found["phalanx_rank_deaths_total"].append(((name, number, reason), 0))
-        if number not in group.hung:
-            found["phalanx_rank_hung_seconds_total"].append(((name, number), 0))
+            if (rank, reason) not in group.deaths:
+                found["phalanx_rank_deaths_total"].append(((name, rank, reason), 0))
+    for rank in ranks:
+        if rank not in group.hung:
+            found["phalanx_rank_hung_seconds_total"].append(((name, rank), 0))
 
 
 def _add_present(

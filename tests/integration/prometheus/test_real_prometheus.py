@@ -136,6 +136,96 @@ def test_promtool_finds_no_fault_in_rules_and_exposition(served: Served, tmp_pat
     assert (metrics.returncode, metrics.stderr) == (0, "")
 
 
+# By alert: series as promtool writes them, with a value each minute ("3x2": 3 and twice more); a
+# minute at which it must not fire, and one at which it must.
+GROUP_LABELS = 'instance="i", group="g"'
+RANK_LABELS = f'{GROUP_LABELS}, rank="1"'
+FIRINGS: dict[str, tuple[dict[str, str], int, int]] = {
+    "PhalanxDriverSilent": ({'phalanx_driver_up{instance="i"}': "1x3 0x9"}, 4, 5),
+    "PhalanxTargetGone": ({'up{job="phalanx", instance="i"}': "1x3 0x9"}, 4, 5),
+    "PhalanxGroupDown": ({f"phalanx_group_up{{{GROUP_LABELS}}}": "1x3 0x9"}, 5, 6),
+    "PhalanxRankDied": (
+        {f'phalanx_rank_deaths_total{{{RANK_LABELS}, reason="killed"}}': "0x3 1x9"},
+        *(3, 4),
+    ),
+    "PhalanxRestartBudgetSpent": (
+        {
+            f"phalanx_restart_budget_left{{{GROUP_LABELS}}}": "3 2 1 0x9",
+            f'phalanx_restarts_total{{{GROUP_LABELS}, strategy="one_for_one"}}': "0 1 2 3x9",
+        },
+        *(2, 3),
+    ),
+    "PhalanxSupervisorDown": (
+        {'phalanx_supervisor_up{instance="i", supervisor="root"}': "1x3 0x9"},
+        *(4, 5),
+    ),
+    "PhalanxCallsFail": (
+        {
+            f'phalanx_calls_total{{{GROUP_LABELS}, outcome="ok"}}': "0+100x20",
+            f'phalanx_calls_total{{{GROUP_LABELS}, outcome="cancelled"}}': "0+50x20",
+            f'phalanx_calls_total{{{GROUP_LABELS}, outcome="died"}}': "0x5 10+10x14",
+        },
+        *(10, 14),
+    ),
+    "PhalanxNoProgress": (
+        {
+            f"phalanx_last_progress_timestamp_seconds{{{GROUP_LABELS}}}": "0x30",
+            f"phalanx_calls_in_flight{{{GROUP_LABELS}}}": "0x16 1x13",
+        },
+        *(16, 17),
+    ),
+    "PhalanxRanksHang": (
+        {f"phalanx_rank_hung_seconds_total{{{RANK_LABELS}}}": "0x3 60x9"},
+        *(3, 4),
+    ),
+    "PhalanxSlowRecovery": (
+        {
+            f'phalanx_recovery_seconds_bucket{{{GROUP_LABELS}, phase="total", le="{le}"}}': values
+            for le, values in (("120.0", "0x12"), ("300.0", "0x3 2x9"), ("+Inf", "0x3 2x9"))
+        },
+        *(3, 4),
+    ),
+    "PhalanxLowETTR": (
+        {
+            f"phalanx_serving_seconds_total{{{GROUP_LABELS}}}": "0+60x20 1200+30x60",
+            f"phalanx_down_seconds_total{{{GROUP_LABELS}}}": "0x20 0+30x60",
+        },
+        *(20, 50),
+    ),
+    "PhalanxDeviceMemoryNotReleased": (
+        {f"phalanx_device_draining_bytes{{{GROUP_LABELS}}}": "0 512 0 512x9"},
+        *(3, 4),
+    ),
+}
+
+
+def test_each_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
+    rules = (FILES / "alerts.yml").read_text()
+    (tmp_path / "alerts.yml").write_text(rules)
+    tests = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": each, "values": series[each]} for each in series],
+            "promql_expr_test": [
+                {
+                    "eval_time": f"{minute}m",
+                    "expr": f'count(ALERTS{{alertname="{name}", alertstate="firing"}})',
+                    "exp_samples": [{"labels": "{}", "value": 1}] if fires else [],
+                }
+                for minute, fires in ((calm, False), (firing, True))
+            ],
+        }
+        for name, (series, calm, firing) in FIRINGS.items()
+    ]
+    about = {"rule_files": ["alerts.yml"], "evaluation_interval": "1m", "tests": tests}
+    (tmp_path / "tests.yml").write_text(json.dumps(about))  # JSON is YAML
+
+    done = run_program([PROMTOOL or "", "test", "rules", str(tmp_path / "tests.yml")])
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert set(FIRINGS) == set(re.findall(r"alert: (\w+)", rules))
+
+
 def test_the_dashboard_that_is_printed_is_the_one_that_was_tried() -> None:
     printed = run_python("-m", "phalanx.cli", "metrics", "--print", "dashboard").stdout
 

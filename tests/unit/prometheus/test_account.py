@@ -32,7 +32,8 @@ def shown(at: float, phase: str = "serving", calls: int = 0, **rank: Any) -> lis
         "calls": {"ok": calls},
         "ranks": [{**about, "pid": None, **rank}],
     }
-    return [group, {"event": "phalanx.status_ended", "kind": "state", "groups": 1, "at": at}]
+    about: dict[str, Any] = {"groups": 1, "ended": {}, "at": at}
+    return [group, {"event": "phalanx.status_ended", "kind": "state", **about}]
 
 
 def account(*records: dict[str, Any], wall: float = 0.0) -> DriverAccount:
@@ -58,6 +59,7 @@ def test_a_recovery_is_divided_into_phases_that_add_up_to_its_total() -> None:
     seconds = {phase: spent.sum for phase, spent in told.groups["g"].recoveries.items()}
 
     assert seconds == {
+        "detect": 0.0,
         "gate": 2.5,
         "launch": 1.5,
         "start": 4.0,
@@ -110,6 +112,8 @@ def test_deaths_are_counted_by_rank_and_reason_and_hung_seconds_by_the_call() ->
     group = told.groups["g"]
     assert group.deaths == {("1", "killed"): 2, ("1", "unresponsive"): 1, ("standby", "crash"): 1}
     assert group.hung == {"1": 5.5}
+    detect = group.recoveries["detect"]
+    assert (sum(detect.counts), detect.sum) == (1, 5.5)
 
 
 @pytest.mark.parametrize(
