@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from tests.chaos import targets
-from tests.support.options import Make
 
 from phalanx.actors import POINTS, Executor, installed
 from phalanx.chaos import (
@@ -88,26 +87,6 @@ def test_hangs_that_wait_behind_a_hang_are_not_begun_after_the_end(runtime: Runt
 
     assert result.violations == ()
     assert result.faults[0].done < 6  # three take place within its time
-
-
-def test_kills_of_random_ranks_lose_nothing(runtime: Runtime) -> None:
-    result = run_chaos(
-        targets.Quiet(runtime, 3), duration=3.0, rate=3.0, faults=("kill", "term"), seed=11
-    )
-
-    assert result.violations == ()
-    assert result.deaths > 0
-    assert result.calls["value"] > 0
-
-
-def test_faults_lose_nothing_where_later_ranks_are_restarted_too(runtime: Runtime) -> None:
-    faults = ("kill", "exit", "stop", "start_raise")
-    target = targets.Quiet(runtime, 3, strategy=Strategy.REST_FOR_ONE)
-
-    result = run_chaos(target, duration=4.0, rate=2.0, faults=faults, seed=12)
-
-    assert result.violations == ()
-    assert result.deaths > 0
 
 
 def test_a_rank_that_stays_up_records_its_calls_under_the_epoch_they_were_sent_in(
@@ -240,18 +219,6 @@ def test_an_exception_before_the_operation_of_one_rank_breaks_nothing(
     assert any("out of step" in died.reason for died in result.history.every(RankDied))
 
 
-def test_a_driver_that_is_killed_leaves_nothing_and_lives_again(tmp_path: Path) -> None:
-    schedule = at_once(("kill", "random", ""), ("kill", "driver", ""), gap=0.7)
-    plan = Chaos(duration=5.0, schedule=schedule, seed=5, record=tmp_path / "run")
-
-    result = run_chaos(targets.one_for_one, plan)
-
-    assert result.violations == ()
-    lives = result.history.every(DriverEnded)
-    assert [life.closed for life in lives] == [False, True]
-    assert ("kill", "") in struck(result)
-
-
 def test_a_driver_may_be_killed_at_a_moment_of_its_own_or_of_a_worker() -> None:
     schedule = at_once(
         ("kill", "driver", "before_send"),
@@ -312,17 +279,6 @@ def test_a_tree_whose_root_gives_up_is_built_again_where_it_keeps_its_intensity(
 
 
 # --- what a run finds ---------------------------------------------------------------------
-
-
-def test_a_worker_that_forgets_is_found_by_its_own_traffic(tmp_path: Path) -> None:
-    schedule = at_once(("kill", "0", ""), ("kill", "0", ""))
-    plan = Chaos(duration=2.0, schedule=schedule, callers=1, record=tmp_path / "run")
-
-    result = run_chaos(targets.forgetful, plan)
-
-    assert {violation.invariant for violation in result.violations} == {"right_answers"}
-    assert "AssertionError: after" in result.render()
-    assert "FAIL: right_answers" in result.render()
 
 
 def misspelt(executor: Executor[Any], _: random.Random) -> None:
@@ -410,13 +366,6 @@ def test_a_schedule_that_would_be_empty_has_one_strike() -> None:
     for seed in range(20):
         drawn = Schedule.draw(seed, duration=4.0, rate=0.001, patterns=[FaultPattern("kill")])
         assert [strike.at < 4.0 for strike in drawn] == [True]
-
-
-def test_a_part_of_a_schedule_keeps_its_numbers() -> None:
-    part = drawn(7).only([3, 5])
-
-    assert [strike.number for strike in part] == [3, 5]
-    assert set(part) <= set(drawn(7))
 
 
 # --- mistakes -----------------------------------------------------------------------------
@@ -594,10 +543,3 @@ def test_two_runs_at_once_in_one_process_are_refused(runtime: Runtime) -> None:
 
 def test_a_worker_class_is_a_target_by_itself() -> None:
     assert Target.of("tests.support.workers:Echo").name == "tests.support.workers:Echo"
-
-
-def test_nothing_looks_on_where_no_run_is_under_way(make: Make) -> None:
-    executor = make()
-
-    assert executor._group.probe is None
-    assert executor.collective_rpc("echo", args=(1,)) == [1, 1]

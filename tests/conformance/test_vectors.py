@@ -72,15 +72,6 @@ def test_the_core_gives_the_trace_of_otp(path: Path) -> None:
     assert different == []
 
 
-def test_the_sample_covers_every_strategy_restart_type_and_exit_reason() -> None:
-    everything = set[str]().union(*(features(vector["scenario"]) for vector in VECTORS))
-
-    covered = set[str]().union(*(features(vector["scenario"]) for vector in sample()))
-
-    assert covered == everything
-    assert len(sample()) >= 60
-
-
 def test_real_processes_give_the_trace_of_otp(phalanx_leak_check: None) -> None:
     with ProcessDriver() as driver:
         different = [

@@ -63,26 +63,6 @@ def behind(make: Make, relay_of: Callable[..., Relay]) -> Behind:
     return build
 
 
-def test_a_silent_network_ends_like_a_death(behind: Behind, tmp_path: Path) -> None:
-    ex, relay = behind()
-    gate, notes = tmp_path / "gate", tmp_path / "notes"
-    first = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    wait_running(ex, 0, 1)
-    queued = [
-        ex.collective_rpc("note", args=(str(notes), f"n{i}"), non_block=True) for i in range(4)
-    ]
-
-    relay.mute()
-
-    with pytest.raises(WorkerDied, match="its link was lost: .*heard") as caught:
-        first.result(LONG)
-    assert [future.result(LONG) for future in queued] == [[None, None]] * 4
-    report = caught.value.reports[0]
-    assert str(report.reason).startswith("unresponsive")
-    lines = notes.read_text().splitlines()
-    assert sorted(lines) == sorted(f"n{i} rank={r} inc=2" for i in range(4) for r in range(2))
-
-
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_network_that_is_silent_one_way_ends_like_a_death(behind: Behind, way: str) -> None:
     ex, relay = behind()
@@ -163,18 +143,6 @@ def test_what_is_heard_twice_is_done_once_and_breaks_the_link(
     assert "its link was lost" in str(ex.status().reports[0].reason)
     assert ex.call("echo", LONG, args=(1,), retries=3, rank=0) == 1
     assert notes.read_text() == "n rank=0 inc=1\n"
-
-
-def test_a_long_way_costs_its_round_trips_and_no_more(behind: Behind) -> None:
-    ex, relay = behind()
-    relay.delay(0.1)
-
-    calls = [ex.collective_rpc("echo", args=(i,), non_block=True) for i in range(5)]
-    large = ex.collective_rpc("echo", args=(np.arange(MIB),), non_block=True)
-
-    assert [call.result(LONG) for call in calls] == [[i, i] for i in range(5)]
-    assert all((got == np.arange(MIB)).all() for got in large.result(LONG))
-    assert ex.status().restarts == 0
 
 
 def test_a_cut_between_network_namespaces_ends_like_a_death(

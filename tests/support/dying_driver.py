@@ -240,34 +240,6 @@ def children() -> None:
         )
 
 
-def thief() -> None:
-    """Collect whatever child dies, as programs do: a worker's status may be stolen."""
-    with build() as ex:
-        stop = threading.Event()
-
-        def steal() -> None:
-            while not stop.is_set():
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(-1, os.WNOHANG)
-                time.sleep(0.0005)
-
-        thread = threading.Thread(target=steal)
-        thread.start()
-        try:
-            for _ in range(3):
-                pid = ex.ranks[0].pid
-                assert pid is not None
-                before = ex.status().restarts
-                os.kill(pid, signal.SIGKILL)
-                while ex.status().restarts == before or ex.status().state != "serving":
-                    time.sleep(0.002)
-        finally:
-            stop.set()
-            thread.join()
-        kinds = sorted({str(report.reason.kind) for report in ex.status().reports})
-        say(ranks=ex.collective_rpc("rank", 20), kinds=kinds, deaths=len(ex.status().reports))
-
-
 def ignores_sigchld() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with build() as ex:
@@ -306,16 +278,6 @@ def stopped(gate: str) -> None:
         say(restarts=ex.status().restarts)
 
 
-def names() -> None:
-    """Run a notebook's cell twice."""
-    first = build(name="cell")
-    pids = [info.pid for info in first.ranks]
-    second = build(name="cell", replace=True)
-    alive = [pid for pid in pids if pid is not None and Path(f"/proc/{pid}").exists()]
-    say(first=first.status().state, alive=alive, ranks=second.collective_rpc("rank", 20))
-    second.close()
-
-
 def handles_sigterm() -> None:
     """Work on after a SIGTERM that the program handles itself."""
     told = threading.Event()
@@ -323,14 +285,6 @@ def handles_sigterm() -> None:
     with build() as ex:
         assert told.wait(60)
         say(ranks=ex.collective_rpc("rank", 20))
-
-
-def loops() -> None:
-    """Call for as long as the program lives."""
-    with build() as ex:
-        say(calling=True)
-        while True:
-            ex.collective_rpc("rank")
 
 
 def loops_with_restarts() -> None:

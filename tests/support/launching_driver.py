@@ -10,7 +10,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -166,25 +165,6 @@ def forks(_argument: str) -> None:
     assert worker.status is None
     assert all(is_alive(pid) for pid in (worker.pid, *driver.helpers().values()))
     assert driver.starter.start("leave", 0).wait(soon())
-    driver.close()
-    say(ok=True)
-
-
-def users_own(_argument: str) -> None:
-    """Use ``subprocess`` and ``multiprocessing`` while processes start and end."""
-    driver = Driver()
-    for number in range(5):
-        ours = driver.starter.start("leave", number)
-        done = subprocess.run(["sh", "-c", f"exit {number}"], check=False)
-        assert done.returncode == number
-        theirs = multiprocessing.get_context("spawn").Process(target=sys.exit, args=(number,))
-        theirs.start()
-        theirs.join(LONG)
-        assert theirs.exitcode == number
-        theirs.close()
-        assert ours.wait(soon())
-        assert ours.status is not None
-        assert ours.status.code == number
     driver.close()
     say(ok=True)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -13,10 +11,9 @@ from tests.support.device_pools import lease_of
 from tests.support.heard import Heard
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill
-from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
-from phalanx.actors import Devices, Executor, Launch, Limits, executor_child
+from phalanx.actors import Devices, Executor, Launch, Limits
 from phalanx.runtime import (
     DeviceAwaited,
     DevicePool,
@@ -26,15 +23,11 @@ from phalanx.runtime import (
 )
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import (
-    ChildRefused,
     ExecutorClosed,
-    Intensity,
     NoDevice,
     SpecError,
     StartFailed,
     Strategy,
-    Supervisor,
-    SupervisorSpec,
     WorkerDied,
 )
 from phalanx.testing import FakeGpus
@@ -323,26 +316,6 @@ def test_a_pool_without_a_free_device_fails_the_start_at_once_and_leaves_nothing
     assert first.collective_rpc("rank", LONG) == [0, 1]
 
 
-def test_a_group_may_follow_another_on_its_devices(make: Make) -> None:
-    gpus = FakeGpus(1)
-    pool = DevicePool.of("auto", 1, gpus, {})
-    make(devices=pool).close()
-    gpus.use(gpus.uuid(0), *[GIB] * 3, 0)
-
-    assert seen(make(devices=pool)) == gpus.uuid(0)
-
-
-def test_four_ranks_share_a_device_and_two_share_none(make: Make) -> None:
-    gpus = FakeGpus(2)
-    pool = DevicePool.of("auto", 1, gpus, {})
-    quarters = make(4, devices=Devices(names=pool, per_rank=0.25))
-    whole = make(1, devices=pool)
-
-    assert {seen(quarters, rank) for rank in range(4)} == {gpus.uuid(0)}
-    assert seen(whole) == gpus.uuid(1)
-    assert [one.leased for one in pool.status()] == [1.0, 1.0]
-
-
 def test_a_rank_knows_its_devices_as_torch_calls_them(make: Make) -> None:
     pool = DevicePool.of("auto", 4, FakeGpus(4), {})
     two = make(2, devices=Devices(names=pool, per_rank=2))
@@ -376,40 +349,6 @@ def test_what_the_zygote_imports_under_is_not_the_workers_environment(make: Make
     assert make(devices="cpu").call("env", LONG, args=(name,), rank=0) == {
         name: os.environ.get(name)
     }
-
-
-def test_the_executors_of_a_tree_share_a_pool_and_a_restart_keeps_the_device(runtime: Any) -> None:
-    gpus = FakeGpus(2)
-    pool = DevicePool.of("auto", 2, gpus, {})
-    options: dict[str, Any] = {"devices": pool, "runtime": runtime}
-    options |= {"intensity": (0, 60.0), "launch": Launch(preload=(), transport=TRANSPORT)}
-    children = [executor_child(f"replica-{n}", Echo, 1, **options) for n in range(2)]
-    spec = SupervisorSpec(
-        "root", Strategy.ONE_FOR_ONE, intensity=Intensity(10, 60.0), children=children
-    )
-    with Supervisor(spec) as tree:
-        replicas: list[Any] = [tree.child(f"replica-{n}") for n in range(2)]
-        devices = [seen(replica) for replica in replicas]
-        gone = threading.Event()
-        replicas[1].register_failure_callback(lambda _: gone.set())
-
-        kill(replicas[1])  # its group gives up at once, and the tree makes another
-
-        assert gone.wait(LONG)
-        assert sorted(devices) == [gpus.uuid(0), gpus.uuid(1)]
-        assert seen(_next(tree, "replica-1", replicas[1])) == gpus.uuid(1)
-
-
-def _next(tree: Supervisor, child: str, former: Any) -> Any:
-    """The executor that has taken the place of *former*."""
-    deadline = time.monotonic() + LONG
-    while time.monotonic() < deadline:
-        with contextlib.suppress(ChildRefused):
-            found = tree.child(child)
-            if found is not former:
-                return found
-        time.sleep(0.005)  # a tree tells of what it decides, not of what it has started
-    return pytest.fail(f"{child} was not restarted")
 
 
 def test_executors_of_one_runtime_that_ask_for_the_same_share_it(runtime: Any) -> None:

@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import select
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,7 +17,7 @@ from tests.support.output import LONG, Console, Worker, labels_of
 from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
 from phalanx.runtime.output.collector_client import OutputCollector
 from phalanx.runtime.process import helper
-from phalanx.supervision import RuntimeFault, SpecError, SupervisorGaveUp
+from phalanx.supervision import RuntimeFault, SupervisorGaveUp
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -132,27 +128,6 @@ print("after", flush=True); log.info("also.this")
     assert console.record(event_is("phalanx.helper_replaced"))["pid"] == collector.pid
 
 
-def test_a_collector_killed_again_and_again_comes_back_each_time(
-    console: Console, worker: Start, collector: OutputCollector
-) -> None:
-    one, output = worker("""
-for line in sys.stdin:
-    print("still here", flush=True)
-""")
-
-    for _ in range(4):
-        pid = collector.pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
-        replaced = console.record(event_is("phalanx.helper_replaced"))
-        one.go()
-        console.record(text_is("still here"))
-        assert replaced["replaced"] == pid
-
-    one.kill()
-    assert output.tail().stdout == "still here\n" * 4
-
-
 def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, worker: Start) -> None:
     total = 300_000
     one, output = worker(f"for i in range({total}): print('line', i, file=sys.stderr)")
@@ -166,24 +141,6 @@ def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, wor
     shown = sum(1 for line in console.lines if '"line ' in line)
     assert dropped["lines"] > 0
     assert shown + dropped["lines"] == total
-
-
-def test_a_hundred_megabytes_pass_through_and_the_end_of_them_is_kept(launcher: Launcher) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    with OutputCollector(launcher, console="text", out=null, err=null, stream=False) as collector:
-        output = collector.open_worker(labels_of(0))
-        worker = Worker(
-            output, "for i in range(1000): os.write(1, (b'y' * 99 + b'\\n') * 1000)\nprint('done')"
-        )
-        code = worker.wait()
-        drained = output.drain(soon())
-        last = output.tail().stdout
-
-    os.close(null)
-    assert code == 0
-    assert drained
-    assert last.endswith("y\ndone\n")
-    assert 60_000 < len(last) <= 65536
 
 
 def test_binary_garbage_and_a_line_without_end_harm_nobody(
@@ -279,14 +236,6 @@ def test_what_is_emitted_when_the_collector_has_ended_is_shown_by_the_driver(
     record = console.record(event_is("phalanx.supervisor_gave_up"))
     assert (record["kind"], record["level"], record["child"]) == ("event", "critical", "a")
     assert "timestamp" in record
-
-
-def test_a_workers_field_named_kind_does_not_make_its_record_another(
-    console: Console, worker: Start
-) -> None:
-    worker("worker_logger(log, labels).info('mine', kind='event', n=1)")
-
-    assert console.record(event_is("mine"))["kind"] == "log"
 
 
 def test_a_hung_collector_makes_drain_return_at_its_deadline(
@@ -426,37 +375,3 @@ def test_a_closed_collector_takes_no_worker_and_swallows_events(
 
     with pytest.raises(RuntimeFault, match="closed"):
         collector.open_worker(labels_of(0))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("console", "html"), ("level", "loud"), ("tail_bytes", 0)]
-)
-def test_options_that_make_no_sense_are_refused(launcher: Launcher, field: str, value: Any) -> None:
-    with pytest.raises(SpecError, match=re.escape(f"{field}={value!r}")):
-        OutputCollector(launcher, **{field: value})
-
-
-def test_when_the_driver_is_killed_the_collector_ends_and_the_stream_with_it() -> None:
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-import time
-from tests.support import output
-collector = output.plain_collector(console=None)
-print(collector.pid, collector.address, flush=True)
-input()
-"""
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert driver.stdout is not None
-    pid, address = driver.stdout.readline().split()
-    death = os.pidfd_open(int(pid))
-    assert address in Path("/proc/net/unix").read_text()
-
-    driver.kill()
-    driver.communicate()
-
-    # Its end of the pipe is the event; nobody here is its parent.
-    assert select.select([death], [], [], LONG)[0]
-    os.close(death)
-    assert address not in Path("/proc/net/unix").read_text()

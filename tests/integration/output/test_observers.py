@@ -97,17 +97,6 @@ def test_an_observer_sees_lines_records_and_events(collector: OutputCollector) -
         assert observer.missed == 0
 
 
-def test_an_observer_is_told_when_the_driver_closes(collector: OutputCollector) -> None:
-    with Observer(mine()) as observer:
-        attached(collector, observer)
-        collector.close()
-
-        records = list(observer)
-
-    assert records[-1]["event"] == "phalanx.stream_closed"
-    assert os.getpid() not in [driver.pid for driver in find_drivers()]
-
-
 def test_a_workers_record_does_not_end_the_stream(collector: OutputCollector) -> None:
     output: WorkerOutput = collector.open_worker(labels_of(1))
     with Observer(mine()) as observer:
@@ -155,28 +144,6 @@ def test_an_observer_of_a_dead_driver_is_refused() -> None:
 
     with pytest.raises(RuntimeFault, match="has ended"):
         Observer(DriverStream(pid=gone.pid, name="", started_at=0.0, address="nowhere"))
-
-
-def test_iteration_ends_when_the_driver_is_killed() -> None:
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from tests.support import output
-collector = output.plain_collector(console=None)
-print(flush=True); input()
-"""
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert driver.stdout is not None
-    driver.stdout.readline()
-    (found,) = [one for one in find_drivers() if one.pid == driver.pid]
-    with Observer(found) as observer:
-        driver.kill()
-        driver.communicate()
-
-        records = list(observer)
-
-    assert all(record["event"] == "phalanx.stream_closed" for record in records)
 
 
 def test_a_socket_of_another_user_or_with_nobody_behind_it_is_passed_over(

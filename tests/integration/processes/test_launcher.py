@@ -5,7 +5,6 @@ import os
 import resource
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +23,7 @@ from tests.support.processes import (
 from phalanx.runtime.linux import process_tree, procfs
 from phalanx.runtime.process.child_process import Process
 from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import EventLoop
-from phalanx.supervision import RuntimeFault, SpecError, WouldDeadlock
+from phalanx.supervision import RuntimeFault, SpecError
 
 METHODS: list[Literal["zygote", "exec"]] = ["zygote", "exec"]
 Method = Literal["zygote", "exec"]
@@ -181,17 +179,6 @@ def test_a_process_is_listed_under_its_title_and_carries_its_mark(
         assert process._tree.tag in environ.read_bytes()
 
 
-def test_two_processes_of_one_label_have_different_marks(starter: Starter) -> None:
-    first, second = (starter.start("stay", label="same") for _ in range(2))
-    starter.line.hear()
-    starter.line.hear()
-
-    first.kill_tree(soon())
-
-    assert first.status is not None
-    assert second.status is None
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_exit_codes_and_signals_are_told(starter: Starter, method: Method) -> None:
     left = starter.start("leave", 7, method=method)
@@ -262,23 +249,6 @@ def test_a_batch_with_one_that_cannot_start_starts_none(starter: Starter) -> Non
 def test_a_folder_that_is_not_there_is_the_callers_error(starter: Starter) -> None:
     with pytest.raises(SpecError, match="cwd"):
         starter.start("stay", cwd="/nowhere/at/all")
-
-
-def test_launching_from_the_hubs_thread_is_refused(starter: Starter, loop: EventLoop) -> None:
-    errors: list[BaseException] = []
-    done = threading.Event()
-
-    def launch() -> None:
-        try:
-            starter.start("stay")
-        except WouldDeadlock as error:
-            errors.append(error)
-        done.set()
-
-    loop.post(launch)
-
-    assert done.wait(LONG)
-    assert len(errors) == 1
 
 
 def test_a_launcher_has_one_guardian_and_a_zygote_for_each_preload(starter: Starter) -> None:
@@ -358,36 +328,6 @@ def test_a_launch_that_nobody_wants_any_more_is_given_up(
     assert starter.start("leave", 4).wait(soon())
     assert not events
     assert zygote_pid(starter.launcher) == zygote
-
-
-def test_a_zygote_killed_at_any_moment_of_a_launch_costs_no_process(starter: Starter) -> None:
-    for milliseconds in range(0, 12, 2):
-        starter.launcher.warm()
-        wait_until(lambda: zygote_pid(starter.launcher))
-        pidfd = os.pidfd_open(zygote_pid(starter.launcher))
-        timer = threading.Timer(
-            milliseconds / 1000, signal.pidfd_send_signal, [pidfd, signal.SIGKILL]
-        )
-        timer.start()
-        process = starter.start("leave", 9)
-        assert process.wait(soon())
-        assert process.status is not None
-        assert process.status.code == 9
-        timer.join()
-        os.close(pidfd)
-        process.close()
-
-
-def test_a_killed_guardian_is_replaced(starter: Starter, events: list[Any]) -> None:
-    assert starter.start("leave", 0).wait(soon())
-    old = starter.launcher._guardian.pid
-    assert old is not None
-
-    os.kill(old, signal.SIGKILL)
-
-    wait_until(lambda: starter.launcher._guardian.pid not in (None, old))
-    assert starter.start("leave", 0).wait(soon())
-    wait_until(lambda: [event.replaced for event in events] == [old])
 
 
 def test_a_guardian_that_is_replaced_knows_of_any_number_of_processes(

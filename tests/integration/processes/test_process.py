@@ -60,16 +60,6 @@ def test_a_stopped_process_is_seen_as_stopped_and_killed_all_the_same(starter: S
     assert not is_alive(child)
 
 
-def test_a_process_that_holds_the_gil_for_ever_is_killed(starter: Starter) -> None:
-    process = starter.start("beget", "daemon hold_gil")
-    daemon = starter.line.hear()["pids"]["daemon"]
-
-    assert process.kill_tree(soon()) == ()
-
-    assert not is_alive(daemon)
-    assert process.state() == ""
-
-
 def test_a_tree_within_a_tree_falls_with_the_outer_one(starter: Starter) -> None:
     process = starter.start("drive")
     said = starter.line.hear()

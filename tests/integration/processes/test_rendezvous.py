@@ -174,11 +174,6 @@ def leave_a_key(rendezvous: Rendezvous) -> bool:
         return bool(store.check(["left"]))
 
 
-def find_the_key(rendezvous: Rendezvous) -> bool:
-    with client(rendezvous) as store:
-        return bool(store.check(["left"]))
-
-
 def outlive_the_epoch(meeting: tuple[Rendezvous, int]) -> str:
     """Hold a connection of the old epoch until the new one is open, then use it."""
     rendezvous, gate = meeting
@@ -199,14 +194,6 @@ def outlive_the_epoch(meeting: tuple[Rendezvous, int]) -> str:
 def all_ranks(driver: Driver, rendezvous: Rendezvous, size: int) -> list[float]:
     ranks = [driver.start("sum_of_ranks", (rendezvous, rank, size)) for rank in range(size)]
     return [rank.value() for rank in ranks]
-
-
-def test_ranks_meet_and_reduce(driver: Driver) -> None:
-    rendezvous = driver.store.open(1)
-
-    sums = all_ranks(driver, rendezvous, 3)
-
-    assert sums == [3.0, 3.0, 3.0]
 
 
 def test_each_of_several_epochs_has_an_address_and_a_prefix_of_its_own(driver: Driver) -> None:
@@ -262,15 +249,6 @@ def test_one_process_serves_every_epoch(driver: Driver) -> None:
     assert driver.store.pid == first
 
 
-def test_keys_of_an_epoch_cannot_be_read_in_the_next(driver: Driver) -> None:
-    left = driver.start("leave_a_key", driver.store.open(1)).value()
-
-    found = driver.start("find_the_key", driver.store.open(2)).value()
-
-    assert left
-    assert not found
-
-
 def test_a_survivor_of_an_old_epoch_is_cut_off(driver: Driver) -> None:
     old = driver.store.open(1)
     with socket.create_server(("127.0.0.1", 0)) as gate:
@@ -303,21 +281,6 @@ def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Drive
     assert sums == [1.0, 1.0]
     assert driver.store.pid not in (None, pid)
     assert on(first.port) == set()
-
-
-def test_ranks_that_come_after_the_stores_death_are_refused_not_left_waiting(
-    driver: Driver,
-) -> None:
-    rendezvous = driver.store.open(1)
-    driver.start("leave_a_key", rendezvous).value()
-    pid = driver.store.pid
-    assert pid is not None
-
-    os.kill(pid, signal.SIGKILL)
-    driver.events.get(timeout=LONG)
-
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((rendezvous.address, rendezvous.port), LONG)
 
 
 def test_closing_ends_the_process_and_tells_of_no_death(driver: Driver) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from tests.support.lock_deaths import WAYS
-from tests.support.processes import run_threads, start_thread, wait_until
+from tests.support.processes import start_thread, wait_until
 from tests.support.programs import run_python
 
 from phalanx.runtime import SharedLock, create_lock_file
@@ -179,24 +179,6 @@ def test_a_timeout_names_the_lock_the_holder_and_the_seconds(file: int) -> None:
             assert lock.holder() is not None
 
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-
-
-def test_threads_of_one_process_exclude_each_other(file: int) -> None:
-    inside = 0
-    worst = 0
-
-    def work() -> None:
-        nonlocal inside, worst
-        for _ in range(300):
-            with lock_of(file):
-                inside += 1
-                worst = max(worst, inside)
-                time.sleep(0)
-                inside -= 1
-
-    run_threads(4, lambda _: work())
-
-    assert worst == 1
 
 
 def test_a_thread_that_ends_with_it_is_a_death_too(file: int) -> None:

@@ -76,14 +76,6 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
     wait_until(lambda: procfs.read(daemon) is None, "the reaping")
 
 
-def test_the_users_own_children_are_left_to_the_user(starter: Starter) -> None:
-    starter.start("leave", 0).wait(soon())
-    with subprocess.Popen(["sh", "-c", "exit 5"], start_new_session=True) as popen:
-        for _ in range(5):
-            starter.start("leave", 0).wait(soon())
-        assert popen.wait(LONG) == 5
-
-
 def test_closing_ends_workers_and_helpers_and_can_be_done_twice(loop: EventLoop) -> None:
     launcher = Launcher(loop, preload=())
     starter = Starter(launcher)

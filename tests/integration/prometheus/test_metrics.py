@@ -78,16 +78,6 @@ def test_every_metric_of_the_documents_is_served_and_no_other(served: Served) ->
     assert all(f"`{outcome}`" in document for outcome in OUTCOMES)
 
 
-def test_no_series_is_labelled_by_a_process(served: Served) -> None:
-    wait_until(ready(served))
-    pids = {str(rank.pid) for rank in served.model.ranks}
-
-    values = re.findall(r'="([^"]*)"', served.get("/metrics")[1])
-
-    assert values
-    assert not pids & set(values)
-
-
 def test_it_is_live_before_there_is_an_executor_and_ready_when_all_ranks_are() -> None:
     with MetricsServer(0) as metrics:
         assert get(f"{metrics.url}/readyz")[0] == 503
@@ -105,19 +95,6 @@ def test_it_is_live_before_there_is_an_executor_and_ready_when_all_ranks_are() -
         assert told == (200, "ok\n") or told[0] == 503
         assert get(f"{metrics.url}/healthz") == (200, "ok\n")
         assert get(f"{metrics.url}/other")[0] == 404
-
-
-def test_a_group_that_has_ended_by_itself_is_not_ready_and_not_up() -> None:
-    with MetricsServer(0) as metrics, Runtime(console=None) as runtime:
-        about: dict[str, Any] = {"launch": {"preload": ()}, "runtime": runtime}
-        with Executor(Echo, 1, name="frail", intensity=(0, 60.0), **about) as model:
-            wait_until(lambda: get(f"{metrics.url}/readyz") == (200, "ok\n"))
-            os.kill(model.ranks[0].pid or 0, signal.SIGKILL)
-            model.wait_closed(60)
-
-            ended = "group frail has ended: "
-            wait_until(lambda: get(f"{metrics.url}/readyz")[1].startswith(ended))
-            assert 'phalanx_group_up{group="frail"} 0.0' in get(f"{metrics.url}/metrics")[1]
 
 
 def test_a_server_that_is_killed_is_replaced_at_the_same_address(served: Served) -> None:

@@ -99,17 +99,6 @@ def test_two_ranks_killed_at_every_moment_of_a_step_end_as_if_undisturbed(
     assert all(each.redone <= 1 for each in run.resumed)
 
 
-def test_four_ranks_killed_alone_in_pairs_and_all_at_once_end_as_if_undisturbed(
-    tmp_path: Path,
-) -> None:
-    together = [(rank, 6, "applied") for rank in range(4)]
-    faults = [(2, 2, "backward"), (0, 4, "applied"), (3, 4, "begin"), *together]
-    digest, results, _ = train(Replicated, 4, faults=faults, marks=tmp_path)
-
-    assert (digest, results) == undisturbed(Replicated, 4)
-    assert len(list(tmp_path.iterdir())) == len(faults)
-
-
 @pytest.mark.parametrize("trainer", [Sharded, TensorParallel])
 def test_sharded_ranks_get_their_own_shards_back(tmp_path: Path, trainer: Any) -> None:
     faults = [

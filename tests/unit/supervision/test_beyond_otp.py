@@ -204,18 +204,6 @@ def test_every_reason_but_normal_crosses_a_link_unchanged(
         assert exits[0].reason == reason
 
 
-def test_a_linked_actor_ends_with_the_failure_of_the_other(notices: Notices) -> None:
-    spec = tree(ChildSpec("a", Echo.start), ChildSpec("b", Echo.start))
-    with Supervisor(spec, subscriber=notices) as top:
-        link(top.lifeline("a"), top.lifeline("b"))
-
-        top.child("a").tell(ValueError("boom"))
-
-        notices.wait_started("top/b", 2)
-        exits = [n for n in notices.seen if isinstance(n, ChildExited) and n.path == "top/b"]
-        assert exits[0].reason == ExitReason(ExitKind.CRASH, "ValueError: boom")
-
-
 @pytest.mark.parametrize("error", [ValueError("bad watcher"), SystemExit(5)], ids=repr)
 def test_a_watcher_that_raises_costs_nobody_the_news(
     error: BaseException, notices: Notices

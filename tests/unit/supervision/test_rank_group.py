@@ -85,16 +85,6 @@ def run(state: GroupState, *events: Event) -> tuple[GroupState, list[tuple[RankA
     return state, taken
 
 
-def test_a_death_of_a_rank_that_is_being_stopped_is_absorbed_and_not_counted() -> None:
-    state, _ = run(
-        serving(Strategy.ONE_FOR_ALL),
-        rank_exited(1, 1, KILLED, 1.0),
-        rank_exited(0, 1, KILLED, 1.0),
-    )
-
-    assert len(state.window.spent) == 1
-
-
 def test_an_exit_of_an_earlier_incarnation_is_void() -> None:
     state, _ = run(serving(Strategy.ONE_FOR_ONE), rank_exited(1, 1, KILLED, 1.0))
 
@@ -213,20 +203,6 @@ def test_a_rank_of_this_very_restart_that_cannot_be_reformed_counts_and_takes_al
     assert len(state.window.spent) == 2
 
 
-def test_a_rank_of_this_very_restart_that_is_killed_counts_and_the_others_are_kept() -> None:
-    state, taken = run(
-        serving(Strategy.ONE_FOR_ALL, keep=True),
-        rank_exited(1, 1, KILLED, 1.0),
-        rank_ready(1, 2, 1.1),
-        rank_exited(0, 1, KILLED, 1.2),
-        rank_ready(0, 2, 1.3),
-        rank_exited(1, 2, KILLED, 1.4),
-    )
-
-    assert taken[4] == (Hold(), ReformRanks(4, ((0, 2), (2, 1))), StartRanks(4, 3, ((1, 3),)))
-    assert len(state.window.spent) == 2
-
-
 @pytest.mark.parametrize("strategy", list(Strategy))
 def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
     strategy: Strategy,
@@ -237,15 +213,6 @@ def test_ranks_that_are_out_of_step_are_formed_anew_together_under_any_strategy(
 
     assert actions == (Hold(), StopRanks((0, 1), hurry=True))
     assert len(state.window.spent) == 1
-
-
-def test_ranks_that_are_out_of_step_are_kept_but_for_the_one_that_was_ended() -> None:
-    state = serving(Strategy.ONE_FOR_ALL, keep=True)
-
-    state, (actions,) = run(state, rank_exited(2, 1, CRASHED, 1.0, out_of_step=True))
-
-    assert ReformRanks(2, ((0, 1), (1, 1))) in actions
-    assert StartRanks(2, 3, ((2, 2),)) in actions
 
 
 def test_joining_an_epoch_that_is_over_counts_for_nothing() -> None:
@@ -272,16 +239,6 @@ def test_a_planned_restart_of_a_rank_keeps_the_others_where_a_death_does() -> No
     assert taken[0] == (Hold(), StopRanks((1,), hurry=False))
     assert taken[1] == (ReformRanks(2, ((0, 1), (2, 1))), StartRanks(2, 3, ((1, 2),)))
     assert not after.window.spent
-
-
-def test_a_planned_restart_of_all_ranks_keeps_none() -> None:
-    _, taken = run(
-        serving(Strategy.ONE_FOR_ALL, keep=True),
-        restart(frozenset(range(3))),
-        *(rank_exited(rank, 1, SHUTDOWN, 2.0) for rank in range(3)),
-    )
-
-    assert taken[3] == (StartRanks(2, 3, ((0, 2), (1, 2), (2, 2))),)
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
-import signal
-import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -39,7 +35,6 @@ from phalanx.supervision import (
     CallbackFailed,
     ChildExited,
     ChildLost,
-    ChildRefused,
     ChildSpec,
     ExitKind,
     ExitReason,
@@ -52,7 +47,6 @@ from phalanx.supervision import (
     Strategy,
     Supervisor,
     SupervisorDown,
-    SupervisorGaveUp,
     SupervisorSpec,
     WouldDeadlock,
     pykka_child,
@@ -122,49 +116,6 @@ def test_a_thread_that_raises_is_replaced_and_its_reason_told(notices: Notices) 
     assert exited.decision == "restart 1 of 5 in 60 s"
 
 
-def test_a_real_process_that_is_killed_is_replaced(notices: Notices) -> None:
-    class ProcessChild:
-        def __init__(self, ctx: Any) -> None:
-            code = "import sys; sys.stdin.read()"
-            self.ref = subprocess.Popen([sys.executable, "-S", "-E", "-c", code], stdin=-1)
-            self.ctx = ctx
-            threading.Thread(target=self._wait, daemon=True).start()
-
-        def _wait(self) -> None:
-            code = self.ref.wait()
-            assert self.ref.stdin is not None
-            self.ref.stdin.close()
-            kind = {0: ExitKind.NORMAL, -signal.SIGKILL: ExitKind.KILLED}.get(code, ExitKind.CRASH)
-            self.ctx.exited(ExitReason(kind))
-
-        def terminate(self, reason: ExitReason) -> None:
-            self.ref.terminate()
-
-        def kill(self) -> None:
-            self.ref.kill()
-
-    with Supervisor(tree(ChildSpec("p", ProcessChild)), subscriber=notices) as top:
-        first = top.child("p")
-
-        os.kill(first.pid, signal.SIGKILL)
-
-        notices.wait_started("top/p", 2)
-        assert top.child("p").pid != first.pid
-
-
-def test_a_nested_supervisor_that_gives_up_is_restarted_by_its_parent(notices: Notices) -> None:
-    sub = SupervisorSpec("sub", intensity=Intensity(0), children=[ChildSpec("a", Echo.start)])
-    with Supervisor(tree(sub), subscriber=notices) as top:
-        top.child("sub/a").tell(ValueError("boom"))
-
-        gave_up = notices.wait(lambda n: isinstance(n, SupervisorGaveUp))
-        notices.wait_started("top/sub", 2)
-        assert top.child("sub/a").ask(1, timeout=LIMIT) == 1
-
-    assert isinstance(gave_up, SupervisorGaveUp)
-    assert (gave_up.path, gave_up.child) == ("top/sub", "a")
-
-
 # --- starts and stops that go wrong -------------------------------------------------------
 
 
@@ -190,24 +141,6 @@ def test_a_start_function_that_returns_nonsense_has_failed(nonsense: object) -> 
         Supervisor(tree(ChildSpec("a", start)))
 
 
-def test_an_ignored_child_is_kept_and_can_be_started_later() -> None:
-    puppet, ready = Puppet(), threading.Event()
-
-    def start(ctx: Any) -> Any:
-        return puppet(ctx) if ready.is_set() else IGNORE
-
-    with Supervisor(tree(ChildSpec("a", start))) as top:
-        assert top.count_children().active == 0
-        with pytest.raises(ChildRefused, match="not_running"):
-            top.child("a")
-        assert top.restart_child("a") is False
-        ready.set()
-
-        assert top.restart_child("a") is True
-
-        assert top.child("a") is puppet
-
-
 def test_a_hanging_start_fails_at_its_deadline_and_what_it_brings_later_is_killed() -> None:
     release, late = threading.Event(), Puppet()
 
@@ -220,16 +153,6 @@ def test_a_hanging_start_fails_at_its_deadline_and_what_it_brings_later_is_kille
     release.set()
 
     assert late.told.get(timeout=LIMIT) == "kill"
-
-
-def test_a_child_that_does_not_stop_is_killed_at_its_deadline() -> None:
-    puppet = Puppet()
-    puppet.answers = False
-    top = Supervisor(tree(ChildSpec("a", puppet, shutdown=0.05)))
-
-    top.close(timeout=LIMIT)
-
-    assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
 
 
 def test_a_thread_that_never_stops_is_reported_lost_and_the_tree_ends(notices: Notices) -> None:
@@ -300,16 +223,6 @@ def test_a_supervisor_that_fails_itself_stops_its_children_and_tells_its_parent(
     assert "MemoryError" in exits[0].reason.detail
 
 
-def test_a_killed_supervisor_kills_its_children_without_asking() -> None:
-    puppet = Puppet()
-    top = Supervisor(tree(ChildSpec("a", puppet)))
-
-    top.kill()
-
-    assert puppet.told.get(timeout=LIMIT) == "kill"
-    assert top.wait_closed(LIMIT) == KILLED
-
-
 def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_stop() -> None:
     puppet = Puppet()
     puppet.answers = False
@@ -324,6 +237,7 @@ def test_after_a_kill_of_the_top_nested_supervisors_still_kill_what_does_not_sto
     assert [puppet.told.get(timeout=LIMIT) for _ in range(2)] == ["terminate", "kill"]
     nested.thread.join(LIMIT)
     assert not nested.thread.is_alive()
+    assert top.wait_closed(LIMIT) == KILLED
 
 
 def test_a_kill_ends_a_nested_supervisor_whose_start_hangs_and_what_that_had_started() -> None:

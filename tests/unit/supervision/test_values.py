@@ -77,10 +77,6 @@ def test_a_period_of_years_is_no_limit_and_is_not_told() -> None:
     assert [in_period(seconds) for seconds in (0.5, 60.0, 1e9)] == [" in 0.5 s", " in 60 s", ""]
 
 
-def test_no_restart_is_admitted_by_intensity_0() -> None:
-    assert Intensity(0).window().admit(0.0) is None
-
-
 @given(st.integers(1, 10**6), st.floats(0, 1, exclude_max=True))
 def test_delays_stay_within_the_cap(attempt: int, jitter: float) -> None:
     backoff = BackOff(0.2, 3.0, 20.0, 0.5)

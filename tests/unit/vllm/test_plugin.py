@@ -269,18 +269,6 @@ def test_an_adapter_is_loaded_again_unless_it_was_removed() -> None:
     ]
 
 
-def test_a_worker_that_slept_sleeps_again_as_far_as_it_did() -> None:
-    journal = Journal()
-
-    journal.note("sleep", (), {"level": 1})
-    asleep = told(journal)
-    journal.note("wake_up", (), {"tags": ["weights"]})
-    partly = told(journal)
-    journal.note("wake_up", (), {"tags": None})
-
-    assert (asleep, partly, told(journal)) == (["sleep"], ["sleep", "wake_up"], [])
-
-
 def test_a_profile_goes_on_until_it_is_stopped() -> None:
     journal = Journal()
 
@@ -289,16 +277,6 @@ def test_a_profile_goes_on_until_it_is_stopped() -> None:
     journal.note("profile", (False, None), {})
 
     assert (running, told(journal)) == (["profile"], [])
-
-
-def test_of_the_users_calls_only_those_that_are_named_are_made_again_all_of_them() -> None:
-    journal = Journal(["update"])
-    journal.note("update", (1,))
-    journal.note("look")
-    journal.note(b"a callable")
-    journal.note("update", (2,))
-
-    assert [(e.method, e.args) for e in journal.entries()] == [("update", (1,)), ("update", (2,))]
 
 
 def test_no_step_is_among_what_may_be_made_twice() -> None:
