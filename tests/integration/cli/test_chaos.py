@@ -204,14 +204,9 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stop_and_prints_the_table(folder: P
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["mine:build", "--rate", "0"], "rate=0.0"),
         (["mine:build", "--call-timeout", "1e12"], "call_timeout=1000000000000.0"),
-        (["mine:build", "--recovery-limit", "1e300"], "<= 1e+09"),
-        (["mine:build", "--faults", "explode"], "unknown fault"),
         (["mine:build", "--at", "midnight"], "points='midnight': unknown"),
         (["mine:build", "--duration", "0.2"], "shorter than one recovery"),
-        (["mine:absent"], "has no 'absent'"),
-        (["nowhere:build"], "cannot be imported"),
         (["mine:build", "--schedule", "absent.json"], "absent.json"),
         (["mine:build", "--schedule", "/proc/self/exe"], "can't decode"),
         (["shrink", "absent"], "no record of a run"),

@@ -45,7 +45,6 @@ def folder(tmp_path: Path) -> Path:
     ("words", "encoding"),
     [
         (["reports", "crashes"], "ascii:strict"),
-        (["reports", "crashes"], "utf-8:strict"),
         (["reports", "show", "latest", "crashes"], "utf-8:strict"),
         (["reports", "list", "crashes"], "utf-8:surrogateescape"),
     ],

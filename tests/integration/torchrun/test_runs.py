@@ -120,9 +120,8 @@ def test_a_script_finds_what_it_finds_under_torchrun(tmp_path: Path) -> None:
         assert {name: mine.get(name) for name in mine.keys() - added} == other
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_after_a_death_all_ranks_run_again_at_another_port(number: signal.Signals) -> None:
-    words = ("--nproc-per-node", 2, "--max-restarts", 1, SCRIPT, "killed", int(number))
+def test_after_a_death_all_ranks_run_again_at_another_port() -> None:
+    words = ("--nproc-per-node", 2, "--max-restarts", 1, SCRIPT, "killed")
 
     done = run(*words)
 
@@ -135,7 +134,7 @@ def test_after_a_death_all_ranks_run_again_at_another_port(number: signal.Signal
     assert "restart 1 of 1: all ranks run again" in done.stderr
 
 
-@pytest.mark.parametrize("how", ["raise", "record", "3", "text"])
+@pytest.mark.parametrize("how", ["raise", "3", "text"])
 def test_a_failure_ends_in_1_and_its_summary_as_under_torchrun(tmp_path: Path, how: str) -> None:
     words = ("--nproc-per-node", 2, "-r", "1:1", "-t", "0:3,1:2", "--rdzv-id", "job")
     where = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--log-dir")
@@ -147,7 +146,7 @@ def test_a_failure_ends_in_1_and_its_summary_as_under_torchrun(tmp_path: Path, h
     (run_folder,) = folder.iterdir()
     assert run_folder.name.startswith("job_")
     files = {str(path.relative_to(run_folder)) for path in run_folder.rglob("*") if path.is_file()}
-    raised = {"attempt_0/1/error.json"} if how in {"raise", "record"} else set[str]()
+    raised = {"attempt_0/1/error.json"} if how == "raise" else set[str]()
     assert files == raised | {
         f"attempt_0/{rank}/std{x}.log" for rank in "01" for x in ("out", "err")
     }
