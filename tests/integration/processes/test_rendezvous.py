@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import os
-import pickle
 import queue
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.options import Make
 from tests.support.programs import run_program
 
 from phalanx.runtime.distributed.rendezvous import (
@@ -27,8 +26,6 @@ from phalanx.runtime.distributed.rendezvous import (
     init_process_group,
     rendezvous_environment,
 )
-from phalanx.runtime.process.child_process import Process
-from phalanx.runtime.process.launch_spec import LaunchSpec
 from phalanx.runtime.process.launcher import Launcher
 from phalanx.runtime.runtime import Runtime
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -38,52 +35,13 @@ LONG = 60.0  # seconds; no test takes them unless something is broken
 
 
 class Driver:
-    """A loop, a launcher and a store, and what a test wants to know of them."""
+    """A store, and what it tells."""
 
     def __init__(self, loop: EventLoop, launcher: Launcher) -> None:
-        self.loop = loop
-        self.launcher = launcher
         self.events: queue.Queue[Any] = queue.Queue()
         self.store = RendezvousStore(
             loop, launcher, preload=("torch",), group="tp", on_event=self.events.put
         )
-
-    def start(self, body: str, payload: object, env: Mapping[str, str] | None = None) -> Answer:
-        """Run *body* of this file in a process of its own."""
-        return Answer(self.launcher, body, payload, env)
-
-
-class Answer:
-    """A process that runs a function of this file, and the value that it returns."""
-
-    def __init__(
-        self, launcher: Launcher, body: str, payload: object, env: Mapping[str, str] | None
-    ) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._ended: queue.Queue[Process] = queue.Queue()
-        spec = LaunchSpec(
-            entry="test_rendezvous:run_body",
-            payload=pickle.dumps((body, payload)),
-            fds={"answer": theirs.fileno()},
-            label=f"{body}-{id(self)}",
-            env=None if env is None else {**os.environ, **env},
-            sys_path=[str(Path(__file__).parent), *sys.path],
-            preload=("torch",),
-        )
-        deadline = time.monotonic() + LONG
-        [self.process] = launcher.launch(spec, on_exit=self._ended.put, deadline=deadline)
-        theirs.close()
-
-    def value(self) -> Any:
-        """Wait for what the function returns, or raise what it raised."""
-        self._ours.settimeout(LONG)
-        data = self._ours.recv(1 << 16)
-        self._ended.get(timeout=LONG)
-        self.process.close()
-        self._ours.close()
-        ok, value = pickle.loads(data)
-        assert ok, value
-        return value
 
 
 @pytest.fixture
@@ -115,35 +73,19 @@ def on(port: int) -> set[str]:
     return {address for address, at in listeners() if at == port}
 
 
-# --- what the ranks do, in processes of their own ---------------------------------------------
-
-
-def run_body(payload: bytes, fds: Mapping[str, int]) -> None:
-    """Answer with what a function of this file returns, or raises."""
-    body, value = pickle.loads(payload)
-    function: Callable[[Any], Any] = globals()[body]
-    try:
-        answer = True, function(value)
-    except Exception as error:
-        answer = False, repr(error)
-    with socket.socket(fileno=fds["answer"]) as channel:
-        channel.send(pickle.dumps(answer))
-
-
-def sum_of_ranks(meeting: tuple[Rendezvous, int, int]) -> float:
-    import torch
-
+def connect(rendezvous: Rendezvous) -> Any:
+    """Return a client of the store, as each rank has one."""
     dist: Any = import_module("torch.distributed")
-    rendezvous, rank, size = meeting
-    init_process_group("gloo", rendezvous, rank, size, timeout=LONG)
-    total = torch.full((1,), float(rank))
-    dist.all_reduce(total)
-    dist.barrier()
-    dist.destroy_process_group()
-    return float(total)
+    return dist.TCPStore(
+        rendezvous.address,
+        rendezvous.port,
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=LONG),
+    )
 
 
-def sum_by_environment(_: None) -> tuple[float, str]:
+def sum_by_environment(_: object) -> tuple[float, str]:
     import torch
 
     dist: Any = import_module("torch.distributed")
@@ -155,66 +97,19 @@ def sum_by_environment(_: None) -> tuple[float, str]:
     return float(total), os.environ["TORCHELASTIC_RESTART_COUNT"]
 
 
-@contextmanager
-def client(rendezvous: Rendezvous) -> Generator[Any]:
-    dist: Any = import_module("torch.distributed")
-    store = dist.TCPStore(
-        rendezvous.address,
-        rendezvous.port,
-        is_master=False,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=LONG),
-    )
-    yield store
+def test_user_code_meets_through_the_environment(make: Make, torch_runtime: Runtime) -> None:
+    ex = make(runtime=torch_runtime, launch={"preload": ("torch",)})
 
-
-def leave_a_key(rendezvous: Rendezvous) -> bool:
-    with client(rendezvous) as store:
-        store.set("left", "behind")
-        return bool(store.check(["left"]))
-
-
-def outlive_the_epoch(meeting: tuple[Rendezvous, int]) -> str:
-    """Hold a connection of the old epoch until the new one is open, then use it."""
-    rendezvous, gate = meeting
-    with client(rendezvous) as store:
-        store.set("left", "behind")
-        with socket.create_connection(("127.0.0.1", gate)) as signal_:
-            signal_.recv(1)
-        try:
-            store.get("left")
-        except Exception as error:
-            return type(error).__name__
-    return "read"
-
-
-# --- the tests --------------------------------------------------------------------------------
-
-
-def all_ranks(driver: Driver, rendezvous: Rendezvous, size: int) -> list[float]:
-    ranks = [driver.start("sum_of_ranks", (rendezvous, rank, size)) for rank in range(size)]
-    return [rank.value() for rank in ranks]
+    assert ex.collective_rpc(sum_by_environment, LONG) == [(1.0, "1")] * 2
 
 
 def test_each_of_several_epochs_has_an_address_and_a_prefix_of_its_own(driver: Driver) -> None:
     meetings = [driver.store.open(epoch) for epoch in (1, 2)]
-    sums = [all_ranks(driver, meetings[1], 2)]
+    connect(meetings[1])
     meetings.append(driver.store.open(5))
 
-    sums.append(all_ranks(driver, meetings[2], 2))
-
-    assert sums == [[1.0, 1.0], [1.0, 1.0]]
     assert len({meeting.port for meeting in meetings}) == 3
     assert len({meeting.prefix for meeting in meetings}) == 3
-
-
-def test_user_code_meets_through_the_environment(driver: Driver) -> None:
-    rendezvous = driver.store.open(4)
-    environments = [rendezvous_environment(rendezvous, rank, rank, 2) for rank in range(2)]
-
-    ranks = [driver.start("sum_by_environment", None, env) for env in environments]
-
-    assert [rank.value() for rank in ranks] == [(1.0, "4"), (1.0, "4")]
 
 
 def test_a_group_that_never_meets_costs_no_process(driver: Driver) -> None:
@@ -231,7 +126,7 @@ def test_the_store_listens_on_loopback_only(driver: Driver) -> None:
     rendezvous = driver.store.open(1)
     bound_before_told = on(rendezvous.port)
 
-    driver.start("leave_a_key", rendezvous).value()
+    connect(rendezvous)
 
     assert bound_before_told == {"0100007F"}
     assert on(rendezvous.port) == {"0100007F"}
@@ -240,52 +135,48 @@ def test_the_store_listens_on_loopback_only(driver: Driver) -> None:
 
 
 def test_one_process_serves_every_epoch(driver: Driver) -> None:
-    driver.start("leave_a_key", driver.store.open(1)).value()
+    connect(driver.store.open(1))
     first = driver.store.pid
 
-    driver.start("leave_a_key", driver.store.open(2)).value()
+    connect(driver.store.open(2))
 
     assert first is not None
     assert driver.store.pid == first
 
 
-def test_a_survivor_of_an_old_epoch_is_cut_off(driver: Driver) -> None:
+def test_a_survivor_of_an_old_epoch_is_cut_off_and_its_keys_are_gone(driver: Driver) -> None:
     old = driver.store.open(1)
-    with socket.create_server(("127.0.0.1", 0)) as gate:
-        gate.settimeout(LONG)
-        survivor = driver.start("outlive_the_epoch", (old, gate.getsockname()[1]))
-        connection, _ = gate.accept()
-        new = driver.store.open(2)
-        driver.start("leave_a_key", new).value()  # by now the store has turned over
-        connection.close()
+    survivor = connect(old)
+    survivor.set("left", "behind")
 
-        outcome = survivor.value()
+    new = connect(driver.store.open(2))
 
-    assert outcome != "read"
+    with pytest.raises(RuntimeError):
+        survivor.get("left")
+    assert not new.check(["left"])
     assert on(old.port) == set()
 
 
 def test_a_killed_store_is_an_event_and_the_next_epoch_has_another(driver: Driver) -> None:
     first = driver.store.open(1)
-    driver.start("leave_a_key", first).value()
+    connect(first)
     pid = driver.store.pid
     assert pid is not None
 
     os.kill(pid, signal.SIGKILL)
     event = driver.events.get(timeout=LONG)
-    sums = all_ranks(driver, driver.store.open(2), 2)
+    connect(driver.store.open(2))
 
     assert isinstance(event, StoreExited)
     assert (event.group, event.epoch, event.pid) == ("tp", 1, pid)
     assert event.reason.kind is ExitKind.KILLED
-    assert sums == [1.0, 1.0]
     assert driver.store.pid not in (None, pid)
     assert on(first.port) == set()
 
 
 def test_closing_ends_the_process_and_tells_of_no_death(driver: Driver) -> None:
     rendezvous = driver.store.open(1)
-    driver.start("leave_a_key", rendezvous).value()
+    connect(rendezvous)
     pid = driver.store.pid
     assert pid is not None
 
