@@ -34,22 +34,7 @@ def zygote_pid(launcher: Launcher) -> int:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_process_is_our_child_and_leads_a_session_of_its_own(
-    starter: Starter, method: Method
-) -> None:
-    process = starter.start("tell", method=method)
-
-    said = starter.line.hear()
-
-    assert said["pid"] == process.pid
-    assert said["ppid"] == os.getpid()
-    assert said["session"] == process.pid
-    assert process.status is None
-    wait_until(lambda: process.state() == "S", "sleep after it has spoken")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_environment_and_folder_are_those_of_the_moment_of_the_start(
+def test_a_process_leads_a_session_with_the_environment_and_folder_of_the_moment_of_its_start(
     starter: Starter, method: Method, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("BEFORE", "1")
@@ -59,9 +44,11 @@ def test_environment_and_folder_are_those_of_the_moment_of_the_start(
     monkeypatch.setenv("AFTER", "2")
     monkeypatch.chdir(tmp_path)
 
-    starter.start("tell", method=method)
+    process = starter.start("tell", method=method)
     said = starter.line.hear()
 
+    assert (said["pid"], said["ppid"], said["session"]) == (process.pid, os.getpid(), process.pid)
+    assert process.status is None
     assert said["env"].pop("PHALANX_TREE").startswith(os.environ["PHALANX_TREE"])
     expected = {name: value for name, value in os.environ.items() if name != "PHALANX_TREE"}
     assert said["env"] == expected
@@ -99,28 +86,18 @@ def test_environment_folder_path_and_output_are_those_of_the_spec(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_folder_for_temporary_files_is_known_without_a_try(
+def test_the_first_folder_for_temporary_files_that_is_one_is_known_without_a_try(
     starter: Starter, method: Method, tmp_path: Path
 ) -> None:
     """Python's try is a file, and a process that is killed at that moment leaves it."""
-    before = tmp_path.stat().st_mtime_ns
-
-    starter.start("tell", method=method, env={"TMPDIR": str(tmp_path)})
-
-    assert starter.line.hear()["temporary"] == str(tmp_path)
-    assert tmp_path.stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_folder_for_temporary_files_that_is_none_is_passed_over(
-    starter: Starter, method: Method, tmp_path: Path
-) -> None:
     file = tmp_path / "file"
     file.touch(0o777)
+    before = tmp_path.stat().st_mtime_ns
 
     starter.start("tell", method=method, env={"TMPDIR": str(file), "TMP": str(tmp_path)})
 
     assert starter.line.hear()["temporary"] == str(tmp_path)
+    assert tmp_path.stat().st_mtime_ns == before
 
 
 @pytest.mark.parametrize("method", METHODS)
