@@ -5,10 +5,8 @@ Prints one JSON object per line. Its worker class lives in ``__main__``, as in a
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -315,35 +313,6 @@ def bare(result: str) -> None:
     answer = ex.collective_rpc("rank", 30)
     ex.close()
     Path(result).write_text(json.dumps(answer))
-
-
-def alarmed() -> None:
-    """Be interrupted at every point of a call, a thousand times; then work on."""
-    with build() as ex:
-        caught = 0
-        go = threading.Event()
-
-        def interrupt() -> None:
-            while caught < 1000:
-                go.wait(20)
-                go.clear()
-                time.sleep(random.uniform(0.0, 0.0005))
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        while caught < 1000:
-            try:
-                go.set()
-                while True:
-                    ex.collective_rpc("rank", 20)
-            except KeyboardInterrupt:
-                caught += 1
-        go.set()
-        with contextlib.suppress(KeyboardInterrupt):
-            thread.join(20)
-            time.sleep(0.1)
-        say(caught=caught, ranks=ex.collective_rpc("rank", 20), alone=ex.call("rank", 20, rank=1))
 
 
 def warm() -> None:

@@ -65,17 +65,6 @@ def test_a_rank_that_died_gets_its_device_again(make: Make) -> None:
     assert ex.ranks[1].device == gpus.uuid(1)
 
 
-def test_a_restart_waits_until_the_memory_is_back(make: Make) -> None:
-    gpus = FakeGpus(2)
-    ex = make(devices=DevicePool.of("auto", 1, gpus, {}))
-    gpus.use(gpus.uuid(0), *[40 * GIB] * 5, 0)
-
-    kill(ex)
-
-    assert seen(ex) == gpus.uuid(0)
-    assert gpus.used_bytes(gpus.uuid(0)) == 0  # all steps were waited for
-
-
 class HeldByProcess(FakeGpus):
     """Its memory is in use for as long as a process lives."""
 
