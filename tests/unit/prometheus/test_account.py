@@ -32,8 +32,8 @@ def shown(at: float, phase: str = "serving", calls: int = 0, **rank: Any) -> lis
         "calls": {"ok": calls},
         "ranks": [{**about, "pid": None, **rank}],
     }
-    about: dict[str, Any] = {"groups": 1, "ended": {}, "at": at}
-    return [group, {"event": "phalanx.status_ended", "kind": "state", **about}]
+    end: dict[str, Any] = {"groups": 1, "ended": {}, "at": at}
+    return [group, {"event": "phalanx.status_ended", "kind": "state", **end}]
 
 
 def account(*records: dict[str, Any], wall: float = 0.0) -> DriverAccount:
