@@ -36,24 +36,15 @@ async def _room(group: Any) -> None:
         await arrived
 
 
-def _awaited(name: str) -> Any:
+def _awaited(name: str, *, in_thread: bool = False) -> Any:
     async def method(self: Any, *args: Any, **options: Any) -> Any:
+        if in_thread:
+            return await asyncio.to_thread(getattr(self._executor, name), *args, **options)
         call = getattr(self._calls, name)
         if name != "submit":  # it returns a future anyway
             options["non_block"] = True
         return await outcome_of(self._group, lambda: call(*args, **options))
 
-    return _named(method, name)
-
-
-def _in_thread(name: str) -> Any:
-    async def method(self: Any, *args: Any, **options: Any) -> Any:
-        return await asyncio.to_thread(getattr(self._executor, name), *args, **options)
-
-    return _named(method, name)
-
-
-def _named(method: Any, name: str) -> Any:
     method.__name__, method.__qualname__ = name, f"AsyncExecutor.{name}"
     method.__doc__ = f"See `Executor.{name}`."
     return method
@@ -98,9 +89,9 @@ class AsyncExecutor(AsyncCalls):
         super().__init__(group, calls)
         self._executor = executor
 
-    check_health = _in_thread("check_health")
-    checkpoint = _in_thread("checkpoint")
-    drain = _in_thread("drain")
-    restart = _in_thread("restart")
-    resize = _in_thread("resize")
-    close = _in_thread("close")
+    check_health = _awaited("check_health", in_thread=True)
+    checkpoint = _awaited("checkpoint", in_thread=True)
+    drain = _awaited("drain", in_thread=True)
+    restart = _awaited("restart", in_thread=True)
+    resize = _awaited("resize", in_thread=True)
+    close = _awaited("close", in_thread=True)

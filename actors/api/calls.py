@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
 from phalanx.actors.calls.call import COLLECTIVE, GATHER, POOL, SINGLE
 from phalanx.actors.calls.streams import StreamInbox
-from phalanx.actors.spec.check_ranks import check_per_rank, check_rank
+from phalanx.actors.spec.options import check_per_rank
 from phalanx.actors.spec.proxy import Proxy
 from phalanx.actors.spec.worker import WorkerActor
 from phalanx.supervision import SpecError, check_callable, check_count, check_seconds
@@ -110,7 +110,7 @@ class CallMethods(Generic[W]):
             retries = _retries(retries, on_death)
         want, lead = unique_reply_rank, 0
         if unique_reply_rank is not None:
-            check_rank("unique_reply_rank", unique_reply_rank, self._layout.world_size)
+            self._layout.check_rank("unique_reply_rank", unique_reply_rank)
         if aggregate is not None:
             check_callable("aggregate", aggregate)
             lead = self._layout.output_rank if unique_reply_rank is None else unique_reply_rank
@@ -215,7 +215,7 @@ class CallMethods(Generic[W]):
         """Call *method* on one rank and return its value; another rank's death does not matter."""
         if on_death is not None:
             retries = _retries(retries, on_death)
-        check_rank("rank", rank, self._layout.world_size)
+        self._layout.check_rank("rank", rank)
         return self._call(
             SINGLE,
             method,
@@ -268,7 +268,7 @@ class CallMethods(Generic[W]):
         if isinstance(timeout, list | tuple):
             timeout, args = None, _moved("tell", timeout)
         if rank is not None:
-            check_rank("rank", rank, self._layout.world_size)
+            self._layout.check_rank("rank", rank)
         future = self._call(
             COLLECTIVE if rank is None else SINGLE,
             method,
@@ -322,12 +322,11 @@ class CallMethods(Generic[W]):
         in a server, use it in a ``with``.
         """
         if rank is not None:
-            check_rank("rank", rank, self._layout.world_size)
+            self._layout.check_rank("rank", rank)
         check_count("window", window)
         if take_within is None:
             take_within = math.inf
-        elif take_within != math.inf:
-            check_seconds("take_within", take_within, positive=True)
+        check_seconds("take_within", take_within, positive=True, finite=False)
         stream: ReplyStream = self._call(
             COLLECTIVE if rank is None else SINGLE,
             method,
@@ -365,7 +364,7 @@ class CallMethods(Generic[W]):
                 declares one.
         """
         if rank is not None:
-            check_rank("rank", rank, self._layout.world_size)
+            self._layout.check_rank("rank", rank)
 
         def make(how: How, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             calls = self._at_once() if how == "awaitable" else self
@@ -404,14 +403,12 @@ class CallMethods(Generic[W]):
         if timeout is None and step is not None:
             timeout = step.declared.timeout
         layout = self._layout
-        want, drivers = None, layout.driver_ranks
-        aggregate: Callable[[list[Any], int], Any] | None = None
+        want = reply if isinstance(reply, int) else None
         if reply == "output":
             want = layout.output_rank
-        elif reply == "driver":
-            aggregate = lambda values, _: [values[rank] for rank in drivers]  # noqa: E731
-        elif isinstance(reply, int):
-            want = reply
+        aggregate: Callable[[list[Any], int], Any] | None = None
+        if reply == "driver":
+            aggregate = lambda values, _: [values[rank] for rank in layout.driver_ranks]  # noqa: E731
         return self.collective_rpc(
             *(name, timeout, args, kwargs),
             non_block=non_block,

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from phalanx.actors.group.actor import PlannedChange
 from phalanx.actors.signals.interrupts import interrupts, uninterrupted
-from phalanx.actors.spec.check_ranks import check_rank
 from phalanx.actors.spec.factory import check_not_loading
 from phalanx.actors.spec.options import REPLACED, layout_for, replaced_keywords, spec_of
 from phalanx.actors.spec.worker import Methods
@@ -294,10 +293,10 @@ class Executor(CallMethods[W]):
         """
 
         def plan() -> PlannedChange:  # anew at each attempt: another thread may resize the group
-            size = self.world_size
+            layout = self._layout
             if rank is not None:
-                check_rank("rank", rank, size)
-            ranks = frozenset(range(size) if rank is None else (rank,))
+                layout.check_rank("rank", rank)
+            ranks = frozenset(range(layout.world_size) if rank is None else (rank,))
             return PlannedChange(ranks=ranks, force=force)
 
         plan()

@@ -92,17 +92,13 @@ class RankGroup(Group):
             self.callbacks.check_may_wait(name)
         probe: CallProbe | None = None
         if self.probe is not None:
-            kind = shape.name.lower()
-            probe = self.probe.call_probe(
-                name, method, shape=kind, rank=rank, is_stream=stream is not None
-            )
+            probe = self.probe.call_probe(name, method, is_stream=stream is not None)
             method = probe.method
-        span = self.trace.call(name, shape, rank, is_stream=stream is not None)
+        seq = next(self.numbers)
+        span = self.trace.call(name, shape, seq, rank, is_stream=stream is not None)
         payloads = self._payloads(name, method, each, span)
-        call = Call(next(self.numbers), name, shape, payloads, options)
-        if span is not None:
-            span.sent_as(call.seq)
-            call.span = span
+        call = Call(seq, name, shape, payloads, options)
+        call.span = span
         call.want = want
         call.rank = rank
         call.probe = probe

@@ -111,29 +111,24 @@ class _LastingGroup:
         self, args: tuple[Any, ...], seconds: float | None, options: dict[str, Any]
     ) -> Any:
         deadline = _deadline(seconds)
-        with suppress(_NotSent):
-            return await self._attempt(args, seconds, deadline, options)
-        changed = asyncio.Event()
-        cancel = self._notify(changed)
+        changed, cancel = asyncio.Event(), None
         try:
             while True:
                 with suppress(_NotSent):
                     return await self._attempt(args, seconds, deadline, options)
+                if cancel is None:
+                    cancel = self._notify(changed)
+                    continue
                 left = _left(deadline)
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(
-                        changed.wait(), _RECHECK if left is None else min(left, _RECHECK)
-                    )
+                    await asyncio.wait_for(changed.wait(), min(left or _RECHECK, _RECHECK))
                 changed.clear()
         finally:
-            cancel()
+            if cancel is not None:
+                cancel()
 
     async def _attempt(
-        self,
-        args: tuple[Any, ...],
-        seconds: float | None,
-        deadline: float | None,
-        options: dict[str, Any],
+        self, args: Any, seconds: float | None, deadline: float | None, options: dict[str, Any]
     ) -> Any:
         """Make the call, on the executor that runs now.
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Sequence
 
-    from phalanx.actors.checkpoint.snapshot import Snapshot
+    from phalanx.actors.checkpoint.snapshot_store import Snapshot
     from phalanx.actors.observe.hooks import CallProbe
     from phalanx.actors.observe.tracing import CallSpan
     from phalanx.runtime import Timer

@@ -40,23 +40,6 @@ def waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Cal
     return wake
 
 
-class _Lazy:
-    """An attribute of the base class: its condition, its lists of waiters and callbacks.
-
-    All are made when one is first used. Most futures are only asked for their result, and making
-    them takes as long as the rest of the call.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, future: CallFuture | None, _owner: type | None = None) -> Any:
-        if future is None:
-            return self
-        future.become_whole()
-        return future.__dict__[self._name]
-
-
 class CallFuture(Future[Any]):
     """The future of one call.
 
@@ -64,15 +47,8 @@ class CallFuture(Future[Any]):
         is_whole: Whether a thread may wait for it through `concurrent.futures`.
     """
 
-    _condition: Any = _Lazy("_condition")
-    _state: Any = _Lazy("_state")
-    _waiters: Any = _Lazy("_waiters")
-    _done_callbacks: Any = _Lazy("_done_callbacks")
-    _result: Any = _Lazy("_result")
-    _exception: Any = _Lazy("_exception")
-
     def __init__(self, call: Call, plane: CallPlane, callbacks: CallbackThread) -> None:
-        # The base class is not called: see `_Lazy`.
+        # The base class is not called: see `__getattr__`.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
@@ -83,6 +59,17 @@ class CallFuture(Future[Any]):
         self._error: BaseException | None = None
         if not call.done:
             call.future = self  # last: the call has been sent, and may be settled at any moment
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the base class: its condition, its waiters and callbacks.
+
+        All are made when one is first used. Most futures are only asked for their result, and
+        making them takes as long as the rest of the call.
+        """
+        if name not in _BASE:
+            raise AttributeError(name)
+        self.become_whole()
+        return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -229,7 +216,7 @@ class CallFuture(Future[Any]):
         have been interrupted by a finalizer that wants to make a call. Nor on a user's thread: that
         may have been interrupted in `concurrent.futures.wait`, whose locks this takes.
         """
-        condition = self._condition
+        condition: Any = self._condition
         if (
             occupied.is_mine()
             and not condition._is_owned()  # noqa: SLF001
@@ -261,4 +248,5 @@ class CallFuture(Future[Any]):
         base._invoke_callbacks()  # noqa: SLF001  # as `set_result` ends
 
 
+_BASE = frozenset(vars(Future()))
 _ENDED = ("FINISHED", "CANCELLED_AND_NOTIFIED")  # as `concurrent.futures` names them

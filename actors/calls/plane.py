@@ -8,14 +8,15 @@
 - What a dead rank wrote is read to its end before its calls are judged.
 - The thread that reads runs no code of others: answers are kept as bytes, callbacks run elsewhere.
 
-`recovery` decides what a death costs each call. `Sender` (numbers, batches), `Streams`,
-`Pauses` and `DesyncMonitor` (ranks out of step) keep state of their own under the same lock.
+`recovery` decides what a death costs each call. `Sender` (numbers, batches), `Streams` and
+`DesyncMonitor` (ranks out of step) keep state of their own under the same lock.
 """
 
 from __future__ import annotations
 
 import os
 import select
+import threading
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,10 +38,9 @@ from phalanx.supervision import RuntimeFault
 
 from .call import COLLECTIVE, GATHER
 from .desync import DesyncMonitor
-from .pauses import Pauses
 from .queue import CallQueue
 from .rank import Progress, RankSlot, RankTable
-from .reader import Reader, spin_time
+from .reader import Reader, Ticket, spin_time
 from .recovery import assess
 from .sender import Sender
 from .streams import Streams
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-    from phalanx.actors.observe.call_meter import CallMeter
+    from phalanx.actors.observe.feed import CallMeter
     from phalanx.runtime import CallFate, Channel, CrashReport, Encoded, EventLoop, Timer
 
     from .call import Call
     from .desync import Desync
-    from .reader import Events, Poller, Ticket
+    from .reader import Events, Poller
 
 
 class CallPlane:
@@ -117,8 +117,8 @@ class CallPlane:
         self._sender = Sender(table, reader, snapshots, self._refused, on_busy)
         self._desyncs = DesyncMonitor(self, table, self._sender, on_desync)
         self.streams = Streams(self, table, self._sender, reader)
-        self.pauses = Pauses(self, table, reader)
-        self._idle = self.pauses.idle  # looked at for every answer
+        self._pausing: dict[int, bool] = {}  # threads: whether `holds` counts them yet
+        self._idle: list[Ticket] = []  # done once no rank owes an answer
         self._trimmer: Timer | None = None
         self._is_open = False  # whether every rank is attached, under one epoch
         self._dropped = 0  # void answers and foreign packets
@@ -137,7 +137,7 @@ class CallPlane:
                 slot.channel.close()
             self._table.clear()
             self._table.owed = 0
-            self.pauses.notify_idle()
+            self._notify_idle()
             if self._trimmer is not None:
                 self._trimmer.cancel()
         self.arena.close()
@@ -169,7 +169,7 @@ class CallPlane:
             self._reader.is_mine()
             or self.arena.is_held()
             or occupied.is_mine()
-            or self.pauses.is_mine()
+            or threading.get_ident() in self._pausing
         )
 
     @uninterrupted
@@ -314,6 +314,55 @@ class CallPlane:
         """Return what each rank is doing, as far as it is known without reading."""
         with self.lock.asked():
             return {slot.rank: slot.progress(self.clock()) for slot in self._table}
+
+    # --- callers: pauses --------------------------------------------------------------------
+
+    def pause(self, deadline: float | None, *, every_call: bool = False) -> bool:
+        """Queue new calls from now on; return True once no call is in flight, False at *deadline*.
+
+        With *every_call* new calls are sent until all that were made before have ended, queued ones
+        included. However it ends, `resume` must follow on the same thread, in a ``finally``; or
+        `stay_paused`, if it was True. Between the two this thread may not wait for a call.
+        """
+        self._pausing[threading.get_ident()] = False
+        if every_call and not all(self.wait(call, deadline) for call in self._made()):
+            return False
+        return self.wait(self._hold(), deadline)
+
+    @uninterrupted
+    def resume(self) -> None:
+        """Send calls again; does nothing if this thread has not paused dispatch."""
+        if self._pausing.pop(threading.get_ident(), False):
+            with self.lock.asked():
+                self.holds -= 1
+                self.pump()
+                self._reader.ensure()
+
+    def stay_paused(self) -> None:
+        """Send no call again: the group is about to end."""
+        self._pausing.pop(threading.get_ident(), None)
+
+    @uninterrupted
+    def _made(self) -> list[Call]:
+        with self.lock.asked():
+            return list(self.unsettled())
+
+    @uninterrupted
+    def _hold(self) -> Ticket:
+        ticket = Ticket()
+        with self.lock.asked():
+            self.holds += 1
+            self._pausing[threading.get_ident()] = True
+            self._idle.append(ticket)
+            self._notify_idle()
+        return ticket
+
+    def _notify_idle(self) -> None:
+        """Fulfil the tickets in *_idle* if no rank owes an answer. Under the lock."""
+        if not self._table.owed:
+            for ticket in self._idle:
+                self._reader.fulfil(ticket)
+            self._idle.clear()
 
     # --- the group's actor: membership ----------------------------------------------------
 
@@ -471,13 +520,14 @@ class CallPlane:
                     self.settle(call, error(call))
             self._send_again(again)
             for slot in lost:
-                self._table.write_off(slot)
+                self._table.owed -= len(slot.sent)
+                slot.sent.clear()
                 slot.ended = True
                 self._stop_reading(slot)
             self._desyncs.after_death()
             self.pump()
             self._reader.ensure()
-            self.pauses.notify_idle()
+            self._notify_idle()
 
     def detach(self, rank: int, incarnation: int) -> None:
         """Close the channel of an incarnation that is gone, after `lose`."""
@@ -498,7 +548,7 @@ class CallPlane:
                 self.settle(call, error(call))
             self._queue.clear()
             self._queue.admit(self._reader.fulfil, everyone=True)
-            self.pauses.notify_idle()
+            self._notify_idle()
 
     def post(
         self, rank: int, incarnation: int, packet: bytes, *, leaves_epoch: bool = False
@@ -541,7 +591,7 @@ class CallPlane:
             return
         call = slot.sent.pop(wire)
         self._table.owed -= 1
-        self.pauses.notify_idle()
+        self._notify_idle()
         if self._snapshots is not None:
             self._snapshots.abandon(wire)
         if not call.done:
@@ -581,7 +631,7 @@ class CallPlane:
             for slot in self._table:
                 self._drain(slot)
             self._table.owed = sum(len(slot.sent) for slot in self._table)
-            self.pauses.notify_idle()
+            self._notify_idle()
             self._reader.ensure()
 
     def _recover(self) -> None:
@@ -693,7 +743,7 @@ class CallPlane:
         """Act on the answer *frame* to *call*, which has been taken off *slot*'s list."""
         wire, kind = frame.call_id, frame.kind
         if self._idle:
-            self.pauses.notify_idle()
+            self._notify_idle()
         if call.done or call.wire != wire:  # it was settled without this answer
             self._drop_late(slot, frame)
         elif kind == _REPLY:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from phalanx.runtime import Channel
 
@@ -167,17 +167,6 @@ class RankTable:
         self.by_rank = []
         self.by_fd.clear()
         self._refresh()
-
-    def owe(self, slots: Sequence[RankSlot], wire: int, call: Call) -> None:
-        """Put *call*, which is about to be sent as *wire*, on the lists of *slots*."""
-        self.owed += len(slots)
-        for slot in slots:
-            slot.sent[wire] = call
-
-    def write_off(self, slot: RankSlot) -> None:
-        """Take every call off *slot*'s list."""
-        self.owed -= len(slot.sent)
-        slot.sent.clear()
 
     def _refresh(self) -> None:
         taken = tuple(self)

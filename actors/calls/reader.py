@@ -318,19 +318,11 @@ class Reader:
                 timeout = min(deadline - self._clock(), SIGNAL_PERIOD)
                 if timeout <= 0:
                     return
-            found = self._spin(timeout) if self.spin else None
+            found = None
+            if self.spin:  # not while others wait: polling takes the interpreter lock they need
+                moment = min(self.spin, timeout)
+                found = self._spinner.look(self._look_once, moment, self._next.__len__)
             self._read(found or poll(timeout, _BATCH))
-
-    def _spin(self, longest: float) -> Events | None:
-        """Poll for `spin` seconds without blocking; stops when other callers wait as well.
-
-        They need the interpreter lock, which polling takes again and again.
-        """
-        moment = min(self.spin, longest)
-        return self._spinner.look(self._look_once, moment, self._has_followers)
-
-    def _has_followers(self) -> bool:
-        return bool(self._next)
 
     def _read(self, events: Events) -> None:
         self._reads += 1

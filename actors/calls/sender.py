@@ -90,7 +90,9 @@ class Sender:
         if call.stream is not None:
             flags |= Flag.STREAM
         call.asked = table.ranks if slots is table.all else tuple([slot.rank for slot in slots])
-        table.owe(slots, wire, call)
+        table.owed += len(slots)
+        for slot in slots:
+            slot.sent[wire] = call
         if call.probe is not None:
             call.probe.before_send(call, self.epoch, tuple((s.rank, s.incarnation) for s in slots))
         payloads = call.payloads

@@ -15,24 +15,21 @@ import math
 import os
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from phalanx.actors.calls.call import Call, Shape, check_timeout, options_of
-from phalanx.actors.spec.checkpoint_policy import Checkpoint
 from phalanx.actors.spec.worker import declared_limit
 from phalanx.runtime import Flag, Kind, LargeFrame, OwnedLock, RemoteFailure, descriptors, encode
 from phalanx.supervision import RuntimeFault, Strategy
 
-from .snapshot import Snapshot, SnapshotPart
-from .snapshot_store import SnapshotStore
+from .snapshot_store import Snapshot, SnapshotStore
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
-    from pathlib import Path
 
     from phalanx.actors.calls.plane import CallPlane
-    from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
+    from phalanx.actors.spec.checkpoint_policy import Checkpoint, CheckpointPolicy
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import EventLoop, Frame, Timer
 
@@ -55,7 +52,6 @@ class CheckpointCoordinator:
     """The checkpoints of one executor, or of those that follow each other in one place of a tree.
 
     Args:
-        folder: Where snapshots are kept; None for memory.
         together: Whether one snapshot has the state of all ranks, or of one.
         limit: Seconds a rank may take to store its state; None for no limit.
         sealed: See `open_restore_points`.
@@ -68,13 +64,12 @@ class CheckpointCoordinator:
     def __init__(
         self,
         policy: CheckpointPolicy,
-        folder: Path | None,
         *,
         together: bool,
         limit: float | None = None,
         sealed: bool = False,
     ) -> None:
-        self.store = SnapshotStore(policy, folder, together=together, sealed=sealed)
+        self.store = SnapshotStore(policy, together=together, sealed=sealed)
         self._policy = policy
         self.limit = limit
         self._together = together
@@ -156,10 +151,10 @@ class CheckpointCoordinator:
                 frame.drop()  # so the part is missing when the call is answered
             elif isinstance(frame, LargeFrame) and frame.fds:
                 file = descriptors.own(frame.fds.pop())
-                snapshot.parts[rank] = SnapshotPart(file, os.fstat(file).st_size)
+                snapshot.parts[rank] = file, os.fstat(file).st_size
             else:
                 with contextlib.suppress(Exception):  # as above
-                    snapshot.parts[rank] = SnapshotPart(-1, frame.value())
+                    snapshot.parts[rank] = -1, frame.value()
 
     def answered(self, rank: int, wire: int) -> None:
         """Note that *rank* has answered the call *wire*."""
@@ -170,16 +165,17 @@ class CheckpointCoordinator:
             snapshot.waiting.discard(rank)
             if snapshot.waiting:
                 return
-            if len(snapshot.parts) == len(snapshot.ranks):
-                snapshot.end = "kept"
-                snapshot.at = time.time()
-                self.store.add(snapshot)
-                for key, calls in snapshot.covers.items():
-                    self._counts[key].saved = max(self._counts[key].saved, calls)
-            else:
+            if len(snapshot.parts) < len(snapshot.ranks):
                 snapshot.end = "failed"
                 self.store.discard(snapshot)
-            self._changed(snapshot if snapshot.end == "kept" else None)
+                self._changed(None)
+                return
+            snapshot.end = "kept"
+            snapshot.at = time.time()
+            self.store.add(snapshot)
+            for key, calls in snapshot.covers.items():
+                self._counts[key].saved = max(self._counts[key].saved, calls)
+            self._changed(snapshot)
 
     def abandon(self, wire: int) -> None:
         """Void the snapshots of the call *wire*, which not every rank will answer."""
@@ -231,12 +227,11 @@ class CheckpointCoordinator:
                     msg = f"snapshot {snapshot.number} did not arrive: {snapshot.end}"
                     raise RuntimeFault(msg)
             shown = [snapshot.show(self.store.where) for snapshot in snapshots]
-        return Checkpoint(
-            number=shown[0].number,
+        return replace(
+            shown[0],
             ranks=tuple(rank for each in shown for rank in each.ranks),
             at=max(each.at for each in shown),
             size_bytes=sum(each.size_bytes for each in shown),
-            where=self.store.where,
         )
 
     # --- inside -------------------------------------------------------------------------
@@ -269,9 +264,10 @@ class CheckpointCoordinator:
 
     def _cover(self, ranks: Collection[int]) -> dict[int, int]:
         """Note that a snapshot of *ranks* begins; return how many calls it covers, by key."""
-        for key in self._keys(ranks):
-            self._counts[key].begun = self._counts[key].sent
-        return {key: self._counts[key].begun for key in self._keys(ranks)}
+        covers = {key: self._counts[key].sent for key in self._keys(ranks)}
+        for key, calls in covers.items():
+            self._counts[key].begun = calls
+        return covers
 
     def _begin(self, wire: int, ranks: Collection[int], size: int) -> list[Snapshot]:
         self._last = self.base + wire
@@ -338,12 +334,10 @@ def coordinator_of(spec: ExecutorSpec) -> CheckpointCoordinator | None:
     """Return what keeps the states of an executor's ranks, where they are to be kept."""
     if spec.checkpoint is None:
         return None
-    together = spec.policy.strategy is not Strategy.ONE_FOR_ONE
     limit = declared_limit(spec.worker.checkpoint, spec.limits.hang)
     return CheckpointCoordinator(
         spec.checkpoint,
-        spec.snapshots,
-        together=together,
+        together=spec.policy.strategy is not Strategy.ONE_FOR_ONE,
         limit=None if limit == math.inf else limit,
         sealed=spec.transport is not None,
     )

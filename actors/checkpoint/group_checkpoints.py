@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from phalanx.runtime import RemoteFailure
     from phalanx.supervision import ExitReason, StartRanks
 
-    from .snapshot import RestorePoint, Snapshot
+    from .snapshot_store import RestorePoint, Snapshot
 
 
 _TAKEN_INTERVAL = 1.0  # seconds between two log records of checkpoints taken
@@ -102,9 +102,8 @@ class CheckpointManager:
         is_logged = now - self._logged_at >= _TAKEN_INTERVAL
         if is_logged:
             self._logged_at = now
-        checkpoint = kept.show(self._coordinator.store.where)
-        about: dict[str, Any] = {"checkpoint": checkpoint, "took": now - kept.began}
-        self._publish(CheckpointTaken, is_logged=is_logged, **about)
+        taken = kept.show(self._coordinator.store.where)
+        self._publish(CheckpointTaken, is_logged=is_logged, checkpoint=taken, took=now - kept.began)
 
     def restore_points(self, start: StartRanks) -> Mapping[int, RestorePoint]:
         """Return what the ranks of *start* are restored from; the caller closes them.
@@ -121,26 +120,22 @@ class CheckpointManager:
     def publish_restored(self, worker: Worker) -> None:
         """Publish that *worker*, which is ready, has been restored."""
         if (point := worker.restore_point) is not None:
-            who: dict[str, Any] = {"rank": worker.rank, "incarnation": worker.incarnation}
             took = self._group.clock() - worker.restoring if worker.restoring else 0.0
-            about: dict[str, Any] = {"number": point.number, "age": point.age, "took": took}
-            self._publish(CheckpointRestored, **about, **who)
+            who: dict[str, Any] = {"rank": worker.rank, "incarnation": worker.incarnation}
+            number, age = point.number, point.age
+            self._publish(CheckpointRestored, number=number, age=age, took=took, **who)
 
     def blame(self, worker: Worker, reason: ExitReason) -> None:
         """Reject the snapshot of *worker* if it died of restoring it."""
-        if (
-            self._coordinator is None
-            or worker.restore_point is None
-            or worker.ready
-            or not worker.restoring
-        ):
-            return
+        point = worker.restore_point
         # A kill says nothing about the state, and may hit the next snapshot too.
-        if reason.kind not in (ExitKind.CRASH, ExitKind.UNRESPONSIVE):
+        is_own = reason.kind in (ExitKind.CRASH, ExitKind.UNRESPONSIVE)
+        if point is None or worker.ready or not (worker.restoring and is_own):
             return
-        number = worker.restore_point.number
-        if self._coordinator.store.reject(worker.rank, number):
-            self._reject(number, f"rank {worker.rank} could not be restored from it: {reason}")
+        assert self._coordinator is not None
+        if self._coordinator.store.reject(worker.rank, point.number):
+            why = f"rank {worker.rank} could not be restored from it: {reason}"
+            self._reject(point.number, why)
 
     def prune(self) -> None:
         """Remove what dead ranks have left in the folder."""

@@ -1,4 +1,4 @@
-"""Snapshot store: retention, pruning, and the choice of the snapshot that ranks are restored from.
+"""Snapshots of ranks' states, and their store: retention, pruning, the choice of what is restored.
 
 - The newest good snapshot is chosen; a rejected one only if there is no other, the oldest first.
 - At most *keep* of each rank stay, besides those added since the last `prune`.
@@ -10,39 +10,179 @@ For any thread; its lock is the innermost, and nothing waits under it.
 from __future__ import annotations
 
 import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phalanx.runtime import OwnedLock, SnapshotFolder
+from phalanx.actors.spec.checkpoint_policy import Checkpoint
+from phalanx.runtime import OwnedLock, SnapshotFolder, SnapshotName, descriptors, join_snapshots
 from phalanx.supervision import RuntimeFault, SpecError
-
-from .snapshot import find_snapshots, open_restore_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
-    from phalanx.actors.spec.checkpoint_policy import Checkpoint, CheckpointPolicy
-
-    from .snapshot import RestorePoint, Snapshot
-
+    from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
+    from phalanx.runtime import RemoteFailure
 
 _BACKLOG = 64  # snapshots beyond `keep` until the next prune; each costs descriptors
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """The state of *ranks* at one call.
+
+    Attributes:
+        number: Increases, also from one executor to the next in the same folder.
+        covers: How many calls it contains, by rank or for the group.
+        waiting: The ranks that have not answered its call yet.
+        parts: The descriptor of each rank's part, -1 if it lies in the folder, and its bytes.
+        failures: Why ranks could not store their part.
+        end: ``"kept"``, ``"failed"`` or ``"void"``; empty while it is under way.
+        bad: A rank could not be restored from it: used only if there is no other.
+        damaged: Its bytes are not those that were stored: never used.
+    """
+
+    number: int
+    world_size: int
+    ranks: frozenset[int]
+    began: float = field(default_factory=time.monotonic)
+    at: float = 0.0
+    covers: dict[int, int] = field(default_factory=dict[int, int])
+    waiting: set[int] = field(default_factory=set[int])
+    parts: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])
+    failures: dict[int, RemoteFailure] = field(default_factory=dict[int, "RemoteFailure"])
+    end: str = ""
+    bad: bool = False
+    damaged: bool = False
+
+    def name(self, rank: int) -> SnapshotName:
+        """Return the name of *rank*'s part in a folder."""
+        return SnapshotName(self.number, rank, self.world_size)
+
+    def show(self, where: str) -> Checkpoint:
+        """Return it as users see it."""
+        size = sum(size for _, size in self.parts.values())
+        ranks = tuple(sorted(self.ranks))
+        return Checkpoint(number=self.number, ranks=ranks, at=self.at, size_bytes=size, where=where)
+
+    def close(self) -> None:
+        """Release the memory of its parts."""
+        for rank, (file, size) in self.parts.items():
+            if file >= 0:
+                descriptors.close(file)
+                self.parts[rank] = -1, size
+
+
+def find_snapshots(
+    folder: SnapshotFolder, names: Iterable[SnapshotName], *, together: bool
+) -> list[Snapshot]:
+    """Return the complete snapshots in *folder* among *names*, oldest first.
+
+    *together* says whether one snapshot has the state of all ranks, or of one.
+    """
+    sets: dict[tuple[int, int], list[int]] = {}
+    for name in names:
+        sets.setdefault((name.number, name.world_size), []).append(name.rank)
+    found: list[Snapshot] = []
+    for (number, size), ranks in sorted(sets.items()):
+        if together and set(ranks) != set(range(size)):
+            continue
+        for each in [frozenset(ranks)] if together else [frozenset((rank,)) for rank in ranks]:
+            snapshot = Snapshot(number, size, each, end="kept")
+            for rank in each:
+                seen = folder.look(snapshot.name(rank))
+                snapshot.parts[rank] = -1, seen.st_size
+                snapshot.at = max(snapshot.at, seen.st_mtime)
+            found.append(snapshot)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """The state that a new incarnation is given.
+
+    Attributes:
+        file: The descriptor of the data.
+        spans: The (start, size) of its parts: the rank's own, or those of all ranks there were.
+        is_spread: Whether it is a snapshot of another number of ranks, for `reshard`.
+    """
+
+    number: int
+    at: float
+    file: int
+    spans: tuple[tuple[int, int], ...]
+    is_spread: bool = False
+
+    @property
+    def age(self) -> float:
+        """Seconds since the snapshot was complete."""
+        return max(0.0, time.time() - self.at)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.file)
+
+
+def open_restore_points(
+    snapshot: Snapshot,
+    folder: SnapshotFolder | None,
+    ranks: Iterable[int],
+    *,
+    spread: bool,
+    sealed: bool = False,
+) -> dict[int, RestorePoint]:
+    """Return what each of *ranks* is given of *snapshot*; the caller closes them.
+
+    Args:
+        folder: Where it lies; None for memory.
+        spread: Whether each is given all parts.
+        sealed: Whether parts in a folder are copied into memory, to travel to another machine.
+
+    Raises:
+        ValueError: a part is damaged.
+    """
+    opened: dict[int, int] = {}
+    try:
+        for rank in sorted(snapshot.ranks) if spread else ranks:
+            if folder is None:
+                opened[rank] = os.dup(snapshot.parts[rank][0])
+            else:
+                opened[rank] = folder.open(snapshot.name(rank))
+        files = {rank: (file, os.fstat(file).st_size) for rank, file in opened.items()}
+        if sealed and folder is not None and not spread:
+            for rank, (file, size) in list(files.items()):
+                opened[rank], _ = join_snapshots([(file, size)])
+                files[rank] = opened[rank], size
+                os.close(file)
+        if not spread:
+            opened.clear()
+            return {
+                rank: RestorePoint(snapshot.number, snapshot.at, file, ((0, size),))
+                for rank, (file, size) in files.items()
+            }
+        whole, spans = join_snapshots(list(files.values()))
+        opened[-1] = whole
+        return {
+            rank: RestorePoint(snapshot.number, snapshot.at, os.dup(whole), spans, is_spread=True)
+            for rank in ranks
+        }
+    finally:
+        for file in opened.values():
+            os.close(file)
 
 
 class SnapshotStore:
     """The snapshots of one executor, or of those that follow each other in one place of a tree.
 
     Args:
-        path: The folder; None for memory.
         together: Whether one snapshot has the state of all ranks, or of one.
         sealed: See `open_restore_points`.
     """
 
-    def __init__(
-        self, policy: CheckpointPolicy, path: Path | None, *, together: bool, sealed: bool
-    ) -> None:
+    def __init__(self, policy: CheckpointPolicy, *, together: bool, sealed: bool) -> None:
         self._policy = policy
-        self._path = path
         self._together = together
         self._sealed = sealed
         self._lock = OwnedLock()
@@ -60,7 +200,7 @@ class SnapshotStore:
     @property
     def where(self) -> str:
         """The folder; empty for memory."""
-        return "" if self._path is None else str(self._path)
+        return str(self._policy.where or "")
 
     @property
     def is_held(self) -> bool:
@@ -74,23 +214,20 @@ class SnapshotStore:
             SpecError: another executor uses the folder, no snapshot to be resumed from is complete,
                 or they are of another number of ranks, and the worker has no `reshard`.
         """
-        last = 0 if self._path is None or self._folder is not None else self._claim(self._path)
-        if self._together and not can_reshard and self._snapshots:
-            had = self._snapshots[-1].world_size
-            if had != size:
-                raise SpecError(
-                    "world_size",
-                    size,
-                    f"what is kept is the state of {had} ranks; start as many, or give the worker "
-                    "class a method reshard(states)",
-                )
+        last = self._claim() if self.where and self._folder is None else 0
+        had = self._snapshots[-1].world_size if self._snapshots else size
+        if self._together and not can_reshard and had != size:
+            remedy = "start as many, or give the worker class a method reshard(states)"
+            raise SpecError(
+                "world_size", size, f"what is kept is the state of {had} ranks; {remedy}"
+            )
         if self._policy.resume:
             self._foreign = 0
         return last
 
-    def _claim(self, path: Path) -> int:
+    def _claim(self) -> int:
         with contextlib.ExitStack() as undo:
-            folder = SnapshotFolder(path)
+            folder = SnapshotFolder(Path(self.where))
             undo.callback(folder.close)
             folder.tidy()
             names = folder.names()
@@ -99,12 +236,9 @@ class SnapshotStore:
             if self._policy.resume:
                 self._snapshots = find_snapshots(folder, names, together=self._together)
                 if names and not self._snapshots:
-                    raise SpecError(
-                        "checkpoint.resume",
-                        self.where,
-                        f"of {len(names)} snapshots there, none is complete; "
-                        "to begin anew, give another folder",
-                    )
+                    text = f"of {len(names)} snapshots there, none is complete"
+                    remedy = f"{text}; to begin anew, give another folder"
+                    raise SpecError("checkpoint.resume", self.where, remedy)
             undo.pop_all()
         self._folder = folder
         return last
@@ -220,13 +354,12 @@ class SnapshotStore:
         """
         ranks = list(ranks)
         points: dict[int, RestorePoint] = {}
-        try:
+        with contextlib.ExitStack() as undo:
             for each in [ranks] if self._together else [[rank] for rank in ranks]:
-                points |= self._choose(each, size, reject)
-        except BaseException:
-            for point in points.values():
-                point.close()
-            raise
+                for rank, point in self._choose(each, size, reject).items():
+                    points[rank] = point
+                    undo.callback(point.close)
+            undo.pop_all()
         return points
 
     def reject(self, rank: int, number: int) -> bool:

@@ -26,7 +26,6 @@ import pykka
 from phalanx.actors.checkpoint.group_checkpoints import CheckpointManager
 from phalanx.actors.health.hang_detector import HangDetector
 from phalanx.actors.remote.links import Links
-from phalanx.actors.spec.check_ranks import too_few_descriptors
 from phalanx.actors.spec.factory import SourceFile
 from phalanx.actors.spec.results import Emitted, Status
 from phalanx.runtime import (
@@ -66,7 +65,7 @@ from phalanx.supervision import (
 
 from .deaths import Deaths, EndErrors, deaths_behind, reason_of
 from .device_leases import DeviceLeases
-from .launcher import EpochSpec, WorkerBuilder, threads_of_each
+from .launcher import EpochSpec, WorkerBuilder, threads_of_each, too_few_descriptors
 from .membership import Membership
 from .shutdown import Shutdown
 from .standby import Standby

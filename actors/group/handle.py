@@ -23,13 +23,12 @@ import pykka
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.plane import CallPlane
 from phalanx.actors.checkpoint.coordinator import checkpoint_call, coordinator_of
-from phalanx.actors.health.hang_limits import HangLimits
+from phalanx.actors.health.hang_detector import HangLimits
 from phalanx.actors.health.heartbeat import HeartbeatClient
 from phalanx.actors.observe.feed import status_of
 from phalanx.actors.observe.hooks import current_probe
 from phalanx.actors.observe.tracing import GroupTrace
 from phalanx.actors.signals.driver_exit import open_executors
-from phalanx.actors.spec.check_ranks import too_few_descriptors
 from phalanx.actors.spec.results import Status
 from phalanx.runtime import (
     RELAY_PRELOAD,
@@ -55,7 +54,7 @@ from phalanx.supervision import (
 )
 
 from .actor import GroupActor
-from .launcher import spawn_thread
+from .launcher import spawn_thread, too_few_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -468,7 +467,7 @@ class Group:
                     raise TimeoutError(msg)
             self.check_open()
             try:
-                if not force and not self.plane.pauses.begin(deadline):
+                if not force and not self.plane.pause(deadline):
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
                 if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
@@ -482,7 +481,7 @@ class Group:
                         msg = f"the change is under way, not done after {timeout:g} s; it goes on"
                         raise TimeoutError(msg)
             finally:
-                self.plane.pauses.end()
+                self.plane.resume()
             if plan.accepted:
                 return
             self.check_open()
@@ -496,11 +495,11 @@ class Group:
         self._check_may_wait("drain")
         self.check_open()
         try:
-            if not self.plane.pauses.begin(self._deadline(timeout), every_call=True):
+            if not self.plane.pause(self._deadline(timeout), every_call=True):
                 msg = f"calls are still without an outcome after {timeout:g} s"
                 raise TimeoutError(msg)
         finally:
-            self.plane.pauses.end()
+            self.plane.resume()
 
     # --- ending -------------------------------------------------------------------------
 
@@ -523,10 +522,10 @@ class Group:
             self._refuse()
             limit = self.clock() + self.spec.limits.stop.drain
             try:
-                if self.plane.pauses.begin(limit, every_call=True):
-                    self.plane.pauses.keep()
+                if self.plane.pause(limit, every_call=True):
+                    self.plane.stay_paused()
             finally:
-                self.plane.pauses.end()
+                self.plane.resume()
         self.request_close()
         if mine:
             return

@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from phalanx.actors.worker_side.user_object import (
     Reform,
-    Restoring,
-    Saving,
     WorkerConfig,
     host_spare,
     host_worker,
@@ -36,6 +34,7 @@ from phalanx.runtime import (
     rendezvous_environment,
     usable_processors,
 )
+from phalanx.supervision import RuntimeFault
 
 from .worker import Worker
 
@@ -180,13 +179,7 @@ class WorkerBuilder:
     def _config(self, worker: Worker, epoch: EpochSpec, factory: bytes) -> WorkerConfig:
         spec, rank = self._spec, worker.rank
         probe, checkpoints = self._group.probe, self._group.checkpoints
-        saving = None
-        if checkpoints is not None:
-            saving = Saving(base=checkpoints.base, folder=spec.snapshots)
         restore_point = worker.restore_point
-        restoring = None
-        if restore_point is not None:
-            restoring = Restoring(restore_point.spans, spread=restore_point.is_spread)
         assert worker.lease is not None
         return WorkerConfig(
             factory=factory,
@@ -198,8 +191,9 @@ class WorkerBuilder:
             rendezvous=epoch.rendezvous,
             trace=epoch.trace,
             probe=b"" if probe is None else probe.worker_probe(rank, worker.incarnation),
-            saving=saving,
-            restoring=restoring,
+            saving=None if checkpoints is None else (checkpoints.base, checkpoints.store.where),
+            restoring=() if restore_point is None else restore_point.spans,
+            reshards=restore_point is not None and restore_point.is_spread,
         )
 
     def _environment(self, worker: Worker, epoch: EpochSpec) -> dict[str, str]:
@@ -247,6 +241,15 @@ def _cwd() -> str | None:
         return str(Path.cwd())
     except FileNotFoundError:
         return None  # the driver's own was removed; the process stays where it is
+
+
+def too_few_descriptors(error: BaseException) -> RuntimeFault:
+    """Return what *error*, a want of descriptors, is for a user."""
+    fault = RuntimeFault(
+        f"no descriptor was free ({error}); close files, or raise the hard limit (`ulimit -Hn`)"
+    )
+    fault.__cause__ = error
+    return fault
 
 
 def threads_of_each(world_size: int) -> dict[str, str]:

@@ -29,7 +29,7 @@ from phalanx.supervision import RuntimeFault
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from phalanx.actors.checkpoint.snapshot import RestorePoint
+    from phalanx.actors.checkpoint.snapshot_store import RestorePoint
     from phalanx.actors.remote.links import Links
     from phalanx.runtime import Lease, Process
 

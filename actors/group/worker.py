@@ -17,7 +17,7 @@ from phalanx.runtime import Frame, Kind, Payload, read_crash_output, receive, se
 if TYPE_CHECKING:
     import socket
 
-    from phalanx.actors.checkpoint.snapshot import RestorePoint
+    from phalanx.actors.checkpoint.snapshot_store import RestorePoint
     from phalanx.actors.remote.links import Remote
     from phalanx.runtime import (
         Lease,

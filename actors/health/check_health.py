@@ -7,6 +7,7 @@ interpreter lock, does not.
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,11 @@ def check_health(group: Group, call: Callable[..., Any], timeout: float) -> None
         late, gone = _silent(future, incarnations)
     if late:  # so far, or because this thread woke up long after the deadline
         vitals = {info.rank: Vitals.of(info.pid) for info in before}
-        with closing(group.heartbeats.request(incarnations)) as request:
+        complete = threading.Event()
+        with closing(group.heartbeats.request(incarnations, complete.set)) as request:
             late, gone = _silent(future, incarnations)  # which ends at the call's own deadline
-            request.wait(late, PATIENCE - patience)
+            if late:
+                complete.wait(PATIENCE - patience)
             replies = request.replies()
     if not late and not gone:
         return

@@ -1,4 +1,4 @@
-"""Hang detector: confirms by a heartbeat that a rank past its limit hangs, and has it ended.
+"""Hang detector: finds ranks past their limits, confirms by a heartbeat that one hangs, ends it.
 
 - A suspect is asked for a heartbeat before it is ended; one that has gone on with other work by
   then is let go. A rank that does not reply is given half a second.
@@ -19,12 +19,13 @@ from phalanx.runtime import Pulse, Vitals
 from phalanx.supervision import Phase, RankState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from phalanx.actors.group.handle import Group
     from phalanx.actors.group.membership import Membership
     from phalanx.actors.group.shutdown import Shutdown
     from phalanx.actors.group.worker import Worker
+    from phalanx.runtime import EventLoop, Timer
     from phalanx.supervision import GroupState
 
     from .heartbeat import HeartbeatRequest
@@ -35,6 +36,95 @@ _LOOK_AGAIN = 0.5  # seconds for ranks to come free by the death of the one they
 _EXIT_LIMIT = 1.0  # seconds a process may live on after its call socket, or its last words
 _SETTLE = 0.25  # seconds for messages between survivors that are under way
 _DOUBT = 0.5  # seconds for the news of a death that made a kept rank's joining fail
+_PAUSE = 1.0  # seconds by which a check is late that count as a pause of this process
+_CHECKS = 4  # checks of a rank in the time that it may be stopped
+
+
+class HangLimits:
+    """When to check for hung ranks, and which ranks are past their limits.
+
+    - A timer runs while ranks owe replies, start or are re-formed; none runs at rest.
+    - A rank's time counts from when it began its call, as its progress page shows, not from the
+      send. Without a limit only a rank in state T (stopped, not traced) counts as hung.
+    - After a pause of the driver (SIGSTOP, suspend) pending messages are read first, and all limits
+      begin anew.
+
+    Args:
+        stopped_after: Seconds a rank may be stopped; None for no limit.
+        on_due: Called when a check is due, with the time for which it was scheduled.
+    """
+
+    def __init__(
+        self, loop: EventLoop, stopped_after: float | None, on_due: Callable[[float], None]
+    ) -> None:
+        self._loop = loop
+        self._stopped_after = stopped_after
+        self._on_due = on_due
+        self._timer: Timer | None = None
+        self._resumed = 0.0  # when this process was last seen to go on after a pause
+        self._stopped: dict[tuple[int, int], float] = {}  # (rank, incarnation): first seen so
+
+    def wake(self, limit: float | None) -> None:
+        """Schedule a check in time for a call limited to *limit* seconds; None for no limit."""
+        delays = [limit] if limit is not None else []
+        if self._stopped_after is not None:
+            delays.append(self._stopped_after / _CHECKS)
+        if delays:
+            self._schedule(self._loop.time() + min(delays))
+
+    def judge(
+        self,
+        due: float,
+        running: Iterable[Progress],
+        is_stopped: Callable[[Progress], bool],
+        now: float,
+    ) -> list[tuple[Progress, str]]:
+        """Return the ranks past their limits, each with why; schedule the next check.
+
+        *due* is when this one was to be.
+        """
+        if now - due > _PAUSE:
+            self._resumed = now
+            self._stopped.clear()
+        hung: list[tuple[Progress, str]] = []
+        stopped: dict[tuple[int, int], float] = {}
+        checks: list[float] = []
+        for rank in running:
+            if (limit := self._stopped_after) is not None:
+                checks.append(now + limit / _CHECKS)
+                if is_stopped(rank):
+                    key = rank.rank, rank.incarnation
+                    since = stopped[key] = self._stopped.get(key, now)
+                    if now - since >= limit:
+                        hung.append((rank, f"stopped for {now - since:.1f} s"))
+                        continue
+                    checks.append(since + limit)
+            if rank.shortest is not None:
+                checks.append(now + rank.shortest)
+            if rank.limit is not None:
+                began = max(rank.began, self._resumed, now if rank.spoke else 0.0)
+                if now - began >= rank.limit:
+                    text = f"{rank.method} ran for {now - rank.began:.1f} s"
+                    hung.append((rank, f"{text}, hang_after={rank.limit:g} s"))
+                    continue
+                checks.append(began + rank.limit)
+        self._stopped = stopped
+        if checks:
+            self._schedule(min(checks))
+        return hung
+
+    def close(self) -> None:
+        """Stop the timer."""
+        if (timer := self._timer) is not None:
+            timer.cancel()
+
+    def _schedule(self, at: float) -> None:
+        # Without a lock, for callers hold the plane's: a race causes one check too many at worst.
+        if (timer := self._timer) is not None and timer.is_pending:
+            if timer.at <= at:
+                return
+            timer.cancel()
+        self._timer = self._loop.call_at(at, lambda: self._on_due(at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,18 +285,16 @@ class HangDetector:
             worker = self._membership.find(rank.rank, rank.incarnation)
             if worker is None:
                 continue
-            in_call = rank.rank not in arriving
-            check = (
-                partial(self._runs_on, worker, rank) if in_call else partial(self._arrives, worker)
-            )
-            if check():
-                suspects.append(Suspect(worker, why, check, in_call))
+            holds = partial(self._arrives, worker)
+            if in_call := rank.rank not in arriving:
+                holds = partial(self._runs_on, worker, rank)
+            if holds():
+                suspects.append(Suspect(worker, why, holds, in_call))
         self._examine(suspects, running)
 
     def overdue(self, rank: int, incarnation: int, why: str) -> None:
         """Suspect that incarnation, which has had its time for a call."""
-        worker = self._membership.find(rank, incarnation)
-        if worker is not None:
+        if (worker := self._membership.find(rank, incarnation)) is not None:
             self._examine([Suspect(worker, why, lambda: True)])
 
     def out_of_step(self, wire: int) -> None:
@@ -256,8 +344,7 @@ class HangDetector:
         workers = {each.worker.rank: each.worker for each in new}
         others = [each for each in running if each.rank not in workers]
         for each in others:
-            worker = self._membership.find(each.rank, each.incarnation)
-            if worker is not None:
+            if (worker := self._membership.find(each.rank, each.incarnation)) is not None:
                 workers[each.rank] = worker
         asked = {rank: each.incarnation for rank, each in workers.items() if not _is_stopped(each)}
         before = {each: _vitals(each) for each in workers.values()}

@@ -10,7 +10,6 @@ The worker's side is `runtime.worker.control.Link.serve`.
 from __future__ import annotations
 
 import itertools
-import threading
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,35 +37,25 @@ class HeartbeatRequest:
     def __init__(
         self,
         ranks: Collection[int],
-        when_complete: Callable[[], object] | None,
+        when_complete: Callable[[], object],
         close: Callable[[], object],
     ) -> None:
-        self._ranks = frozenset(ranks)
         self._when_complete = when_complete
-        self._pulses: dict[int, Pulse] = {}
-        self._changed = threading.Condition()
+        self._pulses: dict[int, Pulse | None] = dict.fromkeys(ranks)
         self.close = close
-
-    def wait(self, ranks: Collection[int], timeout: float) -> None:
-        """Return once these *ranks* have replied, or after *timeout* seconds."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._pulses.keys() >= set(ranks), max(0.0, timeout))
 
     def replies(self) -> dict[int, Pulse | None]:
         """Return the reply of each rank; None for a rank that has not replied by now."""
-        with self._changed:
-            return {rank: self._pulses.get(rank) for rank in self._ranks}
+        return dict(self._pulses)
 
     def receive(self, rank: int, pulse: Pulse) -> None:
         """Note the reply of *rank*."""
-        with self._changed:
-            self._pulses[rank] = pulse
-            self._changed.notify_all()
+        self._pulses[rank] = pulse
         self.check_complete()
 
     def check_complete(self) -> None:
         """Call *when_complete* if every rank has replied; maybe again, on any thread."""
-        if self._when_complete is not None and self._pulses.keys() >= self._ranks:
+        if None not in self.replies().values():
             self._when_complete()
 
 
@@ -91,7 +80,7 @@ class HeartbeatClient:
                 del self._ranks[rank]
 
     def request(
-        self, ranks: Mapping[int, int], when_complete: Callable[[], object] | None = None
+        self, ranks: Mapping[int, int], when_complete: Callable[[], object]
     ) -> HeartbeatRequest:
         """Request heartbeats of *ranks* (rank: incarnation); detached ones do not reply.
 

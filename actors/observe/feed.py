@@ -7,15 +7,18 @@ large group is split into several records.
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any
 
-from phalanx.runtime import ChildStatus, GroupStatus, TreeStatus
+from phalanx.actors.calls.call import GATHER
+from phalanx.runtime import CALL_SECONDS, ChildStatus, GroupStatus, TreeStatus
 
-from .call_meter import CallMeter
+from .tracing import kind_of, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from phalanx.actors.calls.call import Call
     from phalanx.actors.group.handle import Group
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.runtime import LoggedEvent
@@ -24,6 +27,52 @@ if TYPE_CHECKING:
 _PART = 200  # ranks in one record, whose size is limited
 _CHILDREN = 200  # of a tree; further ones are only counted
 _EXIT = 80  # characters of the reason of a child's last exit
+
+
+class CallMeter:
+    """How many calls of a group have ended with which outcome, and how long they took.
+
+    A group has one from the moment at which an observer first asks for its status; before that a
+    call pays a test for None. Written under the plane's lock; read without it, so that the outcomes
+    may be one call behind the seconds. *clock* is the plane's.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._ok = 0
+        self._others: dict[str, int] = {}
+        self._buckets = [0] * (len(CALL_SECONDS) + 1)
+        self._sum = 0.0
+
+    def begun(self, call: Call) -> None:
+        """Note that *call* is being made."""
+        call.made_at = self._clock()
+
+    def settled(self, call: Call, cause: BaseException | None = None) -> None:
+        """Count *call*, which has its outcome, or ends by *cause*, unless that has been done."""
+        if not call.made_at:
+            return
+        seconds = self._clock() - call.made_at
+        call.made_at = 0.0
+        self._sum += seconds
+        self._buckets[bisect_left(CALL_SECONDS, seconds)] += 1
+        if cause is not None:
+            outcome = kind_of(cause)
+        elif call.error is None and call.failed is None and call.shape is not GATHER:
+            self._ok += 1
+            return
+        else:
+            outcome = outcome_of(call)[0]
+        self._others[outcome] = self._others.get(outcome, 0) + 1
+
+    def counts(self) -> dict[str, Any]:
+        """Return the counts, as fields of `GroupStatus`."""
+        others = dict(self._others)
+        return {
+            "calls": others | {"ok": self._ok + others.get("ok", 0)},
+            "call_seconds": tuple(self._buckets),
+            "call_seconds_sum": self._sum,
+        }
 
 
 def status_of(

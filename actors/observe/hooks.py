@@ -23,11 +23,7 @@ if TYPE_CHECKING:
     from phalanx.actors.spec.options import ExecutorSpec
 
 POINTS = ("before_send", "queued", "running", "after_reply", "restarting", "closing")
-"""The points at which faults can be injected.
-
-*running* and *after_reply* are passed in the worker (`WorkerProbe`), *before_send* and *queued* by
-a call (`CallProbe`), *restarting* and *closing* by its group (`GroupProbe`).
-"""
+"""The points at which faults can be injected: of a call, in the worker, and of its group."""
 
 
 class GroupProbe(Protocol):
@@ -42,9 +38,7 @@ class GroupProbe(Protocol):
         asked to stop). The *ranks* of the last ones are pairs of rank and incarnation.
         """
 
-    def call_probe(
-        self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
-    ) -> CallProbe:
+    def call_probe(self, name: str, method: Any, *, is_stream: bool) -> CallProbe:
         """Return the observer of a call that is being made."""
         ...
 
@@ -58,12 +52,12 @@ class CallProbe(Protocol):
 
     Its methods are quick and raise nothing; `before_send`, `queued` and `settled` run under the
     plane's lock.
+
+    Attributes:
+        method: What travels to the workers in place of the method.
     """
 
-    @property
-    def method(self) -> Any:
-        """What travels to the workers in place of the method."""
-        ...
+    method: Any
 
     def issued(self, call: Call) -> None:
         """The call is about to be accepted."""
@@ -82,7 +76,6 @@ class CallProbe(Protocol):
 
     def take(self, rank: int, value: Any) -> Any:
         """Return the method's value, given what *rank* answered."""
-        ...
 
 
 class Probe(Protocol):
@@ -115,7 +108,6 @@ class WorkerProbe(Protocol):
         wire: int,
     ) -> Any:
         """Run one call, of number *wire*; `CallProbe.method` stands in place of its method."""
-        ...
 
 
 _installed: list[Probe] = []  # at most one

@@ -60,10 +60,6 @@ class CallSpan:
         self._span = tracer.start_span(name, kind=_api().SpanKind.CLIENT, attributes=about)
         self.carrier = carried(_api().set_span_in_context(self._span))
 
-    def sent_as(self, seq: int) -> None:
-        """Note the number of the call."""
-        self._span.set_attribute("phalanx.call_id", seq)
-
     def died(self, report: CrashReport, fate: CallFate | None) -> None:
         """Note a death that touches the call. Under the plane's lock: must not block."""
         about = _about_death(report)
@@ -111,9 +107,9 @@ class GroupTrace:
             self._context = sys.modules["opentelemetry.context"].get_current()
 
     def call(
-        self, name: str, shape: Shape, rank: int | None, *, is_stream: bool = False
+        self, name: str, shape: Shape, seq: int, rank: int | None, *, is_stream: bool
     ) -> CallSpan | None:
-        """Return the span of a call that is being made; None without a provider."""
+        """Return the span of call number *seq*, which is being made; None without a provider."""
         tracer = self._telemetry.tracer
         if tracer is None:
             return None
@@ -124,6 +120,7 @@ class GroupTrace:
             "rpc.method": name,
             "phalanx.group": self._group,
             "phalanx.method": name,
+            "phalanx.call_id": seq,
             "phalanx.call": "stream" if is_stream else shape.name.lower(),
         }
         if rank is not None:

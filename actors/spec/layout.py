@@ -72,6 +72,11 @@ class Layout:
         }
         return {name: at for name, (at, size) in place.items() if size > 1}
 
+    def check_rank(self, field: str, rank: object) -> None:
+        """Raise a `SpecError` for *field* unless *rank* is one of its ranks."""
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < self.world_size:
+            raise SpecError(field, rank, f"give a rank from 0 to {self.world_size - 1}")
+
     def check(self, world_size: int) -> None:
         """Raise a `SpecError` that prints the arithmetic unless *world_size* is the product."""
         if world_size != self.world_size:

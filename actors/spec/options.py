@@ -10,7 +10,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
@@ -41,7 +41,6 @@ from phalanx.supervision import (
     is_installed,
 )
 
-from .check_ranks import check_env, check_per_rank
 from .checkpoint_policy import CheckpointPolicy
 from .factory import check_worker, factory_of, keywords, keywords_of
 from .layout import Layout
@@ -269,6 +268,33 @@ class Launch:
         )
 
 
+def check_per_rank(field: str, values: object, world_size: int | None) -> Sequence[Any]:
+    """Return *values* if it is a list or tuple with one entry per rank; None: of any length."""
+    if not isinstance(values, list | tuple):
+        raise SpecError(field, values, "give a list or tuple with one entry per rank")
+    given = cast("Sequence[Any]", values)
+    if world_size is not None and len(given) != world_size:
+        raise SpecError(
+            field, given, f"has {len(given)} entries for {world_size} ranks; give one for each"
+        )
+    return given
+
+
+def check_env(field: str, env: object) -> Mapping[str, str]:
+    """Return *env* if it is a mapping of text to text that an environment can hold."""
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise SpecError(field, env, "give a mapping of names to text")
+    named = cast("Mapping[object, object]", env)
+    for key, value in named.items():
+        if not isinstance(key, str) or not key or "=" in key or "\0" in key:
+            raise SpecError(field, key, "a variable's name is text without '=' and NUL")
+        if not isinstance(value, str) or "\0" in value:
+            raise SpecError(f"{field}[{key!r}]", value, "a variable's value is text without NUL")
+    return cast("Mapping[str, str]", named)
+
+
 def _set(group: object, **values: object) -> None:
     """Set fields of *group*, which is frozen, while it is being built."""
     for name, value in values.items():
@@ -385,7 +411,6 @@ class ExecutorSpec:
         factory: The pickled worker class and its arguments.
         keywords: The pickled keyword arguments of each rank; one for all if they are the same.
         pickled_decider: That of *policy*; empty for none.
-        snapshots: The folder of *checkpoint*; None for memory.
     """
 
     worker: type[WorkerActor]
@@ -400,7 +425,6 @@ class ExecutorSpec:
     launch: Launch
     pickled_decider: bytes
     checkpoint: CheckpointPolicy | None
-    snapshots: Path | None
     report_dir: ReportFolder | None
 
     @property
@@ -484,12 +508,9 @@ def spec_of(
         pickled_decider=b""
         if decider is None
         else encode_by_value(decider, f"decider={decider!r}"),
-        checkpoint=saving,
-        snapshots=(
-            None
-            if saving is None or saving.where is None
-            else check_folder("checkpoint.where", saving.where)
-        ),
+        checkpoint=saving
+        if saving is None or saving.where is None
+        else replace(saving, where=check_folder("checkpoint.where", saving.where)),
         report_dir=None if report_dir is None else ReportFolder.of("report_dir", report_dir),
     )
 

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Generator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors.spec.context import WorkerContext
@@ -42,7 +43,6 @@ from phalanx.supervision import RESUME_UNLESS_BROKEN, Directive, RuntimeFault, U
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from phalanx.actors.observe.hooks import WorkerProbe
     from phalanx.actors.spec.layout import Layout
@@ -64,6 +64,11 @@ class WorkerConfig:
         probe: The pickled `WorkerProbe`; empty for none.
         decider: The user's pickled decider; empty for the default.
         trace: The context of the span of this start; empty for none.
+        saving: The number of a snapshot less that of its call, and the folder it is stored in,
+            empty for memory, whose descriptor the driver gets; None where no state is stored.
+        restoring: The (start, size) of the rank's own state, or of all ranks' for `reshard`, in the
+            file that follows on the control socket; empty for none.
+        reshards: Whether those are the states of another number of ranks.
     """
 
     factory: bytes
@@ -75,33 +80,9 @@ class WorkerConfig:
     probe: bytes = b""
     decider: bytes = b""
     trace: Mapping[str, str] = field(default_factory=dict[str, str])
-    saving: Saving | None = None
-    restoring: Restoring | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Saving:
-    """How a worker stores its state; pickled by name.
-
-    Attributes:
-        base: The number of a snapshot less that of its call.
-        folder: Where it is stored; None for memory, whose descriptor the driver gets.
-    """
-
-    base: int
-    folder: Path | None
-
-
-@dataclass(frozen=True, slots=True)
-class Restoring:
-    """Where a state lies in the file that follows on the control socket; pickled by name.
-
-    Attributes:
-        spans: The (start, size) of the rank's own state, or of all ranks' for `reshard` (*spread*).
-    """
-
-    spans: tuple[tuple[int, int], ...]
-    spread: bool
+    saving: tuple[int, str] | None = None
+    restoring: tuple[tuple[int, int], ...] = ()
+    reshards: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,24 +152,23 @@ class WorkerHost:
         """Build the user's object and run `on_start`."""
         token = within(self._config.trace)
         try:
-            self._start()
+            known = set(sys.modules)
+            factory = self._factory or WorkerFactory(self._config.factory)
+            self._actor = factory.build(self._config.keywords)
+            self._start(self._actor, known)
         finally:
             self.end_copy()
             outside(token)
 
-    def _start(self) -> None:
-        known = set(sys.modules)
-        factory = WorkerFactory(self._config.factory) if self._factory is None else self._factory
-        actor = factory.build(self._config.keywords)
+    def _start(self, actor: WorkerActor, known: set[str]) -> None:
         actor.ctx = self._context
-        self._actor = actor
         try:
             if self._probe is not None:
                 self._probe.woke(self._context, kept=False)
             _run_hook("on_start", actor.on_start, self._context)
             self._report_imports(set(sys.modules) - known)
-            if self._config.restoring is not None:
-                self._restore(actor, self._config.restoring)
+            if self._config.restoring:
+                self._restore(actor)
         except Exception as error:
             self.end_copy()
             self.fail(error)
@@ -206,7 +186,7 @@ class WorkerHost:
             remedy="each start imports these again; name them in preload=",
         )
 
-    def _restore(self, actor: WorkerActor, restoring: Restoring) -> None:
+    def _restore(self, actor: WorkerActor) -> None:
         assert self._link is not None
         frame = self._link.receive()
         if not isinstance(frame, LargeFrame) or frame.kind != Kind.RESTORE or not frame.fds:
@@ -214,32 +194,32 @@ class WorkerHost:
             raise RuntimeFault(msg)
         self._link.tell(Kind.RESTORING)
         try:
-            states = [load_snapshot(frame.fds[0], *span) for span in restoring.spans]
+            states = [load_snapshot(frame.fds[0], *span) for span in self._config.restoring]
         finally:
             frame.drop()
-        if restoring.spread:
+        if self._config.reshards:
             _run_hook("reshard", actor.reshard, states)
         else:
             _run_hook("restore", actor.restore, states.pop())
 
     def save(self, call_id: int) -> Payload:
         """Store what `checkpoint` returns; return the message for the driver."""
-        config = self._config
-        assert config.saving is not None
+        assert self._config.saving is not None
         assert self._actor is not None
+        base, folder = self._config.saving
         try:
             made = _run_hook("checkpoint", self._actor.checkpoint)
             state = encode(made, "what checkpoint() returned")
         finally:
             self.end_copy()
         stamp = Stamp(
-            number=config.saving.base + call_id,
+            number=base + call_id,
             rank=self._context.rank,
             world_size=self._context.world_size,
             incarnation=self._context.incarnation,
             at=time.time(),
         )
-        return store_snapshot(state, stamp, config.saving.folder)
+        return store_snapshot(state, stamp, Path(folder) if folder else None)
 
     def invoke(self, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run one call: a method by name, or a callable that gets the actor first."""

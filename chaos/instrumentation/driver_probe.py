@@ -126,11 +126,8 @@ class ObservedGroup:
         self.shared = shared
         self._write = probe.journal.write
 
-    def call_probe(
-        self, name: str, method: Any, *, shape: str, rank: int | None, is_stream: bool
-    ) -> ObservedCall:
+    def call_probe(self, name: str, method: Any, *, is_stream: bool) -> ObservedCall:
         """Observe a call that is being made."""
-        del shape, rank  # `issued` has them
         call = InstrumentedCall(self.probe.next_call(), method, is_stream)
         return ObservedCall(self, name, call)
 

@@ -25,7 +25,7 @@ class Spinner:
         self._left = 0
 
     def look(
-        self, poll: Callable[[], _T], seconds: float, stop: Callable[[], bool] = lambda: False
+        self, poll: Callable[[], _T], seconds: float, stop: Callable[[], object] = lambda: False
     ) -> _T | None:
         """Call *poll* until it returns something true, for *seconds*, or until *stop*; return that.
 

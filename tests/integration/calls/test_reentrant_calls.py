@@ -22,7 +22,6 @@ from tests.support.programs import run_python
 from phalanx.actors import Executor
 from phalanx.actors.calls.callbacks import CallbackThread
 from phalanx.actors.calls.futures import CallFuture
-from phalanx.runtime import Arena, OwnedLock
 from phalanx.supervision import ExecutorClosed, ProtectedActor, WouldDeadlock
 
 WAIT = 30.0
@@ -264,7 +263,7 @@ def test_a_signal_handler_in_a_drain_neither_waits_nor_hangs(
     outcome = handle(acts[what])
 
     def strike() -> None:
-        wait_until(lambda: executor._group.plane.pauses._threads)
+        wait_until(lambda: executor._group.plane._pausing)
         os.kill(os.getpid(), signal.SIGUSR1)
         wait_until(lambda: outcome)
         gate.touch()
@@ -347,40 +346,6 @@ def test_a_call_may_be_settled_while_its_future_is_being_made() -> None:
     future = CallFuture(Settled(), nothing, nothing)  # type: ignore[arg-type]  # a call as far as is asked
 
     assert not future.is_whole
-
-
-def test_a_lock_that_its_holder_asks_for_again_says_so_and_stays_held() -> None:
-    lock = OwnedLock()
-
-    with lock.asked():
-        with pytest.raises(WouldDeadlock), lock.asked():
-            pass
-        assert lock.is_mine()
-
-    assert not lock.is_mine()
-
-
-def test_a_message_in_the_middle_of_the_search_for_a_place_finds_none() -> None:
-    arena = Arena.create(1 << 20)
-    found: list[Any] = []
-
-    class Sly:
-        """A reader whose counters are looked at: there a finalizer might run."""
-
-        def holds(self, _slot: int) -> bool:
-            found.append(arena.place(4096))
-            return False
-
-    first = arena.place(4096)
-    assert first is not None
-    first.borrowers.append(Sly())  # type: ignore[arg-type]  # a reader as far as is asked of it
-    first.let_go()
-
-    second = arena.place(4096)
-
-    assert found == [None]
-    assert second is not None
-    arena.close()
 
 
 def test_callbacks_may_be_handed_over_in_the_middle_of_handing_one_over() -> None:

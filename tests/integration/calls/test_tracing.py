@@ -295,7 +295,7 @@ def test_a_second_death_belongs_to_the_restart_that_is_under_way(
     spans: InMemorySpanExporter,
 ) -> None:
     def of(rank: int) -> Any:
-        made = told.call("step", Shape.SINGLE, rank)
+        made = told.call("step", Shape.SINGLE, 1, rank, is_stream=False)
         assert made is not None
         made.died(report, None)
         made.refused(RuntimeError("died"))

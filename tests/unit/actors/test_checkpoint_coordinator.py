@@ -11,8 +11,7 @@ import pytest
 
 from phalanx.actors.calls.call import Call, Shape, options_of
 from phalanx.actors.checkpoint.coordinator import CheckpointCoordinator
-from phalanx.actors.checkpoint.snapshot import Snapshot
-from phalanx.actors.checkpoint.snapshot_store import SnapshotStore
+from phalanx.actors.checkpoint.snapshot_store import Snapshot, SnapshotStore
 from phalanx.actors.spec.checkpoint_policy import CheckpointPolicy
 from phalanx.runtime import (
     Flag,
@@ -79,7 +78,7 @@ def coordinator(told: list[Any]) -> Iterator[CheckpointCoordinator]:
 def opened(
     policy: CheckpointPolicy, told: list[Any], loop: object = None
 ) -> Generator[CheckpointCoordinator]:
-    coordinator = CheckpointCoordinator(policy, None, together=True)
+    coordinator = CheckpointCoordinator(policy, together=True)
     coordinator.open(cast("Any", loop), cast("Any", Noted(told)), can_reshard=False, size=2)
     try:
         yield coordinator
@@ -183,7 +182,7 @@ def test_the_time_counts_from_the_first_call_that_is_in_no_snapshot(told: list[A
 def test_a_folder_without_a_complete_snapshot_is_refused_each_time(tmp_path: Path) -> None:
     (tmp_path / str(SnapshotName(number=7, rank=0, world_size=2))).write_bytes(b"half of it")
     policy = CheckpointPolicy(where=tmp_path, resume=True)
-    store = SnapshotStore(policy, tmp_path, together=True, sealed=False)
+    store = SnapshotStore(policy, together=True, sealed=False)
 
     for _ in range(2):  # as a supervisor does, which starts it again
         with pytest.raises(SpecError, match="none is complete"):
