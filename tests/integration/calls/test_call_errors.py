@@ -8,13 +8,11 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import start_thread
 from tests.support.programs import run_python
 from tests.support.workers import Echo, NeedsTwo, StartFails
 
@@ -193,6 +191,18 @@ class Eager(WorkerActor):
         (Echo, {"policy": {"restart": "always"}}, "policy.restart"),
         (Echo, {"intensity": (3,)}, "policy.intensity"),
         (Echo, {"intensity": 3}, "policy.intensity"),
+        (Echo, {"standby": -1}, "policy.standby"),
+        (Echo, {"standby": 1.5}, "policy.standby"),
+        (Echo, {"standby": True}, "policy.standby"),
+        (Echo, {"policy": {"decider": "restart"}}, "policy.decider"),
+        (Echo, {"policy": {"survivors": "some"}}, "policy.survivors"),
+        (Echo, {"policy": {"survivors": "keep"}}, "policy.survivors"),  # it has no `on_reform`
+        (Echo, {"policy": {"survivors": "keep"}, "strategy": "one_for_one"}, "policy.survivors"),
+        (Echo, {"policy": {"leave_within": 0}}, "policy.leave_within"),
+        (Echo, {"hang_after": 0}, "limits.hang"),
+        (Echo, {"hang_after": "soon"}, "limits.hang"),
+        (Echo, {"limits": {"stopped": -1.0}}, "limits.stopped"),
+        (Echo, {"limits": {"stopped": float("nan")}}, "limits.stopped"),
         (AsyncHook, {}, "worker"),
         (YieldingHook, {}, "worker"),
         (HasContext, {}, "worker"),
@@ -433,27 +443,6 @@ def test_wrong_constructor_arguments_are_told_before_anything_starts() -> None:
         Executor(Echo, 1, launch={"rank_kwargs": [{5: 1}], "preload": ()})
     with pytest.raises(SpecError, match="report_dir"):
         Executor(Echo, 1, report_dir="/dev/null/x", launch=Launch(preload=()))
-
-
-def test_calls_made_for_another_size_are_told_when_the_group_is_resized(
-    make: Make, gate: Path
-) -> None:
-    ex = make(world_size=2)
-    held = ex.collective_rpc("gated", args=(str(gate),), non_block=True)
-    thread = start_thread(ex.resize, 3)
-    scattered: Any = None
-    while scattered is None or not ex._group.plane.holds:
-        scattered = scattered or ex.scatter("echo", args=[("a",), ("b",)], non_block=True)
-        time.sleep(0.001)
-    gate.touch()
-    thread.join(30)
-
-    assert held.result(30) == [None, None]
-    try:
-        assert scattered.result(30) == ["a", "b"]  # it was sent before the resize began
-    except SpecError as error:
-        assert error.field == "world_size"
-    assert ex.collective_rpc("rank", 30) == [0, 1, 2]
 
 
 def test_arguments_that_cannot_travel_to_one_rank_hold_no_memory(make: Make) -> None:

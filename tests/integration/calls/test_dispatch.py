@@ -30,14 +30,6 @@ def test_scatter_gives_each_rank_its_own_arguments_and_guesses_from_no_length(ma
         ex.scatter("echo", args=[(1,)])
 
 
-def test_one_rank_is_called_alone(make: Make) -> None:
-    ex = make(world_size=3)
-
-    assert ex.call("rank", rank=1) == 1
-    assert ex.collective_rpc("add") == [1, 1, 1]
-    assert ex.call("add", args=(5,), rank=2) == 6
-
-
 def test_idle_ranks_share_a_work_queue(make: Make) -> None:
     ex = make(world_size=2)
 

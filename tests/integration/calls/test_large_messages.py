@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.support.options import Make
+from tests.support.processes import wait_until
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch, WorkerActor
-from phalanx.runtime import ARENA_IDLE
 from phalanx.runtime.memory.arena import SLOTS
 from phalanx.supervision import MessageTooLarge, Strategy, WorkerDied
 
@@ -81,14 +80,6 @@ def shared_bytes() -> int:
         except FileNotFoundError:
             continue
     return sum(sizes.values())
-
-
-def test_every_rank_sees_each_message_as_it_was_sent(make: Make) -> None:
-    executor = make(Keeper, 3)
-
-    for value in range(40):
-        totals = executor.collective_rpc("total", WAIT, args=(full(value),))
-        assert totals == [value * MIB] * 3
 
 
 def test_writing_in_place_changes_nobody_elses_data_nor_the_next_message(make: Make) -> None:
@@ -216,11 +207,10 @@ def test_a_reply_outlives_its_worker_and_its_executor(make: Make) -> None:
 def test_idle_memory_goes_back_to_the_kernel(make: Make) -> None:
     executor = make(Keeper, 2)
     executor.collective_rpc("echo", WAIT, args=(full(1, 32 * MIB),))
-    before = shared_bytes()
-    gone = _wait_until(lambda: shared_bytes() < 4 * MIB, 3 * ARENA_IDLE + 10)
+    assert shared_bytes() >= 64 * MIB
 
-    assert before >= 64 * MIB
-    assert gone
+    wait_until(lambda: shared_bytes() < 4 * MIB)
+
     assert executor.collective_rpc("total", WAIT, args=(full(4),)) == [4 * MIB] * 2
 
 
@@ -261,17 +251,6 @@ def test_tensors_share_the_memory_they_arrived_in(torch_runtime: Any) -> None:
             assert torch.equal(reply["b"][0], sent["b"][0])
             reply["a"].add_(1)
             assert int(reply["a"][-1]) == MIB
-
-
-def _wait_until(is_so: Callable[[], bool], seconds: float) -> bool:
-    import time
-
-    deadline = time.monotonic() + seconds
-    while not is_so():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)  # memory given back is announced by nobody
-    return True
 
 
 def shared(_worker: object, twice: list[Any], views: list[Any]) -> tuple[bool, bool]:

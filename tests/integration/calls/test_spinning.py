@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from tests.support.options import Make
-from tests.support.processes import LONG, run_threads, start_thread, wait_until
+from tests.support.processes import LONG, start_thread, wait_until
 from tests.support.rank_faults import kill
 from tests.support.workers import Echo, wait_for
 
@@ -214,18 +214,6 @@ def test_a_thread_of_the_users_runs_while_another_looks(spun: Make, gate: Path) 
     worker.join(WAIT)
 
 
-def test_many_callers_are_all_served(spun: Make) -> None:
-    ex = spun()
-    answers: list[Any] = []
-
-    def call(number: int) -> None:
-        answers.extend(ex.collective_rpc("echo", WAIT, ((number, n),)) for n in range(50))
-
-    run_threads(4, call)
-
-    assert sorted(answers) == sorted([(m, n), (m, n)] for m in range(4) for n in range(50))
-
-
 def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make) -> None:
     ex = spun(1)
     ex.collective_rpc("echo", WAIT)
@@ -237,13 +225,3 @@ def test_a_rank_that_looks_is_stopped_in_good_order(spun: Make) -> None:
 
     assert ex.collective_rpc("echo", WAIT, (1,)) == [1]
     assert ex.status().reports[-1].reason.signal == signal.SIGTERM
-
-
-def test_a_new_incarnation_looks_as_well(spun: Make) -> None:
-    ex = spun(1)
-
-    kill(ex)
-    wait_until(lambda: ex.ranks[0].incarnation == 2 and ex.ranks[0].state == "up")
-    ex.collective_rpc("echo", WAIT)
-
-    assert [seat.channel.page.spin for seat in ex._group.plane._table] == [1.0]

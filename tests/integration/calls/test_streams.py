@@ -25,7 +25,6 @@ from phalanx.supervision import (
     ExecutorClosed,
     NotPicklable,
     SpecError,
-    Strategy,
     StreamNotTaken,
     WorkerDied,
 )
@@ -67,10 +66,6 @@ class Source(WorkerActor):
             if each == 3 and self.ctx.rank == rank:
                 raise KeyError("boom")
             yield each
-
-    def die(self, after: int) -> Iterator[int]:
-        yield from range(after)
-        os.kill(os.getpid(), signal.SIGKILL)
 
     def arrays(self, number: int, size: int) -> Iterator[Any]:
         for each in range(number):
@@ -172,17 +167,6 @@ def test_one_ranks_exception_ends_the_stream_on_all(make: Make) -> None:
     assert executor.collective_rpc("number", WAIT) == [7, 7, 7]
 
 
-def test_a_death_in_the_middle_comes_after_the_items_before_it(make: Make) -> None:
-    executor = make(Source, 2, strategy=Strategy.ONE_FOR_ONE)
-    stream = executor.stream("die", WAIT, args=(5,), rank=1)
-
-    assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
-    with pytest.raises(WorkerDied):
-        next(stream)
-
-    assert executor.collective_rpc("number", WAIT) == [7, 7]
-
-
 def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, gate: Path) -> None:
     executor = make(Source, 1)
     stream = executor.stream("gated", 0.2, args=(str(gate),), rank=0)
@@ -193,15 +177,6 @@ def test_a_deadline_ends_the_stream_in_the_worker_too(make: Make, gate: Path) ->
 
     gate.touch()
     assert executor.call("number", WAIT, rank=0) == 7
-
-
-def test_a_stream_nobody_takes_blocks_others_only_until_its_deadline(make: Make) -> None:
-    executor = make(Source, 1)
-    stream = executor.stream("count", 0.3, args=(10**9,), rank=0, window=2)
-
-    assert executor.call("number", WAIT, rank=0) == 7
-    with pytest.raises(CallTimeout):
-        list(stream)
 
 
 def test_calls_behind_a_stream_keep_their_order(make: Make) -> None:

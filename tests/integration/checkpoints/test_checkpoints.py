@@ -482,18 +482,6 @@ def test_a_death_while_the_state_is_taken_is_a_death_in_that_call(
     assert ex.collective_rpc("add", LONG, retries=1) == [2, 2]
 
 
-def test_an_exit_while_the_state_is_taken_is_an_exit(make: Make, tmp_path: Path) -> None:
-    when = tmp_path / "when"
-    ex = make(kwargs={"wrong": {"checkpoint": "exit"}, "when": str(when), "where": 0})
-    ex.collective_rpc("add", LONG)
-    when.touch()
-
-    with pytest.raises(WorkerDied, match="exit code 3|code 3"):
-        ex.collective_rpc("add", LONG, retries=0)
-    when.unlink()
-    assert [count for count, _, _ in states(ex)] == [1, 1]
-
-
 def test_a_rank_that_hangs_in_it_is_found_by_the_limit_of_the_hook(
     make: Make, tmp_path: Path
 ) -> None:

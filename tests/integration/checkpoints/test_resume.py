@@ -25,11 +25,9 @@ from tests.support.transport import TRANSPORT
 from phalanx.actors import (
     CheckpointFailed,
     CheckpointPolicy,
-    Executor,
     Launch,
     RestartPolicy,
     Supervisor,
-    executor_child,
     worker_child,
 )
 from phalanx.runtime import Runtime
@@ -38,9 +36,7 @@ from phalanx.supervision import (
     Decider,
     Directive,
     Intensity,
-    Restart,
     Rule,
-    SpecError,
     Strategy,
     SupervisorSpec,
     WorkerDied,
@@ -171,28 +167,6 @@ def test_a_worker_child_goes_on_when_its_supervisor_starts_it_anew(
         assert executor(tree, "counter").call("state", LONG, rank=0)[:2] == (3, [3])
 
 
-def test_an_executor_that_gave_up_goes_on_when_its_supervisor_starts_it_anew(
-    runtime: Runtime,
-) -> None:
-    child = executor_child(
-        "group",
-        Counter,
-        2,
-        launch=Launch(preload=(), transport=TRANSPORT),
-        runtime=runtime,
-        intensity=Intensity(0, 60),
-        restart=Restart.PERMANENT,
-        checkpoint=CheckpointPolicy(every_calls=1),
-    )
-    with Supervisor(SupervisorSpec(id="root", children=[child])) as tree:
-        ex: Executor[Any] = tree.child("group")
-        ex.collective_rpc("add", LONG)
-        kill(ex, 1)
-        assert ex.wait_closed(LONG)
-
-        assert executor(tree, "group").collective_rpc("get", LONG) == [1, 1]
-
-
 def saver_child(runtime: Runtime) -> ChildSpec:
     options: Any = {"launch": Launch(preload=(), transport=TRANSPORT), "runtime": runtime}
     return worker_child("saver", Counter, checkpoint=CheckpointPolicy(every_calls=1), **options)
@@ -225,11 +199,6 @@ def test_two_trees_of_one_spec_keep_their_states_apart(runtime: Runtime) -> None
 
         assert executor(other, "saver").call("add", LONG, rank=0) == 2
         assert executor(one, "saver").call("add", LONG, rank=0) == 4
-
-
-def test_a_child_with_hooks_missing_is_refused_before_anything_starts() -> None:
-    with pytest.raises(SpecError, match="checkpoint"):
-        worker_child("counter", Counter, checkpoint=5)
 
 
 def test_a_full_disk_costs_snapshots_and_nothing_else(make: Make, tmp_path: Path) -> None:

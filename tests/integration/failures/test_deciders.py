@@ -21,7 +21,6 @@ from phalanx.supervision import (
     ExitKind,
     Restart,
     Rule,
-    SpecError,
     Strategy,
 )
 
@@ -83,19 +82,6 @@ def test_a_cuda_error_that_sticks_reaches_the_caller_and_ends_the_process(
     assert "device-side assert" in str(report.reason)
     assert "ended by the decider (restart)" in report.stderr
     assert method == "later" or "in trip" in report.stderr
-
-
-def test_a_collective_call_ends_with_the_error_and_not_with_the_death(make: Make) -> None:
-    ex = make(2, strategy=Strategy.ONE_FOR_ALL)
-
-    def trip(worker: Any) -> None:
-        if worker.ctx.rank == 0:
-            worker.trip()
-
-    with pytest.raises(RuntimeError, match="device-side assert"):
-        ex.collective_rpc(trip, LONG)
-
-    assert [incarnation(ex, rank) for rank in range(2)] == [2, 2]
 
 
 def trip(worker: Any, ranks: tuple[int, ...], *, later: bool) -> Any:
@@ -164,19 +150,6 @@ def test_the_users_decider_may_restart_after_any_error(make: Make) -> None:
     assert incarnation(ex) == 2
 
 
-def test_a_predicate_of_the_users_travels_to_the_worker(make: Make) -> None:
-    ex = make(
-        policy=RestartPolicy(
-            decider=Decider((Rule(lambda e: "shape" in str(e), Directive.RESTART),))
-        )
-    )
-
-    with pytest.raises(KeyError):
-        ex.call("mistake", LONG, rank=0)
-
-    assert incarnation(ex) == 2
-
-
 @pytest.mark.parametrize(
     ("directive", "says"),
     [(Directive.STOP, "was stopped by the decider"), (Directive.ESCALATE, "escalated")],
@@ -213,11 +186,6 @@ def test_the_users_decider_overrules_the_restart_type(make: Make) -> None:
     kill(ex, 0)
 
     assert incarnation(ex) == 2
-
-
-def test_a_decider_must_be_one(make: Make) -> None:
-    with pytest.raises(SpecError, match="decider="):
-        make(policy={"decider": "restart"})
 
 
 def test_the_decider_is_asked_once_about_each_exception(make: Make, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,23 +22,9 @@ class Locker(Echo):
             Path(mark).touch()
             wait_for(f"{mark}.gate", 600)
 
-    def take(self) -> None:
-        self.ctx.lock("it").acquire()
-
-    def take_and_exit(self, code: int) -> None:
-        self.take()
-        sys.exit(code)
-
     def enter(self, timeout: float | None = None) -> Any:
         with self.ctx.lock("it", timeout) as died:
             return None if died is None else (died.rank, died.incarnation)
-
-    def count_up(self, path: str, times: int) -> None:
-        """Read, then write: what gets lost where two do it at once."""
-        file = Path(path)
-        for _ in range(times):
-            with self.ctx.lock("file"):
-                file.write_text(str(int(file.read_text()) + 1))
 
 
 def build(make: Make, world_size: int = 3, **options: Any) -> Executor[Any]:
@@ -51,15 +36,6 @@ def hold(ex: Executor[Any], rank: int, mark: Path) -> Any:
     call = ex.call("hold", args=(str(mark),), non_block=True, rank=rank)
     wait_for(str(mark))
     return call
-
-
-def test_one_worker_at_a_time_is_inside(make: Make, tmp_path: Path) -> None:
-    ex = build(make)
-    (tmp_path / "count").write_text("0")
-
-    ex.collective_rpc("count_up", LONG, (str(tmp_path / "count"), 100))
-
-    assert (tmp_path / "count").read_text() == "300"
 
 
 def test_a_killed_holder_is_followed_by_one_who_is_told(make: Make, tmp_path: Path) -> None:
@@ -75,19 +51,6 @@ def test_a_killed_holder_is_followed_by_one_who_is_told(make: Make, tmp_path: Pa
     with pytest.raises(WorkerDied):
         held.result(LONG)
     assert ex.collective_rpc("enter", LONG) == [None, None, None]
-
-
-@pytest.mark.parametrize("code", [None, 0, 3])
-def test_a_holder_that_ends_in_good_order_is_followed_too(make: Make, code: int | None) -> None:
-    ex = build(make, 2)
-    if code is None:
-        ex.call("take", LONG, rank=0)
-        ex.restart(0)
-    else:
-        with pytest.raises(WorkerDied):
-            ex.call("take_and_exit", LONG, (code,), rank=0)
-
-    assert ex.call("enter", LONG, (LONG,), rank=1) == (0, 1)
 
 
 @pytest.mark.parametrize("standby", [0, 1])

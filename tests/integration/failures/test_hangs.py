@@ -21,13 +21,12 @@ from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_healed, wait_stopped
 from tests.support.workers import Echo, StartFails
 
-from phalanx.actors import Limits, RestartPolicy, StopPolicy, WorkerActor, limits
+from phalanx.actors import Limits, RestartPolicy, StopPolicy, WorkerActor
 from phalanx.actors.group import shutdown
 from phalanx.runtime import Runtime
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import (
     ExitKind,
-    SpecError,
     StartFailed,
     Strategy,
     Unhealthy,
@@ -41,17 +40,29 @@ USUAL = {"worker": Stuck, "world_size": 1, "intensity": OFTEN}
 
 
 @pytest.mark.parametrize(
-    "how", ["deadlock", "loop", "native", "released", "blocked_thread", "deaf"]
+    ("how", "says"),
+    [
+        ("deadlock", r"waiting in _deadlock \(.*hanging_workers.py:\d+\)"),
+        ("loop", r"busy in _loop"),
+        ("contended", r"busy in _contended"),
+        ("released", r"waiting in _released"),
+        ("native", r"wedged: no sign of life .* holds the interpreter lock; it sleeps"),
+        ("regex", r"wedged: no sign of life .* holds the interpreter lock; it uses the processor"),
+        ("blocked_thread", ""),
+        ("deaf", ""),
+    ],
 )
-def test_a_hung_rank_is_ended_with_the_stacks_of_its_threads_in_the_report(
-    make: Make, how: str
+def test_a_hung_rank_is_ended_with_what_it_does_and_its_stacks_in_the_report(
+    make: Make, how: str, says: str
 ) -> None:
     ex = make(hang_after=0.5)
 
-    with pytest.raises(WorkerDied, match="hang_after=0.5 s") as caught:
+    with pytest.raises(WorkerDied, match=f"hang_after=0.5 s.*{says}") as caught:
         ex.collective_rpc("hang", LONG, (how,))
 
     report = caught.value.report
+    assert re.search(says, str(report.reason))
+    assert re.search(says, report.render())
     assert report.reason.kind is ExitKind.UNRESPONSIVE
     assert report.call.method == "hang"
     assert f"in _{how}" in report.stacks
@@ -73,29 +84,6 @@ def test_a_call_that_reports_progress_may_run_for_longer_than_its_limit(make: Ma
     ex = make(hang_after=2.0)
 
     assert ex.collective_rpc(_goes_on, LONG) == ["done"]
-
-
-@pytest.mark.parametrize(
-    ("how", "says"),
-    [
-        ("deadlock", r"waiting in _deadlock \(.*hanging_workers.py:\d+\)"),
-        ("loop", r"busy in _loop"),
-        ("contended", r"busy in _contended"),
-        ("released", r"waiting in _released"),
-        ("native", r"wedged: no sign of life .* holds the interpreter lock; it sleeps"),
-        ("regex", r"wedged: no sign of life .* holds the interpreter lock; it uses the processor"),
-    ],
-)
-def test_the_report_tells_one_that_waits_from_one_that_is_wedged(
-    make: Make, how: str, says: str
-) -> None:
-    ex = make(hang_after=0.3)
-
-    with pytest.raises(WorkerDied, match=says) as caught:
-        ex.collective_rpc("hang", LONG, (how,))
-
-    assert re.search(says, str(caught.value.report.reason))
-    assert re.search(says, caught.value.report.render())
 
 
 def test_one_that_cannot_say_where_it_is_is_killed_all_the_same(make: Make) -> None:
@@ -254,7 +242,7 @@ def test_the_process_tree_of_a_hung_rank_goes_with_it(make: Make) -> None:
 
 
 def test_a_start_that_hangs_says_where(make: Make) -> None:
-    with pytest.raises(StartFailed) as caught:
+    with pytest.raises(StartFailed, match=r"rank . .*limits.start=2") as caught:
         make(StartFails, 1, args=("hang",), limits=Limits(start=2.0))
 
     (report,) = caught.value.reports
@@ -398,15 +386,6 @@ def test_a_pause_of_the_driver_is_nobodys_hang(gate: Path) -> None:
         driver.kill()
         driver.wait()
         driver.stdout.close()
-
-
-@pytest.mark.parametrize("field", ["hang", "stopped"])
-@pytest.mark.parametrize("value", [0, -1.0, "soon", float("nan"), True])
-def test_a_limit_that_makes_no_sense_is_refused(make: Make, field: str, value: object) -> None:
-    with pytest.raises(SpecError, match=f"limits.{field}"):
-        make(limits=Limits(**{field: value}))  # type: ignore[arg-type]  # what is tested
-    with pytest.raises(SpecError, match="hang_after"):
-        limits(hang_after=value)
 
 
 @pytest.mark.both_transports

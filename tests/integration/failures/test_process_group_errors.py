@@ -192,16 +192,6 @@ def test_calls_behind_one_that_a_rank_refused_get_their_own_answers(
     assert f"the ranks are out of step: rank {rank} raised ValueError in 'add'" in reason
 
 
-def test_a_call_made_after_the_exception_is_answered_rightly_and_soon(group: Make) -> None:
-    ex = group()
-
-    for turn in (1, 2):
-        with pytest.raises(ValueError, match="rank 0 does not like it"):
-            ex.collective_rpc("add", LONG, (1.0,), {"before": 0})
-        assert ex.collective_rpc("add", LONG, (5.0,)) == [10.0, 10.0]
-        assert ex.status().restarts == turn
-
-
 def test_survivors_are_kept_when_the_ranks_are_out_of_step(group: Make) -> None:
     ex = group(3, policy=RestartPolicy(survivors="keep"))
     before = ex.collective_rpc("who", LONG)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.processes import wait_until
-from tests.support.rank_faults import kill, telling
+from tests.support.rank_faults import kill
 from tests.support.supervised_actors import in_sub_process
 from tests.support.transport import TRANSPORT
 from tests.support.workers import Echo, StartFails, StartsLate
@@ -27,12 +27,10 @@ from phalanx.supervision import (
     ChildRefused,
     ChildSpec,
     ExecutorClosed,
-    ExitKind,
     Intensity,
     Restart,
     SpecError,
     StartFailed,
-    Strategy,
     SupervisorDown,
     SupervisorSpec,
     WorkerDied,
@@ -77,10 +75,6 @@ def executor(tree: Supervisor, path: str) -> Executor[Any]:
             return found
 
 
-def pids(ex: Executor[Any]) -> list[int | None]:
-    return [info.pid for info in ex.ranks]
-
-
 def replaced(tree: Supervisor, path: str, before: Executor[Any]) -> Executor[Any]:
     wait_until(lambda: executor(tree, path) is not before)
     return executor(tree, path)
@@ -97,27 +91,6 @@ def test_executors_serve_as_children_and_stop_with_their_tree(
     tree.close()
 
     assert a.status().state == b.status().state == "ended"
-
-
-def test_a_group_that_gives_up_is_restarted_by_the_supervisor_above(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
-) -> None:
-    tree = grow(
-        SupervisorSpec("root", intensity=Intensity(5, 60.0), children=[child("a", Echo, 2)])
-    )
-    before = executor(tree, "a")
-    told: list[Any] = []
-    once = threading.Event()
-    before.register_failure_callback(telling(told, once))
-
-    kill(before)
-    after = replaced(tree, "a", before)
-
-    assert after.collective_rpc("rank", LONG) == [0, 1]
-    assert once.wait(LONG)
-    assert [reason.kind for reason in told] == [ExitKind.SHUTDOWN]
-    assert before.is_failed
-    assert not set(pids(before)) & set(pids(after)) - {None}
 
 
 def test_calls_of_a_lasting_handle_wait_while_the_supervisor_restarts_its_executor(
@@ -278,59 +251,6 @@ def test_an_executor_that_served_calls_before_each_of_its_deaths_has_been_of_use
 
 
 @pytest.mark.parametrize(
-    ("strategy", "moved"),
-    [
-        (Strategy.ONE_FOR_ONE, {"b"}),
-        (Strategy.REST_FOR_ONE, {"b", "c"}),
-        (Strategy.ONE_FOR_ALL, {"a", "b", "c"}),
-    ],
-)
-def test_the_strategy_says_which_executors_are_restarted_together(
-    grow: Callable[..., Supervisor],
-    child: Callable[..., ChildSpec],
-    strategy: Strategy,
-    moved: set[str],
-) -> None:
-    tree = grow(
-        SupervisorSpec(
-            "root", strategy, Intensity(5, 60.0), children=[child(i, Echo, 1) for i in "abc"]
-        )
-    )
-    before = {i: executor(tree, i) for i in "abc"}
-
-    kill(before["b"])
-    after = {i: replaced(tree, i, before[i]) if i in moved else executor(tree, i) for i in "abc"}
-
-    assert {i for i in "abc" if after[i] is not before[i]} == moved
-    assert [after[i].collective_rpc("rank", LONG) for i in "abc"] == [[0]] * 3
-
-
-def test_escalation_climbs_a_nested_tree(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
-) -> None:
-    inner = SupervisorSpec(
-        "inner", Strategy.ONE_FOR_ONE, Intensity(0, 60.0), children=[child("a", Echo, 1)]
-    )
-    tree = grow(
-        SupervisorSpec(
-            "root",
-            Strategy.ONE_FOR_ALL,
-            Intensity(1, 60.0),
-            children=[inner, child("b", Echo, 1)],
-        )
-    )
-    a, b = executor(tree, "inner/a"), executor(tree, "b")
-
-    kill(a)
-    replaced(tree, "inner/a", a)
-    second = replaced(tree, "b", b)
-    assert second.collective_rpc("rank", LONG) == [0]
-    kill(executor(tree, "inner/a"))
-
-    wait_until(lambda: second.status().state == "ended")
-
-
-@pytest.mark.parametrize(
     ("restart", "code", "restarted"),
     [
         (Restart.PERMANENT, 0, True),
@@ -392,19 +312,6 @@ def test_a_start_that_fails_starts_nothing_of_the_tree(
 
     with pytest.raises(StartFailed, match="bad"):
         Supervisor(SupervisorSpec("root", children=[child("good", Echo, 1), bad]))
-
-
-def test_a_supervised_executor_that_is_closed_by_hand_is_restarted_if_permanent(
-    grow: Callable[..., Supervisor], child: Callable[..., ChildSpec]
-) -> None:
-    tree = grow(
-        SupervisorSpec("root", intensity=Intensity(5, 60.0), children=[child("a", Echo, 1)])
-    )
-    before = executor(tree, "a")
-
-    before.close()
-
-    assert replaced(tree, "a", before).collective_rpc("rank", LONG) == [0]
 
 
 def test_specs_of_executors_are_checked_when_they_are_built() -> None:

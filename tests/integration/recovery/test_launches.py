@@ -277,19 +277,3 @@ def test_an_error_in_the_executors_own_thread_withdraws_what_waits_for_a_process
     assert "the executor itself: TypeError" in str(call.exception(LONG))
     assert ex.wait_closed(LONG)
     assert not slow.gate.exists()
-
-
-def test_ranks_are_started_anew_where_the_zygote_has_been_stopped(
-    make: Make, slow: Slow, tmp_path: Path
-) -> None:
-    ex = make()
-    calls = [busy(ex, rank, tmp_path) for rank in range(2)]
-    old = slow.zygote
-    os.kill(old, signal.SIGSTOP)
-
-    for rank in (0, 1):
-        kill(ex, rank)
-        assert isinstance(calls[rank].exception(LONG), WorkerDied)
-
-    assert ex.collective_rpc("rank", LONG) == [0, 1, 2]
-    assert slow.zygote not in (0, old)

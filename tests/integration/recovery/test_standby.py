@@ -15,11 +15,11 @@ import pytest
 from tests.support.options import Make
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed, wait_stopped
 from tests.support.standby_workers import Warm
-from tests.support.workers import Echo, Reducer
+from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Launch
 from phalanx.actors.group.standby import StandbyLost
-from phalanx.runtime import Runtime, usable_processors
+from phalanx.runtime import usable_processors
 from phalanx.runtime.linux import procfs
 from phalanx.supervision import Intensity, SpecError, Strategy
 
@@ -186,24 +186,6 @@ def test_more_deaths_than_spares(make: Make) -> None:
     wait_warm(ex, 2)
 
 
-def test_spares_join_a_process_group(make: Make, torch_runtime: Runtime) -> None:
-    ex = make(
-        Reducer,
-        strategy=Strategy.ONE_FOR_ALL,
-        standby=2,
-        launch={"preload": ("torch",)},
-        runtime=torch_runtime,
-    )
-    wait_warm(ex, 2)
-    warm = set(spares(ex))
-
-    kill(ex, 1)
-    wait_healed(ex, 1)
-
-    assert ex.collective_rpc("total", LONG, (1.0,)) == [3.0, 3.0]
-    assert {info.pid for info in ex.ranks} == warm
-
-
 def test_closing_ends_spares_that_are_warm_and_those_that_are_not(
     make: Make, tmp_path: Path
 ) -> None:
@@ -225,12 +207,6 @@ def test_a_group_that_gives_up_takes_its_spares_along(make: Make) -> None:
 
     assert ex.wait_closed(LONG)
     assert ex.is_failed
-
-
-@pytest.mark.parametrize("standby", [-1, 1.5, True, "one"])
-def test_a_number_of_spares_that_makes_no_sense_is_refused(make: Make, standby: object) -> None:
-    with pytest.raises(SpecError, match="standby"):
-        make(standby=standby)
 
 
 def test_a_spare_that_prepares_cannot_have_arguments_of_its_own(make: Make) -> None:

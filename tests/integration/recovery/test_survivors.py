@@ -12,11 +12,10 @@ from tests.support.options import Make, with_defaults
 from tests.support.processes import start_thread, wait_until
 from tests.support.rank_faults import OFTEN, kill, wait_for_view, wait_healed
 from tests.support.survivors import Holder, Keeper, Loner, Sender, Spinner
-from tests.support.workers import Echo
 
 from phalanx.actors import Executor, Limits, RestartPolicy
 from phalanx.runtime import RendezvousStore, Runtime
-from phalanx.supervision import ExitKind, Intensity, SpecError, Strategy, WorkerDied
+from phalanx.supervision import ExitKind, Intensity, WorkerDied
 
 LONG = 60.0
 
@@ -343,14 +342,3 @@ def test_closing_in_the_middle_of_it_ends_everyone(make: Make) -> None:
 
     assert not closer.is_alive()
     assert ex.status().state == "ended"
-
-
-def test_survivors_are_kept_only_where_that_means_something(make: Make) -> None:
-    with pytest.raises(SpecError, match="on_reform"):
-        Executor(Echo, 2, policy=RestartPolicy(survivors="keep"))
-    with pytest.raises(SpecError, match="one_for_all"):
-        make(strategy=Strategy.ONE_FOR_ONE)
-    with pytest.raises(SpecError, match="survivors"):
-        make(policy={"survivors": "some"})
-    with pytest.raises(SpecError, match="leave_within"):
-        make(policy=RestartPolicy(leave_within=0))
