@@ -5,11 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from pathlib import Path
 
-import pytest
 from benchmarks.harness.process_group import MARK, Family
+from tests.support.processes import is_alive, wait_until
 
 # A worker that maps shared memory, and a daemon that has left its parent and its session.
 PARENT = """
@@ -47,17 +45,4 @@ def test_a_family_has_its_daemons_counts_shared_memory_once_and_ends() -> None:
     assert memory > shared
     assert spent[parent.pid] > 0
     assert left == []
-    wait_gone(daemon)
-
-
-def wait_gone(pid: int) -> None:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return
-        if state == "Z":  # whoever adopted it has not looked yet
-            return
-        time.sleep(0.01)
-    pytest.fail(f"{pid} is still there")
+    wait_until(lambda: not is_alive(daemon))

@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from tests.support.processes import wait_until
 
 from phalanx.chaos import load_run, render_page
 from phalanx.cli import main
@@ -159,21 +159,13 @@ def stop(): return build("on_stop", 1)
 """
 
 
-def await_file(path: Path, run: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not path.exists():
-        assert run.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # a file tells nobody
-
-
 @pytest.mark.parametrize("faults", ["kill", "kill,kill:driver"])
 @pytest.mark.parametrize("factory", ["start", "restart"])
 def test_ctrl_c_does_not_wait_for_a_start(folder: Path, factory: str, faults: str) -> None:
     (folder / "slow.py").write_text(SLOW)
     (folder / "kill.json").write_text(KILL_SOON if faults == "kill" else KILL_BOTH)
     run = chaos(folder, f"slow:{factory}", "--duration", "600", "--schedule", "kill.json")
-    await_file(folder / "slow", run)
+    wait_until((folder / "slow").exists)
 
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
@@ -192,7 +184,7 @@ def test_a_second_ctrl_c_does_not_wait_for_a_stop_and_prints_the_table(folder: P
         assert run.poll() is None
 
     run.send_signal(signal.SIGINT)
-    await_file(folder / "slow", run)
+    wait_until((folder / "slow").exists)
     run.send_signal(signal.SIGINT)
     out, err = run.communicate(timeout=60)
 

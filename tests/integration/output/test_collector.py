@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.support.output import LONG, Console, Worker, labels_of
+from tests.support.processes import soon
 
 from phalanx.runtime.observe.events import GroupDown, GroupUp, WorkerStarted
 from phalanx.runtime.output.collector_client import OutputCollector
@@ -26,10 +27,6 @@ if TYPE_CHECKING:
     from phalanx.runtime.process.launcher import Launcher
 
     Start = Callable[[str], tuple[Worker, WorkerOutput]]
-
-
-def soon() -> float:
-    return time.monotonic() + LONG
 
 
 def text_is(text: str) -> Callable[[dict[str, Any]], bool]:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.processes import wait_until
 
 SCRIPT = Path(__file__).parents[2] / "support" / "torchrun_script.py"
 LONG = 150.0
@@ -210,10 +210,7 @@ def test_a_module_and_a_program_are_run(tmp_path: Path) -> None:
 
 def test_ranks_that_leave_by_os_exit_have_succeeded(tmp_path: Path) -> None:
     with running("--nproc-per-node", 2, SCRIPT, "leaves", tmp_path) as launcher:
-        deadline = time.monotonic() + LONG
-        while not any("ends" in lines for lines in notes(tmp_path).values()):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(lambda: any("ends" in lines for lines in notes(tmp_path).values()))
         (tmp_path / "go").touch()
 
         assert launcher.wait(LONG) == 0, launcher.communicate()

@@ -76,7 +76,7 @@ def check_samples(results: list[Any], ranks: int) -> None:
 
 
 @pytest.mark.parametrize("survivors", ["keep", "restart"])
-def test_two_ranks_killed_at_every_moment_of_a_step_end_as_if_undisturbed(
+def test_two_ranks_killed_or_stopped_at_every_moment_of_a_step_end_as_if_undisturbed(
     tmp_path: Path, survivors: str
 ) -> None:
     faults = [
@@ -87,11 +87,12 @@ def test_two_ranks_killed_at_every_moment_of_a_step_end_as_if_undisturbed(
         (0, 5, "begin"),
         (1, 5, "begin"),  # all at once
         (0, 6, "writing"),
+        (1, 7, "stopped"),
         (1, 3, "joining"),  # in the re-formation after the second death
     ]
-    digest, results, run = train(
-        Replicated, 2, faults=faults, marks=tmp_path, survivors=survivors, every=1
-    )
+    limits = Limits(stopped=0.5)
+    options: dict[str, Any] = {"survivors": survivors, "every": 1, "limits": limits}
+    digest, results, run = train(Replicated, 2, faults=faults, marks=tmp_path, **options)
 
     assert (digest, results) == undisturbed(Replicated, 2)
     check_samples(results, 2)
@@ -124,14 +125,6 @@ def test_a_step_that_fails_after_its_parameters_were_changed_is_taken_from_the_b
 
     assert (digest, results) == undisturbed(Replicated, 2)
     assert run.resumed
-
-
-def test_a_stopped_rank_is_replaced_and_the_run_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    digest, results, _ = train(
-        Replicated, 2, faults=[(1, 3, "stopped")], marks=tmp_path, limits=Limits(stopped=0.5)
-    )
-
-    assert (digest, results) == undisturbed(Replicated, 2)
 
 
 def test_buffers_every_three_steps_have_at_most_three_done_again(tmp_path: Path) -> None:
