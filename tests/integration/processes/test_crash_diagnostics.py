@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from tests.support.programs import run_python
@@ -30,23 +30,43 @@ install_crash_output({faults})
     return done.returncode, done.stderr
 
 
-def test_an_exception_that_cannot_be_shown_leaves_its_name(faults: int) -> None:
-    status, _ = die(
-        faults,
-        """
+ODD = """
 class Odd(Exception):
     @property
     def __notes__(self): raise RuntimeError("no notes")
     __traceback__ = property(lambda self: 1 / 0)
     __cause__ = property(lambda self: 1 / 0)
 sys.excepthook(Odd, Odd(), None)
-""",
-    )
+"""
+LAST_OF_THREE = """
+import threading
+def fail(number): raise RuntimeError(f"thread {number}")
+for number in range(3):
+    thread = threading.Thread(target=fail, args=(number,))
+    thread.start(); thread.join()
+"""
+FIRST_THEN_ABORT = "sys.excepthook(KeyError, KeyError('first'), None)\nimport os; os.abort()"
 
-    assert (status, read_crash_output(faults)) == (
-        0,
-        "Odd, which cannot be shown: ZeroDivisionError\n",
-    )
+
+@pytest.mark.parametrize(
+    ("code", "begins", "holds"),
+    [
+        (ODD, "Odd, which cannot be shown: ZeroDivisionError\n", ()),
+        (LAST_OF_THREE, "", [f"RuntimeError: thread {number}\n" for number in range(3)]),
+        (FIRST_THEN_ABORT, "", ["KeyError: 'first'", "Fatal Python error: Aborted\n"]),
+    ],
+    ids=["that cannot be shown", "of several threads", "before a fatal signal"],
+)
+def test_exceptions_are_kept_in_their_order(
+    faults: int, code: str, begins: str, holds: Sequence[str]
+) -> None:
+    die(faults, code)
+
+    words = read_crash_output(faults)
+
+    assert words.startswith(begins)
+    places = [words.index(each) for each in holds]
+    assert places == sorted(places)
 
 
 @pytest.mark.parametrize(
@@ -77,32 +97,6 @@ def test_an_exception_nobody_caught_is_kept_and_shown_as_ever(faults: int) -> No
     assert words.startswith("Traceback (most recent call last):")
     assert words.endswith("\nValueError: no such shard\n")
     assert "ValueError: no such shard" in stderr
-
-
-def test_the_last_of_several_threads_that_died_has_the_last_word(faults: int) -> None:
-    die(
-        faults,
-        """
-import threading
-def fail(number): raise RuntimeError(f"thread {number}")
-for number in range(3):
-    thread = threading.Thread(target=fail, args=(number,))
-    thread.start(); thread.join()
-""",
-    )
-
-    words = read_crash_output(faults)
-
-    assert [f"RuntimeError: thread {number}" in words for number in range(3)] == [True] * 3
-    assert words.endswith("\nRuntimeError: thread 2\n")
-
-
-def test_an_exception_before_a_fatal_signal_is_kept_beside_it(faults: int) -> None:
-    die(faults, "sys.excepthook(KeyError, KeyError('first'), None)\nimport os; os.abort()")
-
-    words = read_crash_output(faults)
-
-    assert words.index("KeyError: 'first'") < words.index("Fatal Python error: Aborted\n")
 
 
 def test_a_process_that_was_killed_or_left_says_nothing(faults: int) -> None:

@@ -76,24 +76,6 @@ def test_a_daemon_adopted_during_a_start_is_reaped_and_not_waited_for(
     wait_until(lambda: procfs.read(daemon) is None, "the reaping")
 
 
-def test_closing_ends_workers_and_helpers_and_can_be_done_twice(loop: EventLoop) -> None:
-    launcher = Launcher(loop, preload=())
-    starter = Starter(launcher)
-    process = starter.start("beget", "daemon")
-    daemon = starter.line.hear()["pids"]["daemon"]
-    helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
-
-    launcher.close(soon())
-    launcher.close(soon())
-
-    assert process.status is not None
-    assert not is_alive(daemon)
-    assert [procfs.read(pid) for pid in helpers] == [None, None]
-    with pytest.raises(RuntimeFault, match="closed"):
-        starter.start("stay")
-    starter.line.close()
-
-
 SETSID = """
 import os, subprocess, time
 from phalanx.runtime.threads.event_loop import EventLoop
@@ -155,18 +137,22 @@ def test_a_driver_that_is_a_subreaper_collects_what_workers_left_and_nothing_of_
     assert (done.stdout, done.stderr) == ("True [5, 5]\n", "")
 
 
-@pytest.mark.parametrize("kind", ["daemon", "heavy"])
-def test_what_a_close_could_not_end_in_time_the_next_one_ends(loop: EventLoop, kind: str) -> None:
+def test_closing_ends_workers_and_helpers_and_the_next_close_what_was_not_ended_in_time(
+    loop: EventLoop,
+) -> None:
     launcher = Launcher(loop, preload=())
     starter = Starter(launcher)
-    process = starter.start("beget", kind)
-    daemon = starter.line.hear()["pids"][kind]
+    process = starter.start("beget", "daemon heavy")
+    begotten = starter.line.hear()["pids"].values()
     helpers = [zygote_pid(launcher), launcher._guardian.pid or 0]
 
-    starter.line.close()
     with contextlib.suppress(RuntimeFault):  # unless all of them are that quick
         launcher.close(time.monotonic() - 1)
     launcher.close(soon())
 
-    assert not is_alive(daemon)
+    assert process.status is not None
+    assert not any(map(is_alive, begotten))
     assert [procfs.read(pid) for pid in (process.pid, *helpers)] == [None, None, None]
+    with pytest.raises(RuntimeFault, match="closed"):
+        starter.start("stay")
+    starter.line.close()

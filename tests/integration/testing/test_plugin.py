@@ -182,39 +182,35 @@ def test_executors_of_several_tests_share_a_runtime_that_is_no_leak_of_theirs(
     result.assert_outcomes(passed=2)
 
 
+READ = "ERROR: *test_it: @pytest.mark.phalanx_chaos: "
+
+
 @pytest.mark.parametrize(
-    ("mark", "told"),
+    ("mark", "fixture", "words", "told"),
     [
-        ("seed='seven'", "seed='seven'"),
-        ("faults=('explode',)", "unknown fault"),
-        ("fault=('kill',)", "fault: no such field"),
-        ("7", "by keyword, not (7,)"),
+        ("seed='seven'", "phalanx_chaos", (), f"{READ}*seed='seven'"),
+        ("faults=('explode',)", "phalanx_chaos", (), f"{READ}*unknown fault"),
+        ("fault=('kill',)", "phalanx_chaos", (), f"{READ}*fault: no such field"),
+        ("7", "phalanx_chaos", (), f"{READ}*by keyword, not (7,)"),
+        ("seed=1", "", (), "*does not ask for the fixture `phalanx_chaos`"),
+        ("seed=1", "phalanx_chaos", ("--chaos-seed=seven",), "*--chaos-seed*'seven'"),
     ],
 )
-def test_a_marker_that_makes_no_sense_is_a_usage_error(
-    pytester: pytest.Pytester, mark: str, told: str
+def test_a_marker_or_a_seed_that_makes_no_sense_is_a_usage_error(
+    pytester: pytest.Pytester, mark: str, fixture: str, words: tuple[str, ...], told: str
 ) -> None:
     pytester.makepyfile(
-        f"import pytest\n@pytest.mark.phalanx_chaos({mark})\ndef test_it(phalanx_chaos): ..."
+        f"import pytest\n@pytest.mark.phalanx_chaos({mark})\ndef test_it({fixture}): ..."
     )
 
-    result = pytester.runpytest_inprocess(*LOADED)
+    result = pytester.runpytest_inprocess(*LOADED, *words)
 
     assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: *test_it: @pytest.mark.phalanx_chaos: *{glob(told)}*"])
+    result.stderr.fnmatch_lines([f"{glob(told)}*"])
 
 
 def glob(text: str) -> str:
     return text.replace("[", "[[]")
-
-
-def test_a_marker_that_nothing_reads_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    pytester.makepyfile("import pytest\n@pytest.mark.phalanx_chaos(seed=1)\ndef test_it(): ...")
-
-    result = pytester.runpytest_inprocess(*LOADED)
-
-    assert result.ret is pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines(["*does not ask for the fixture `phalanx_chaos`*"])
 
 
 def test_spread_over_processes_a_marker_that_makes_no_sense_fails_its_test_alone(
@@ -259,12 +255,6 @@ def test_the_names_of_an_earlier_release_work_and_warn(pytester: pytest.Pytester
     result.assert_outcomes(passed=1)
     for name in ("fixture chaos", "fixture leak_check", "@pytest.mark.chaos"):
         result.stdout.fnmatch_lines([f"*PytestDeprecationWarning: *{name} is now *phalanx_*"])
-
-
-def test_a_seed_that_is_no_number_is_a_usage_error(pytester: pytest.Pytester) -> None:
-    result = pytester.runpytest_inprocess(*LOADED, "--chaos-seed=seven")
-
-    assert result.ret is pytest.ExitCode.USAGE_ERROR
 
 
 def test_the_plugin_is_found_by_its_entry_point() -> None:

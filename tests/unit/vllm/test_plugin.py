@@ -297,6 +297,10 @@ def test_what_was_in_flight_is_dropped_also_where_it_would_have_been_taken() -> 
     assert not idle.drop_stale_output
 
 
+SEEDED = {"sampling_params": SimpleNamespace(seed=1, temperature=0.5)}
+GREEDY = {"sampling_params": SimpleNamespace(seed=1, temperature=0.0)}
+
+
 @pytest.mark.parametrize(
     ("fields", "speculates", "keeps_generators", "ends"),
     [
@@ -304,25 +308,10 @@ def test_what_was_in_flight_is_dropped_also_where_it_would_have_been_taken() -> 
         ({"resumable": True}, False, False, False),
         ({"resumable": True, "num_computed_tokens": 4}, False, False, True),
         ({"sampling_params": None}, True, True, False),
-        ({"sampling_params": SimpleNamespace(seed=1, temperature=0.5)}, True, True, False),
-        (
-            {"sampling_params": SimpleNamespace(seed=1, temperature=0.5), "num_output_tokens": 3},
-            True,
-            True,
-            True,
-        ),
-        (
-            {"sampling_params": SimpleNamespace(seed=1, temperature=0.5), "num_output_tokens": 3},
-            True,
-            False,
-            False,
-        ),
-        (
-            {"sampling_params": SimpleNamespace(seed=1, temperature=0.0), "num_output_tokens": 3},
-            True,
-            True,
-            False,
-        ),
+        (SEEDED, True, True, False),
+        ({**SEEDED, "num_output_tokens": 3}, True, True, True),
+        ({**SEEDED, "num_output_tokens": 3}, True, False, False),
+        ({**GREEDY, "num_output_tokens": 3}, True, True, False),
     ],
 )
 def test_only_what_cannot_be_continued_exactly_ends(
