@@ -39,6 +39,7 @@ WAIT = 120.0  # seconds for a call; one that needs them has been lost
 SHORT = 1500  # calls of the test that is no soak; it ends early on a busy machine
 LONGEST = 900.0  # seconds; on two processors 25,000 calls take less than two minutes
 LONGEST_START = 10.0
+LONG = [pytest.mark.soak, pytest.mark.timeout(1200)]
 EVERYWHERE = ("collective", "gather", "streams")
 
 
@@ -416,9 +417,13 @@ def _nothing(_worker: object) -> None:
 
 
 @pytest.mark.both_transports
-@pytest.mark.parametrize("strategy", [Strategy.ONE_FOR_ONE, Strategy.ONE_FOR_ALL])
 @pytest.mark.parametrize(
-    "own", [SHORT, pytest.param(25_000, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])]
+    ("own", "strategy"),
+    [
+        (SHORT, Strategy.ONE_FOR_ONE),
+        pytest.param(25_000, Strategy.ONE_FOR_ONE, marks=LONG),
+        pytest.param(25_000, Strategy.ONE_FOR_ALL, marks=LONG),
+    ],
 )
 def test_under_kills_and_planned_changes_every_call_of_every_shape_is_accounted_for(
     make: Make,

@@ -57,7 +57,7 @@ def test_eight_workers_at_once_lose_no_line_and_tear_none(
     console: Console, worker: Start, collector: OutputCollector
 ) -> None:
     code = """
-for number in range(200):
+for number in range(100):
     os.write(1 + number % 2, b"%d " % number + b"x" * (number * 40) + b"\\n")
 """
     workers = [worker(code)[0] for _ in range(8)]
@@ -68,7 +68,7 @@ for number in range(200):
         assert filling == "x" * (int(number) * 40)
         assert int(number) not in seen[record["rank"]]
         seen[record["rank"]].add(int(number))
-        return sum(map(len, seen.values())) == 8 * 200
+        return sum(map(len, seen.values())) == 8 * 100
 
     console.record(count)
 
@@ -114,7 +114,7 @@ print("after", flush=True); log.info("also.this")
 
 
 def test_a_driver_stderr_that_nobody_reads_stops_no_worker(console: Console, worker: Start) -> None:
-    total = 300_000
+    total = 100_000
     one, output = worker(f"for i in range({total}): print('line', i, file=sys.stderr)")
 
     code = one.wait()  # nobody has read the console so far, and it is a pipe of 64 KiB

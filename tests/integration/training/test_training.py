@@ -147,7 +147,7 @@ def test_a_step_that_raises_is_as_if_it_had_not_begun(tmp_path: Path) -> None:
 
 def test_a_trainer_with_hidden_state_is_refused_in_words() -> None:
     with pytest.raises(StartFailed) as caught:
-        Training(Shuffling, 2, threads=1)
+        Training(Shuffling, 1, threads=1)
 
     assert isinstance(caught.value.__cause__, HiddenState)
     assert "loader is a DataLoader, which has state that is not kept" in str(caught.value.__cause__)
