@@ -40,6 +40,21 @@ def waker(loop: asyncio.AbstractEventLoop, arrived: asyncio.Future[None]) -> Cal
     return wake
 
 
+class _Lazy:
+    """An attribute of the base class: its condition, its lists of waiters and callbacks.
+
+    All are made when one is first used. Most futures are only asked for their result, and making
+    them takes as long as the rest of the call. (A `__getattr__` would slow down every attribute.)
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, future: CallFuture, _owner: type) -> Any:
+        future.become_whole()
+        return future.__dict__[self._name]
+
+
 class CallFuture(Future[Any]):
     """The future of one call.
 
@@ -48,7 +63,7 @@ class CallFuture(Future[Any]):
     """
 
     def __init__(self, call: Call, plane: CallPlane, callbacks: CallbackThread) -> None:
-        # The base class is not called: see `__getattr__`.
+        # The base class is not called: see `_Lazy`.
         self._call = call
         self._plane = plane
         self._callbacks = callbacks
@@ -59,17 +74,6 @@ class CallFuture(Future[Any]):
         self._error: BaseException | None = None
         if not call.done:
             call.future = self  # last: the call has been sent, and may be settled at any moment
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the base class: its condition, its waiters and callbacks.
-
-        All are made when one is first used. Most futures are only asked for their result, and
-        making them takes as long as the rest of the call.
-        """
-        if name not in _BASE:
-            raise AttributeError(name)
-        self.become_whole()
-        return self.__dict__[name]
 
     def result(self, timeout: float | None = None) -> Any:
         """Return the call's value, or raise its error.
@@ -248,5 +252,7 @@ class CallFuture(Future[Any]):
         base._invoke_callbacks()  # noqa: SLF001  # as `set_result` ends
 
 
-_BASE = frozenset(vars(Future()))
+for _name in vars(Future()):
+    setattr(CallFuture, _name, _Lazy(_name))
+
 _ENDED = ("FINISHED", "CANCELLED_AND_NOTIFIED")  # as `concurrent.futures` names them
