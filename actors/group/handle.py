@@ -199,7 +199,20 @@ class Group:
                 spec.limits.stopped,
                 lambda due: self.post(self.actor.health.check_limits, due),
             )
-            self.plane = plane = self._make_plane()
+            self.plane = plane = CallPlane(
+                self.runtime.loop,
+                spec.world_size,
+                depth=spec.limits.queue_depth,
+                snapshots=self.checkpoints,
+                spins=spec.transport is None,
+                log=self.log,
+                on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
+                on_busy=self.hang_limits.wake,
+                on_desync=lambda wire: self.post(self.actor.health.out_of_step, wire),
+                inner=(self._state_lock.is_mine,),
+                poller=self._poller,
+                clock=self.clock,
+            )
             if probe is not None:
                 self.probe = probe.attach(spec, self)
             look = None if parent is None else parent.ctx.snapshot
@@ -215,22 +228,6 @@ class Group:
             if descriptor_limit.is_shortage(error):
                 raise too_few_descriptors(error) from error
             raise
-
-    def _make_plane(self) -> CallPlane:
-        return CallPlane(
-            self.runtime.loop,
-            self.spec.world_size,
-            depth=self.spec.limits.queue_depth,
-            snapshots=self.checkpoints,
-            spins=self.spec.transport is None,
-            log=self.log,
-            on_end=lambda rank, number: self.post(self.actor.expect_exit, rank, number),
-            on_busy=self.hang_limits.wake,
-            on_desync=lambda wire: self.post(self.actor.health.out_of_step, wire),
-            inner=(self._state_lock.is_mine,),
-            poller=self._poller,
-            clock=self.clock,
-        )
 
     def _callback_failed(self, error: BaseException) -> None:
         with suppress(Exception):
@@ -424,14 +421,15 @@ class Group:
             )
         self._room.set(needed)
 
-    def save(self, timeout: float | None) -> Checkpoint:
-        """Have every rank store its state, and return what is kept of it."""
-        self.check_process()
-        self._check_may_wait("checkpoint")
-        return self._save(timeout, under_hold=False)
+    def save(self, timeout: float | None, *, under_hold: bool = False) -> Checkpoint:
+        """Have every rank store its state, and return what is kept of it.
 
-    def _save(self, timeout: float | None, *, under_hold: bool) -> Checkpoint:
+        *under_hold*: this thread has paused dispatch.
+        """
         assert self.checkpoints is not None
+        self.check_process()
+        if not under_hold:
+            self._check_may_wait("checkpoint")
         call = checkpoint_call(self.plane, next(self.numbers), timeout)
         call.under_hold = under_hold  # new calls are paused, and this one is not
         try:
@@ -471,7 +469,7 @@ class Group:
                     msg = f"calls are still in flight after {timeout:g} s; nothing was changed"
                     raise TimeoutError(msg)
                 if not force and self.checkpoints is not None and self.checkpoints.is_unsaved():
-                    self._save(self._left(deadline), under_hold=True)
+                    self.save(self._left(deadline), under_hold=True)
                 plan = make()
                 self.tell(plan)
                 while not plan.done.wait(max(0.01, min(1.0, self._left(deadline, 1.0)))):
