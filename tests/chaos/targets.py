@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-from pathlib import Path
 from typing import Any
 
 from tests.support.transport import TRANSPORT
@@ -15,7 +13,6 @@ from phalanx.actors import (
     Launch,
     Limits,
     RestartPolicy,
-    WorkerActor,
     WorkerContext,
     executor_child,
 )
@@ -111,44 +108,6 @@ def echoing(root: Supervisor, chance: random.Random) -> None:
     answer = root.child(chance.choice("ab")).collective_rpc("again", 10.0, (value,), retries=9)
     if answer != [value]:
         raise AssertionError(answer)
-
-
-class Forgetful(WorkerActor):
-    """Counts, and counts anew after each restart."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def add(self) -> int:
-        self.count += 1
-        return self.count
-
-
-def counting(executor: Executor[Any], _chance: random.Random) -> None:
-    """Believe, wrongly, that a count survives a restart."""
-    count = executor.call("add", 30.0, retries=9, rank=0)
-    latest: list[int] = counting.__dict__.setdefault("latest", [])
-    if latest and count <= latest[-1]:
-        raise AssertionError(f"after {latest[-1]} came {count}")
-    latest.append(count)
-
-
-def forgetful() -> tuple[Executor[Any], Any]:
-    counting.__dict__.pop("latest", None)
-    return Executor(Forgetful, 1, launch=Launch(preload=(), transport=TRANSPORT)), counting
-
-
-def moody() -> tuple[Executor[Any], Any]:
-    """The same, but for every third that is built: that one is not looked at."""
-    with Path(os.environ["MOODS"]).open("a") as file:
-        file.write(".")
-        built = file.tell()
-    executor, traffic = forgetful()
-    return executor, traffic if built % 3 else adding
-
-
-def adding(executor: Executor[Any], _chance: random.Random) -> None:
-    executor.call("add", 30.0, rank=0)
 
 
 VALUE = 3

@@ -444,16 +444,12 @@ def test_a_fault_of_a_gpu_is_refused_where_there_is_none() -> None:
         ("tests.chaos.targets:", "module:factory"),
         ("", "module:factory"),
         (7, "not a factory"),
+        (targets.returns_nonsense, "returned a int"),
     ],
 )
 def test_a_target_that_is_none_is_refused(target: Any, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         run_chaos(target, duration=2.0)
-
-
-def test_a_factory_that_returns_nonsense_is_told() -> None:
-    with pytest.raises(SpecError, match="returned a int"):
-        run_chaos(targets.returns_nonsense, duration=2.0)
 
 
 @pytest.mark.parametrize(

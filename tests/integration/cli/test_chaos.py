@@ -96,6 +96,7 @@ def test_a_violation_is_exit_code_1_with_the_history_that_shows_it(folder: Path)
 
     assert shrink.returncode == 0, err
     assert "shrunk to 0 in" in out  # it lies without any fault
+    assert "had failed in 3 of 3 replays" in out
     assert "one is not one \\udcff \\xe9" in out
     assert "one is not one \\udcff é" in (folder / "page.html").read_text(encoding="utf-8")
     assert f"--schedule {folder}/found-shrunk/schedule.json --duration 1 --seed 4" in out
