@@ -14,9 +14,7 @@ from dataclasses import asdict
 from typing import Any, cast
 
 from phalanx.runtime.observe.events import WorkerLabels
-from phalanx.runtime.output.collector_client import OutputCollector, WorkerOutput
-from phalanx.runtime.process.launcher import Launcher
-from phalanx.runtime.threads.event_loop import EventLoop
+from phalanx.runtime.output.collector_client import WorkerOutput
 
 LONG = 60.0  # seconds; no test takes them unless something is broken
 
@@ -28,11 +26,6 @@ labels = WorkerLabels(**{labels!r})
 log, faults = {fds!r}
 {code}
 """
-
-
-def plain_collector(**options: Any) -> OutputCollector:
-    """Return a collector with a launcher of its own, for a program that ends without closing it."""
-    return OutputCollector(Launcher(EventLoop(), preload=()), **options)
 
 
 class Worker:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import select
 import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,21 +18,11 @@ from tests.support.programs import run_python
 from phalanx.cli.logs import add_arguments, is_wanted
 from phalanx.cli.select_driver import choose
 from phalanx.runtime import DriverStream
+from phalanx.runtime.output.collector_client import OutputCollector
+from phalanx.runtime.process.launcher import Launcher
 from phalanx.supervision import SpecError
 
 LONG = 60
-ROOT = str(Path(__file__).parents[3])
-# A driver that says a line of its own each time it reads one, and ends at the end of its input.
-DRIVER = f"""
-import sys; sys.path.insert(0, {ROOT!r})
-from tests.support import output
-from phalanx.runtime import GroupUp
-with output.plain_collector(console=None, name=sys.argv[1]) as collector:
-    print(flush=True)
-    for number, _ in enumerate(sys.stdin):
-        collector.log.info("said", number=number)
-        collector.log.debug("murmured", number=number)
-"""
 LOGS = "import sys; from phalanx.cli import main; sys.exit(main(['logs', *sys.argv[1:]]))"
 
 
@@ -46,23 +36,21 @@ def parsed(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def test_it_shows_what_the_driver_says_and_ends_with_it() -> None:
+def test_it_shows_what_the_driver_says_and_ends_with_it(launcher: Launcher) -> None:
     name = f"logs-{uuid.uuid4().hex[:8]}"  # other tests have drivers on this machine, too
-    driver = subprocess.Popen(
-        [sys.executable, "-c", DRIVER, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert driver.stdin is not None
-    assert driver.stdout is not None
-    driver.stdout.readline()
-    logs = subprocess.Popen([sys.executable, "-c", LOGS, name, "--json"], stdout=subprocess.PIPE)
-    assert logs.stdout is not None
-    deadline = time.monotonic() + LONG
-    while not select.select([logs.stdout], [], [], 0.1)[0]:  # a subscription takes a moment
-        assert time.monotonic() < deadline
-        driver.stdin.write(b"go\n")
-        driver.stdin.flush()
-    driver.communicate(timeout=LONG)
-    seen, _ = logs.communicate(timeout=LONG)
+    command = [sys.executable, "-c", LOGS, name, "--json"]
+    with (
+        OutputCollector(launcher, console=None, name=name) as collector,
+        subprocess.Popen(command, stdout=subprocess.PIPE) as logs,
+    ):
+        deadline = time.monotonic() + LONG
+        said = itertools.count()
+        while not select.select([logs.stdout], [], [], 0.1)[0]:  # a subscription takes a moment
+            assert time.monotonic() < deadline
+            collector.log.info("said", number=(number := next(said)))
+            collector.log.debug("murmured", number=number)
+        collector.close()
+        seen, _ = logs.communicate(timeout=LONG)
     code = logs.returncode
 
     records = [json.loads(line) for line in seen.splitlines()]

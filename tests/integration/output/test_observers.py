@@ -232,10 +232,12 @@ def test_a_stream_that_cannot_be_opened_is_told_and_all_else_works(
 
 
 def test_the_driver_never_imports_zmq() -> None:
-    code = f"""
-import sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r})
-from tests.support import output
-with output.plain_collector(console=None): pass
+    code = """
+import sys
+from phalanx.runtime.output.collector_client import OutputCollector
+from phalanx.runtime.process.launcher import Launcher
+from phalanx.runtime.threads.event_loop import EventLoop
+with OutputCollector(Launcher(EventLoop(), preload=()), console=None): pass
 assert "zmq" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
