@@ -43,6 +43,7 @@ def test_it_shows_what_the_driver_says_and_ends_with_it(launcher: Launcher) -> N
         OutputCollector(launcher, console=None, name=name) as collector,
         subprocess.Popen(command, stdout=subprocess.PIPE) as logs,
     ):
+        assert logs.stdout is not None
         deadline = time.monotonic() + LONG
         said = itertools.count()
         while not select.select([logs.stdout], [], [], 0.1)[0]:  # a subscription takes a moment

@@ -29,6 +29,19 @@ def names(detector: LeakDetector) -> list[str]:
     return [Path(leak.name).name for leak in detector.leaks()]
 
 
+def start(tree: str, code: str, *words: str) -> tuple[subprocess.Popen[str], str]:
+    """Start a process that bears the mark of *tree*; return it, and the line that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *words],
+        env={process_tree.VARIABLE: f"{tree}/1.it;"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline()
+
+
 @pytest.mark.parametrize(
     "name", [f"phalanx-0-{OURS}-61723848", f"torch_{OURS}_17", f"sem.{OURS}", "phalanx"]
 )
@@ -77,18 +90,10 @@ def test_a_new_file_that_a_process_of_the_tree_held_is_a_leak_whatever_its_name(
     detector = LeakDetector(tree, own=False)
     path = Path("/dev/shm") / f"any{uuid.uuid4().hex}"
     code = "import sys; f = open(sys.argv[1], 'w'); print(flush=True); sys.stdin.read()"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(path)],
-        env={process_tree.VARIABLE: f"{tree}/1.holder;"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    holder, _ = start(tree, code, str(path))
     try:
-        assert holder.stdout is not None
-        holder.stdout.readline()
-
         detector.look()
-        holder.communicate(b"", timeout=30)
+        holder.communicate(timeout=30)
 
         assert detector.leaks() == [Leak("shared memory", str(path))]
     finally:
@@ -104,21 +109,14 @@ def test_a_process_that_was_seen_in_the_tree_is_known_when_it_has_hidden() -> No
         "start_new_session=True, stdout=subprocess.DEVNULL); print(p.pid, flush=True); "
         "sys.stdin.read()"
     )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        env={process_tree.VARIABLE: f"{tree}/1.parent;"},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    parent, pid = start(tree, code)
 
     detector.look()
-    parent.communicate(b"", timeout=30)
+    parent.communicate(timeout=30)
     left = detector.wait_gone()
     detector.kill()
 
-    assert left == [Leak("process", f"{pid} (S) sleep 1000")]
+    assert left == [Leak("process", f"{int(pid)} (S) sleep 1000")]
     assert detector.wait_gone() == []
 
 
