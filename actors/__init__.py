@@ -34,11 +34,11 @@ from .spec.options import Launch as Launch
 from .spec.options import Limits as Limits
 from .spec.options import RestartPolicy as RestartPolicy
 from .spec.options import StopPolicy as StopPolicy
-from .spec.proxy import RemoteMethod as RemoteMethod
 from .spec.results import Emitted as Emitted
 from .spec.results import Outcome as Outcome
 from .spec.results import OutcomeKind as OutcomeKind
 from .spec.results import Status as Status
+from .spec.worker import RemoteMethod as RemoteMethod
 from .spec.worker import WorkerActor as WorkerActor
 from .spec.worker import idempotent as idempotent
 from .spec.worker import limits as limits

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from phalanx.actors.calls.call import COLLECTIVE, GATHER, POOL, SINGLE
 from phalanx.actors.calls.streams import StreamInbox
 from phalanx.actors.spec.options import check_per_rank
-from phalanx.actors.spec.proxy import Proxy
-from phalanx.actors.spec.worker import WorkerActor
+from phalanx.actors.spec.worker import Proxy, WorkerActor
 from phalanx.supervision import SpecError, check_callable, check_count, check_seconds
 
 from .aio import outcome_of
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
     from phalanx.actors.calls.futures import CallFuture
     from phalanx.actors.calls.streams import ReplyStream
     from phalanx.actors.spec.layout import Layout
-    from phalanx.actors.spec.proxy import How
     from phalanx.actors.spec.results import Outcome
-    from phalanx.actors.spec.worker import Method
+    from phalanx.actors.spec.worker import How, Method
     from phalanx.testing.inline import InlineGroup
 
     from .group import RankGroup

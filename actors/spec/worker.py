@@ -14,8 +14,10 @@ from typing import (
     TYPE_CHECKING,
     Any,
     Concatenate,
+    Generic,
     Literal,
     ParamSpec,
+    Protocol,
     Self,
     TypeVar,
     cast,
@@ -25,12 +27,15 @@ from typing import (
 from phalanx.supervision import BadArguments, SpecError, UnknownMethod, check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from phalanx.supervision import ExitReason
 
     from .context import WorkerContext
-    from .proxy import DeclaredMethod
+
+    How = Literal["value", "future", "awaitable"]
+    Make = Callable[[How, str, tuple[Any, ...], Mapping[str, Any]], Any]
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -330,3 +335,53 @@ def _arity(signature: inspect.Signature) -> tuple[int, int | None]:
             case _:
                 pass
     return least, most
+
+
+class Proxy:
+    """Every public method of the worker class, as a `RemoteMethod`: called without strings.
+
+    Prior art: ``ActorProxy`` in Pykka, ``.remote()`` in Ray.
+
+    Args:
+        make: Makes a call: given what to return, the method's name and its arguments.
+    """
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def __getattr__(self, name: str) -> RemoteMethod[..., Any]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return RemoteMethod(self._make, name)
+
+
+class RemoteMethod(Generic[_P, _T]):
+    """One method of a worker class, on the ranks of a `Proxy`. Call it to wait for its value."""
+
+    def __init__(self, make: Make, name: str) -> None:
+        self._make = make
+        self._name = name
+
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        """Call the method and return its value."""
+        value: _T = self._make("value", self._name, args, kwargs)
+        return value
+
+    def future(self, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Call the method and return its `CallFuture`."""
+        future: Future[_T] = self._make("future", self._name, args, kwargs)
+        return future
+
+    def aio(self, *args: _P.args, **kwargs: _P.kwargs) -> Awaitable[_T]:
+        """Call the method and return its value, to be awaited."""
+        awaitable: Awaitable[_T] = self._make("awaitable", self._name, args, kwargs)
+        return awaitable
+
+
+class DeclaredMethod(Protocol[_P, _T]):
+    """A method declared with `method`, for type checkers: a `RemoteMethod` of a proxy."""
+
+    @overload
+    def __get__(self, worker: None, owner: type) -> Callable[Concatenate[Any, _P], _T]: ...
+    @overload
+    def __get__(self, worker: object, owner: type) -> RemoteMethod[_P, _T]: ...
