@@ -16,6 +16,14 @@ PROGRAMS = sorted({*EXAMPLES.glob("*.py")} - {EXAMPLES / "minilm.py"})
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("phalanx_leak_check")]
 
 
+@pytest.fixture(autouse=True)
+def _compiler_cache(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Have torch keep what it leaves behind where files that are left do not count."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+
+
 def run(name: str, *words: str) -> str:
     """Run the example *name*; return what it printed, once it has succeeded."""
     done = run_python(str(EXAMPLES / f"{name}.py"), *words, timeout=240)
@@ -128,10 +136,7 @@ def test_a_dataset_has_one_output_for_each_input_when_driver_and_ranks_are_kille
     assert again.startswith("40 inputs, 40 outputs are there\n")
 
 
-def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # torch leaves it behind
+def test_rollouts_through_kills_end_with_the_weights_of_the_undisturbed_run() -> None:
     calm = run("rl_rollouts", "--versions", "10", "--kills", "0")
     # The only rank is killed with calls in flight, so its successor is asked before it has weights.
     said = run("rl_rollouts", "--versions", "10", "--kills", "2", "--ranks", "1")
