@@ -6,13 +6,14 @@ A seed that is not given is drawn then, so that the run can be reproduced.
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from phalanx.actors import POINTS
 from phalanx.runtime import find_gpus
-from phalanx.supervision import SpecError, check_count, check_flag, check_number
+from phalanx.supervision import SpecError, check_count, check_kind, check_number
 
 from .nemesis.catalog import FAULTS, TARGETS, FaultPattern, is_rank
 from .nemesis.schedule import Schedule
@@ -75,7 +76,7 @@ class Chaos:
         for name in ("duration", "rate", "call_timeout", "recovery_limit"):
             check_number(name, getattr(self, name), _LEAST, _MOST)
         check_count("callers", self.callers)
-        check_flag("keep_intensity", self.keep_intensity)
+        check_kind("keep_intensity", self.keep_intensity, bool)
         for name, known in (("faults", None), ("targets", TARGETS), ("points", POINTS)):
             self._set(name, _words(name, getattr(self, name), known))
         patterns = [FaultPattern.of(text) for text in self.faults]
@@ -103,14 +104,9 @@ class Chaos:
         if self.duration < _RECOVERY:
             remedy = f"shorter than one recovery takes ({_RECOVERY:g} s)"
             raise SpecError("duration", self.duration, remedy)
-        return Schedule.draw(
-            self.seed,
-            duration=self.duration,
-            rate=self.rate,
-            patterns=patterns,
-            targets=self.targets,
-            points=self.points,
-        )
+        names = ("duration", "rate", "targets", "points")
+        what: dict[str, Any] = {name: getattr(self, name) for name in names}
+        return Schedule.draw(self.seed, patterns=patterns, **what)
 
     @property
     def planned(self) -> Schedule:
@@ -124,18 +120,16 @@ class Chaos:
         return any(fault.target == "driver" for fault in self.planned)
 
     def _check_schedule(self) -> None:
-        names = {fault.fault for fault in self.planned}
-        late = [fault for fault in self.planned if fault.at >= self.duration]
-        if late:
-            remedy = f"fault {late[0].number} comes at {late[0].at:g} s, after the end"
-            raise SpecError("duration", self.duration, remedy)
-        needing = sorted(name for name in names if FAULTS[name].needs == "gpu")
+        for fault in self.planned:
+            if fault.at >= self.duration:
+                remedy = f"fault {fault.number} comes at {fault.at:g} s, after the end"
+                raise SpecError("duration", self.duration, remedy)
+        needing = [each.fault for each in self.planned if FAULTS[each.fault].needs == "gpu"]
         if needing:
-            inventory = find_gpus()
-            gpus = inventory.gpus()
-            inventory.close()
-            if not gpus:
-                raise SpecError("faults", needing[0], "needs an NVIDIA GPU; none is visible here")
+            with closing(find_gpus()) as inventory:
+                if not inventory.gpus():
+                    remedy = "needs an NVIDIA GPU; none is visible here"
+                    raise SpecError("faults", needing[0], remedy)
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -145,17 +139,16 @@ def _words(field_name: str, given: object, known: Sequence[str] | None) -> tuple
     """Return the names that are *given*, as a list or with commas between them."""
     if isinstance(given, str):
         given = [word for word in given.split(",") if word]
-    is_list = isinstance(given, list | tuple)
-    words = cast("Sequence[object]", given) if is_list else (None,)
-    found = tuple(word for word in words if isinstance(word, str))
-    if len(found) != len(words):
+    words = cast("Sequence[Any]", given)
+    if not (isinstance(given, list | tuple) and all(isinstance(word, str) for word in words)):
         raise SpecError(field_name, given, "give a list of names")
-    for word in found if known is not None else ():
-        if word not in (known or ()) and not (field_name == "targets" and is_rank(word)):
-            or_rank = ", or the number of a rank" if field_name == "targets" else ""
+    is_target = field_name == "targets"
+    for word in words if known is not None else ():
+        if word not in (known or ()) and not (is_target and is_rank(word)):
+            or_rank = ", or the number of a rank" if is_target else ""
             remedy = f"unknown; give one of {', '.join(known or ())}{or_rank}"
             raise SpecError(field_name, word, remedy)
-    return found
+    return tuple(words)
 
 
 def _new_folder(given: object) -> Path:

@@ -56,11 +56,6 @@ def check_callable(field: str, value: object) -> None:
         raise SpecError(field, value, "give something that can be called")
 
 
-def check_flag(field: str, value: object) -> None:
-    """Raise unless *value* is a bool."""
-    check_kind(field, value, bool)
-
-
 def check_count(field: str, value: object, least: int = 1) -> int:
     """Return *value* if it is an integer of at least *least*."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

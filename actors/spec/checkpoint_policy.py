@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from phalanx.runtime import Event
-from phalanx.supervision import SpecError, check_count, check_flag, check_limit
+from phalanx.supervision import SpecError, check_count, check_kind, check_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class CheckpointPolicy:
         if not isinstance(cast("object", self.where), str | os.PathLike | None):
             raise SpecError("checkpoint.where", self.where, "give a folder, or None")
         check_count("checkpoint.keep", self.keep)
-        check_flag("checkpoint.resume", self.resume)
+        check_kind("checkpoint.resume", self.resume, bool)
         if self.resume and self.where is None:
             raise SpecError(
                 "checkpoint.resume", self.resume, "needs a folder (where) to find snapshots in"

@@ -110,16 +110,11 @@ class Child:
         return self.status in (Status.RUNNING, Status.STOPPING, Status.KILLED)
 
     @property
-    def shown(self) -> msg.Shown:
-        """The state as requests show it."""
+    def shown(self) -> Status:
+        """The state as requests show it: running, restarting or undefined."""
         if self.status is Status.RESTARTING:
-            return msg.Shown.RESTARTING
-        return msg.Shown.RUNNING if self.has_process else msg.Shown.UNDEFINED
-
-    @property
-    def is_to_be_killed(self) -> bool:
-        """Whether it was asked to end, and is killed if it does not."""
-        return self.status is Status.STOPPING and bool(self.spec.killable)
+            return self.status
+        return Status.RUNNING if self.has_process else Status.UNDEFINED
 
     @property
     def patience(self) -> float:
@@ -236,10 +231,10 @@ class SupervisorMachine:
                 self._announce(notices.ChildStarted, child.incarnation, child=child)
                 child.status, child.serial, child.since = Status.RUNNING, serial, self._now
                 return None
-            case msg.StartIgnored():
+            case msg.NotStarted(error=None):
                 self._not_running(child)
                 return None
-            case msg.NotStarted(error=error):
+            case msg.NotStarted(error=BaseException() as error):
                 pass
             case _:  # the alarm
                 self._actions.append(msg.AbandonStart(child.key, serial))
@@ -291,7 +286,7 @@ class SupervisorMachine:
         soonest = math.inf
         for child in list(left.values()):
             rest = child.since + child.patience - self._now
-            if rest < ROUNDING and child.is_to_be_killed:
+            if rest < ROUNDING and child.status is Status.STOPPING and child.spec.killable:
                 # Killed first even if the alarm comes so late that `kill_within` has passed too.
                 self._kill(child)
                 rest = child.patience
@@ -353,11 +348,9 @@ class SupervisorMachine:
             yield from self._stop_all(self.children)
         if failed is None:
             self._announce(notices.SupervisorExited, reason)
-            self._actions.append(msg.Exit(reason))
         else:
-            key, error = failed[0].key, failed[1]
-            self._announce(notices.SupervisorStartFailed, key, error_text(error))
-            self._actions.append(msg.FailStart(error))
+            self._announce(notices.SupervisorStartFailed, failed[0].key, error_text(failed[1]))
+        self._actions.append(msg.Exit(reason, failed and failed[1]))
         self.ended = reason
         for event in self._mailbox:
             self._refuse(event)
@@ -376,9 +369,12 @@ class SupervisorMachine:
             return
         reason, directive = event.reason, event.directive
         if directive is None and self.spec.decider is not None:
-            directive = self.spec.decider.directive(
-                reason, child.spec.id, failed=lambda error: self._decider_failed(child, error)
-            )
+
+            def failed(error: BaseException) -> None:
+                text = error_text(error)
+                self._announce(notices.CallbackFailed, "decider", text, child=child)
+
+            directive = self.spec.decider.directive(reason, child.spec.id, failed=failed)
         child.fruitless += child.incarnation > 1 and not event.was_useful
         child.last_exit, child.has_exited = reason, False
         outcome = verdict(child.spec.restart, reason, directive)
@@ -406,9 +402,6 @@ class SupervisorMachine:
         if child is None or child.serial != event.serial or child.status is not Status.RUNNING:
             return None
         return child
-
-    def _decider_failed(self, child: Child, error: BaseException) -> None:
-        self._announce(notices.CallbackFailed, "decider", error_text(error), child=child)
 
     def _shuts_down_after(self, child: Child) -> bool:
         """Return whether the end of *child* for good ends the supervisor."""
@@ -559,7 +552,7 @@ class SupervisorMachine:
         child = self.children.get(key)
         if child is None:
             raise ChildRefused("not_found", key)
-        if child.shown is not msg.Shown.UNDEFINED:
+        if child.shown is not Status.UNDEFINED:
             raise ChildRefused(child.shown, key)
         return child
 

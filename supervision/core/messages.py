@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .notices import Notice
@@ -20,17 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .decider import Directive
-    from .machine import SupervisorMachine
+    from .machine import Status, SupervisorMachine
     from .restart_rules import ChildType, ExitReason
     from .spec import ChildSpec
-
-
-class Shown(StrEnum):
-    """The state of a child as requests show it."""
-
-    RUNNING = "running"
-    RESTARTING = "restarting"
-    UNDEFINED = "undefined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +34,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class ChildRow:
-    """One line of `which_children`."""
+    """One line of `which_children`; *shown* is running, restarting or undefined."""
 
     key: str
-    shown: Shown
+    shown: Status
     type: ChildType
 
 
@@ -119,17 +110,11 @@ class BecomeReady:
 
 
 @dataclass(frozen=True, slots=True)
-class FailStart:
-    """A child could not be started and the others are stopped: end."""
-
-    error: BaseException
-
-
-@dataclass(frozen=True, slots=True)
 class Exit:
-    """All children are stopped: end with *reason*."""
+    """All children are stopped: end with *reason*, because of *error* if a start has failed."""
 
     reason: ExitReason
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +130,11 @@ class Started(Outcome):
     """The start function returned; the child runs."""
 
 
-class StartIgnored(Outcome):
-    """The start function returned `IGNORE`."""
-
-
 @dataclass(frozen=True, slots=True)
 class NotStarted(Outcome):
-    """The start function raised *error*."""
+    """The start function raised *error*, or returned `IGNORE` if that is None."""
 
-    error: BaseException
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,18 +192,9 @@ Action: TypeAlias = (
     | SetAlarm
     | Reply
     | BecomeReady
-    | FailStart
     | Exit
     | Notice
 )
 Event: TypeAlias = (
-    Booted
-    | Started
-    | StartIgnored
-    | NotStarted
-    | Exited
-    | RetryDue
-    | AlarmRang
-    | StopRequested
-    | Request
+    Booted | Started | NotStarted | Exited | RetryDue | AlarmRang | StopRequested | Request
 )

@@ -126,8 +126,5 @@ class SupervisorExited(Notice):
 
 def notice_fields(notice: Notice) -> dict[str, Any]:
     """Return the fields of *notice* for a log line, without its time; reasons as text."""
-    values = {one.name: getattr(notice, one.name) for one in fields(notice) if one.name != "at"}
-    return {
-        name: str(value) if isinstance(value, ExitReason) else value
-        for name, value in values.items()
-    }
+    values = ((one.name, getattr(notice, one.name)) for one in fields(notice) if one.name != "at")
+    return {name: str(v) if isinstance(v, ExitReason) else v for name, v in values}

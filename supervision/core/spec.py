@@ -18,14 +18,13 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum
-from typing import Any, Final, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Final, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import pykka
 
 from phalanx.supervision.errors import SpecError
 from phalanx.supervision.validate import (
     check_count,
-    check_flag,
     check_kind,
     check_seconds,
     check_word,
@@ -43,26 +42,20 @@ from .restart_rules import (
 )
 
 
-class Ignore(Enum):
-    """The type of `IGNORE`."""
+class Word(Enum):
+    """What a spec or a start function says by a word of OTP's."""
 
     IGNORE = "ignore"
-
-
-IGNORE: Final = Ignore.IGNORE
-"""What a start function returns if there is nothing to run; not a failure."""
-
-
-class BrutalKill(Enum):
-    """The type of `BRUTAL_KILL`."""
-
     BRUTAL_KILL = "brutal_kill"
 
 
-BRUTAL_KILL: Final = BrutalKill.BRUTAL_KILL
+IGNORE: Final = Word.IGNORE
+"""What a start function returns if there is nothing to run; not a failure."""
+
+BRUTAL_KILL: Final = Word.BRUTAL_KILL
 """The shutdown of a child that is killed without being asked to end."""
 
-Shutdown: TypeAlias = float | BrutalKill
+Shutdown: TypeAlias = float | Literal[Word.BRUTAL_KILL]
 StartFunction: TypeAlias = Callable[..., Any]
 
 
@@ -124,14 +117,14 @@ class ChildSpec:
         _set(self, "restart", check_word("restart", self.restart, Restart))
         kind = ChildType.SUPERVISOR if nested else ChildType.WORKER
         _set(self, "type", check_word("type", kind if self.type is None else self.type, ChildType))
-        check_flag("significant", self.significant)
+        check_kind("significant", self.significant, bool)
         if self.significant and self.restart is Restart.PERMANENT:
             remedy = "a permanent child never ends for good; make it transient or temporary"
             raise SpecError("significant", self.significant, remedy)
         if self.killable is None:
             said: object = getattr(self.start, "killable", None)
             _set(self, "killable", actor_class(self.start) is None if said is None else bool(said))
-        check_flag("killable", self.killable)
+        check_kind("killable", self.killable, bool)
         shutdown: Any = self.shutdown
         if shutdown is None:
             shutdown = math.inf if self.is_supervisor else 5.0
@@ -207,7 +200,7 @@ class SupervisorSpec:
         check_kind("intensity", self.intensity, Intensity)
         check_kind("backoff", self.backoff, BackOff | None)
         check_kind("decider", self.decider, Decider | None)
-        check_flag("count_preemption", self.count_preemption)
+        check_kind("count_preemption", self.count_preemption, bool)
         ids: set[str] = set()
         for child in self.child_specs:
             if child.id in ids:

@@ -80,15 +80,6 @@ class SupervisorActor(ProtectedActor):
         self._is_killed = False
         self._is_closed = False  # nothing is accepted from now on
 
-    def begin(self) -> None:
-        """Start the actor's thread."""
-        self.services.enter(self)
-        try:
-            self.services.begin(self)
-        except BaseException:
-            self.services.leave(self)
-            raise
-
     def post(self, event: msg.Event) -> bool:
         """Put *event* at the end of the mailbox; return False if it will not be read."""
         with self._lock:
@@ -153,7 +144,7 @@ class SupervisorActor(ProtectedActor):
             self.stop()
             return
         event = message
-        if isinstance(event, msg.Exited | msg.NotStarted | msg.StartIgnored):
+        if isinstance(event, msg.Exited | msg.NotStarted):
             with self._lock:
                 if event.serial == getattr(self._starts.get(event.child), "serial", None):
                     del self._starts[event.child]
@@ -192,12 +183,10 @@ class SupervisorActor(ProtectedActor):
                 caller.set(answer)
             case msg.BecomeReady():
                 self._on_start(None)
-            case msg.FailStart(error):
-                self._on_start(error)
-                self._finish(None)
-                self.stop()
-            case msg.Exit(reason):
-                self._finish(reason)
+            case msg.Exit(reason, error):
+                if error is not None:
+                    self._on_start(error)
+                self._finish(reason if error is None else None)
                 self.stop()
             case Notice():
                 self.services.announce(action)
@@ -235,7 +224,7 @@ class SupervisorActor(ProtectedActor):
             on_use=context.progressed,
         )
         context.nested = actor
-        actor.begin()
+        self.services.run(actor)
 
     def _abandon(self, key: str) -> None:
         with self._lock:

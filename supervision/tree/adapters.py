@@ -47,20 +47,25 @@ def exit_reason(error: BaseException | None, *, asked: ExitReason | None = None)
     return ExitReason(ExitKind.CRASH, text, code if isinstance(code, int) else None)
 
 
-class pykka_child:  # noqa: N801 # reads as a function where it is used
-    """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
+class _InThisProcess:
+    """A start function that gives *what* it starts these arguments, then those of the spec."""
 
     killable = False
 
-    def __init__(self, actor: type[pykka.ThreadingActor], *args: Any, **kwargs: Any) -> None:
-        self.actor, self.args, self.kwargs = actor, args, kwargs
+    def __init__(self, what: Any, *args: Any, **kwargs: Any) -> None:
+        self.what, self.args, self.kwargs = what, args, kwargs
 
     def __repr__(self) -> str:
-        return f"pykka_child({self.actor.__qualname__})"
+        name = getattr(self.what, "__qualname__", repr(self.what))
+        return f"{type(self).__name__}({name})"
+
+
+class pykka_child(_InThisProcess):  # noqa: N801 # reads as a function where it is used
+    """A start function for a Pykka actor: ``ChildSpec("metrics", pykka_child(Metrics, port))``."""
 
     def __call__(self, ctx: StartContext, *args: Any) -> ActorChild:
         """Start the actor and wait until its ``on_start`` has run."""
-        actor = _supervised(self.actor)(*self.args, *args, **self.kwargs)
+        actor = _supervised(self.what)(*self.args, *args, **self.kwargs)
         child = actor.phalanx_child = ActorChild(actor.actor_ref, ctx)
         start_actor(actor)
         remaining = min(max(0.0, ctx.deadline - time.monotonic()), threading.TIMEOUT_MAX)
@@ -72,7 +77,12 @@ class pykka_child:  # noqa: N801 # reads as a function where it is used
         return child
 
 
-class ActorChild:
+class _Thread:
+    def kill(self) -> None:
+        """Do nothing: nothing can kill a thread."""
+
+
+class ActorChild(_Thread):
     """The handle of a Pykka actor; *ref* is its `pykka.ActorRef`."""
 
     def __init__(self, ref: pykka.ActorRef[Any], ctx: StartContext) -> None:
@@ -87,9 +97,6 @@ class ActorChild:
         """Put a stop at the end of its mailbox."""
         self._asked = reason
         self.ref.stop(block=False)
-
-    def kill(self) -> None:
-        """Do nothing: nothing can kill a thread."""
 
     def ended(self) -> None:
         """Report the end to the supervisor, unless it is that of a failed start."""
@@ -151,7 +158,7 @@ def _supervised(actor: type[pykka.ThreadingActor]) -> type[Any]:
     return type(actor.__name__, (_Supervised, actor), names)
 
 
-class StopSignal(threading.Event):
+class StopSignal(_Thread, threading.Event):
     """Set when the child is to end; *reason* says why. The handle of the child.
 
     Its method *progressed* reports that the child has been of use (``fruitless_limit``).
@@ -168,23 +175,12 @@ class StopSignal(threading.Event):
         self.reason = reason
         self.set()
 
-    def kill(self) -> None:
-        """Do nothing: nothing can kill a thread."""
 
-
-class thread_child:  # noqa: N801 # reads as a function where it is used
+class thread_child(_InThisProcess):  # noqa: N801 # reads as a function where it is used
     """A start function for a callable on a thread: it gets a `StopSignal`, then *args*.
 
     It should return soon after the signal is set. Returning is a normal end, raising a crash.
     """
-
-    killable = False
-
-    def __init__(self, target: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-        self.target, self.args, self.kwargs = target, args, kwargs
-
-    def __repr__(self) -> str:
-        return f"thread_child({self.target!r})"
 
     def __call__(self, ctx: StartContext, *args: Any) -> StopSignal:
         """Start the thread."""
@@ -197,7 +193,7 @@ class thread_child:  # noqa: N801 # reads as a function where it is used
         error: BaseException | None = None
         directive: Directive | None = None
         try:
-            self.target(signal, *args, **self.kwargs)
+            self.what(signal, *args, **self.kwargs)
         except BaseException as caught:  # noqa: BLE001 # whatever ends the thread is its exit reason
             error, directive = caught, ctx.directive(caught)
         else:

@@ -33,7 +33,7 @@ class Lifeline:
     """The end of one incarnation of *path*.
 
     *terminate* asks it to end, for links; *failed* is called with the path, ``monitor`` and an
-    exception of a watcher.
+    exception of a watcher. *reason* is that of its end; None before.
     """
 
     def __init__(
@@ -45,17 +45,12 @@ class Lifeline:
         self.path, self._terminate, self._failed = path, terminate, failed
         self._lock = threading.Lock()
         self._watchers: list[Watcher] = []
-        self._reason: ExitReason | None = None
-
-    @property
-    def reason(self) -> ExitReason | None:
-        """The reason of its end; None before."""
-        return self._reason
+        self.reason: ExitReason | None = None
 
     def monitor(self, watcher: Watcher) -> Cancel:
         """Call *watcher* once when this ends, at once if it has; return a function that cancels."""
         with self._lock:
-            if (reason := self._reason) is None:
+            if (reason := self.reason) is None:
                 self._watchers.append(watcher)
         if reason is not None:
             self._call(watcher, reason)
@@ -69,9 +64,9 @@ class Lifeline:
     def end(self, reason: ExitReason) -> bool:
         """End and call the watchers; return False, and call none, if it had ended before."""
         with self._lock:
-            if self._reason is not None:
+            if self.reason is not None:
                 return False
-            self._reason = reason
+            self.reason = reason
             watchers, self._watchers = self._watchers, []
         for watcher in watchers:
             self._call(watcher, reason)
@@ -85,7 +80,7 @@ class Lifeline:
 
     def follow(self, down: Down) -> None:
         """Ask for the end with that of another, unless this has ended or that was normal."""
-        if self._reason is None and down.reason.kind is not ExitKind.NORMAL:
+        if self.reason is None and down.reason.kind is not ExitKind.NORMAL:
             self._terminate(down.reason)
 
 

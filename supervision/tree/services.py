@@ -1,4 +1,4 @@
-"""Services that the supervisors of one tree share: clock, timers, subscribers and log.
+"""Services that the supervisors of one tree share: clock, timers, waits, subscribers and log.
 
 - A callback of the timers runs once, not before its time, unless it was cancelled; it must not
   block. One that raises is reported by `threading.excepthook`, and the later ones still run.
@@ -6,6 +6,8 @@
   nothing else.
 - Notices are log events too: of the logger given to the tree, else of the latest executor in it;
   without either, warnings and worse go to structlog (to stderr if that is not configured).
+- No wait of the main thread is longer than `SIGNAL_PERIOD`. CPython runs a signal handler between
+  two of its bytecodes: a signal that comes after the last, or on another thread, ends no wait.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from phalanx.supervision.core.notices import CallbackFailed, Notice, notice_fields
 from phalanx.supervision.errors import error_text
@@ -24,6 +26,8 @@ from phalanx.supervision.errors import error_text
 from .mailbox import ProtectedActor, start_actor
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from phalanx.supervision.core.snapshot import SupervisorSnapshot
 
     from .actor import SupervisorActor
@@ -31,6 +35,28 @@ if TYPE_CHECKING:
 
 Subscriber: TypeAlias = Callable[[Notice], None]
 Clock: TypeAlias = Callable[[], float]
+
+SIGNAL_PERIOD: Final = 0.5  # seconds: the greatest delay of a signal
+
+
+def wait_periods(timeout: float | None = None) -> Iterator[float]:
+    """Yield the seconds to wait at a time, once at least, until *timeout* seconds have passed.
+
+    None is no limit. Off the main thread it is one wait.
+    """
+    limit = threading.TIMEOUT_MAX if timeout is None else min(timeout, threading.TIMEOUT_MAX)
+    is_main = threading.current_thread() is threading.main_thread()
+    period = SIGNAL_PERIOD if is_main else threading.TIMEOUT_MAX
+    deadline = time.monotonic() + limit
+    while True:
+        yield min(period, max(0.0, deadline - time.monotonic()))
+        if time.monotonic() >= deadline:
+            return
+
+
+def wait_event(event: threading.Event, timeout: float | None = None) -> bool:
+    """As ``event.wait(timeout)``."""
+    return any(event.wait(seconds) for seconds in wait_periods(timeout))
 
 
 class Timers(Protocol):
@@ -105,8 +131,8 @@ class TreeServices:
     Attributes:
         clock: The monotonic clock, in seconds.
         timers: Calls back at a time of that clock.
-        spawn: Runs a function on a thread of the name given; raises if there is no thread left.
-        begin: Starts the thread of an actor; raises likewise.
+        spawn: Runs a function on a thread of the name given; like *begin*, which starts the thread
+            of an actor, it raises if there is no thread left.
         instances: How many instances each supervisor has numbered, by path: a restarted supervisor
             continues the numbers. An entry goes with the child that its path names.
         look: Returns the tree as it is now, from the top; None before its supervisor exists.
@@ -123,7 +149,7 @@ class TreeServices:
         begin: Callable[[ProtectedActor], None] = start_actor,
         log: Any = None,
     ) -> None:
-        self.clock, self.spawn, self.begin = clock, spawn, begin
+        self.clock, self.spawn, self._begin = clock, spawn, begin
         self.instances: dict[str, int] = {}
         self._own_timers: ThreadTimers | None = None
         if timers is None:
@@ -135,12 +161,17 @@ class TreeServices:
         self._members: set[SupervisorActor] = set()
         self._subscribers: list[Subscriber] = []
 
-    def enter(self, member: SupervisorActor) -> None:
-        """Add *member*, which is about to run; the timers start with the first."""
+    def run(self, member: SupervisorActor) -> None:
+        """Start the thread of *member*; the timers start with the first."""
         with self._lock:
             if self._own_timers is not None:
                 self._own_timers.start()
             self._members.add(member)
+        try:
+            self._begin(member)
+        except BaseException:
+            self.leave(member)
+            raise
 
     def leave(self, member: SupervisorActor) -> None:
         """Remove *member*; the timers end with the last.

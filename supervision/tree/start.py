@@ -122,11 +122,9 @@ class StartContext:
             self.handle = handle
             abandoned = self._abandoned
         if abandoned is not None:
-            self._drop(handle, abandoned)
-        elif error is not None:
-            self._post(msg.NotStarted(self.key, self.serial, error))
+            self._drop(abandoned)
         elif handle is None:
-            self._post(msg.StartIgnored(self.key, self.serial))
+            self._post(msg.NotStarted(self.key, self.serial, error))
         else:
             self._post(msg.Started(self.key, self.serial))
             # From here on other threads may post what a supervisor expects of a child that runs.
@@ -142,32 +140,27 @@ class StartContext:
     def abandon(self, reason: ExitReason = SHUTDOWN) -> None:
         """Post nothing from now on; end the child, also one that starts later."""
         with self._lock:
-            self._abandoned = reason
-            handle = self.handle
-        if handle is not None:
-            self._drop(handle, reason)
+            self._abandoned, is_there = reason, self.handle is not None
+        if is_there:
+            self._drop(reason)
 
     def terminate(self, reason: ExitReason) -> None:
         """Ask the child to end."""
-        if (handle := self.handle) is not None:
-            self._call(lambda: handle.terminate(reason))
+        self._call("terminate", reason)
 
     def kill(self) -> None:
         """End the child by force."""
-        if self.handle is not None:
-            self._call(self.handle.kill)
+        self._call("kill")
 
-    def _drop(self, handle: ChildHandle | None, reason: ExitReason) -> None:
-        if handle is None or self.has_ended:
-            return
-        if self.spec.killable and not self.spec.is_supervisor:
-            self._call(handle.kill)
-        else:
-            self._call(lambda: handle.terminate(reason))
+    def _drop(self, reason: ExitReason) -> None:
+        if not self.has_ended:
+            is_killed = self.spec.killable and not self.spec.is_supervisor
+            self._call(*(("kill",) if is_killed else ("terminate", reason)))
 
-    def _call(self, method: Callable[[], None]) -> None:
-        """Call a method of a handle, which is user code; the limits of a stop hold if it raises."""
+    def _call(self, method: str, *args: ExitReason) -> None:
+        """Call a *method* of the handle, which is user code; if it raises, the limits hold."""
         try:
-            method()
+            if self.handle is not None:
+                getattr(self.handle, method)(*args)
         except BaseException as error:  # noqa: BLE001 # a bad handle must not end the supervisor
             self._services.callback_failed(self.path, "handle", error)

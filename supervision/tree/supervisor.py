@@ -34,8 +34,7 @@ from phalanx.supervision.errors import (
 
 from .actor import SupervisorActor
 from .monitors import Lifeline
-from .services import Clock, Subscriber, TreeServices
-from .waits import wait_event, wait_periods
+from .services import Clock, Subscriber, TreeServices, wait_event, wait_periods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -161,7 +160,15 @@ class SupervisorView:
 
     def status(self) -> SupervisorSnapshot:
         """Return the tree from here down, as a value."""
-        return _status(self._actor())
+        # Those above before those below, then back: no recursion, which a deep tree would end.
+        top = self._actor()
+        found = [(top.machine.path, top)]
+        for path, above in found:
+            found += [(f"{path}/{key}", below) for key, below in above.supervisors().items()]
+        taken: dict[str, SupervisorSnapshot] = {}
+        for path, one in reversed(found):
+            taken[path] = one.snapshot(taken)
+        return taken[top.machine.path]
 
     def render(self) -> str:
         """Return the tree from here down, as text."""
@@ -274,7 +281,7 @@ class Supervisor(SupervisorView):
         self._services.look = self.status
         try:
             atexit.register(self.close)
-            actor.begin()
+            self._services.run(actor)
             wait_event(self._started)
         except BaseException as error:
             # Ctrl-C: a start that hangs would make an orderly stop wait for its deadline. Or there
@@ -354,14 +361,3 @@ def _answer(future: pykka.Future[Any], timeout: float | None) -> Any:
         with suppress(pykka.Timeout):
             return future.get(timeout=seconds)
     raise TimeoutError(f"no answer from the supervisor after {timeout:g} s")
-
-
-def _status(actor: SupervisorActor) -> SupervisorSnapshot:
-    # Those above before those below, then back: no recursion, which a deep tree would end.
-    found = [(actor.machine.path, actor)]
-    for path, above in found:
-        found += [(f"{path}/{key}", below) for key, below in above.supervisors().items()]
-    taken: dict[str, SupervisorSnapshot] = {}
-    for path, one in reversed(found):
-        taken[path] = one.snapshot(taken)
-    return taken[actor.machine.path]

@@ -22,7 +22,6 @@ from phalanx.supervision.core.messages import (
     Event,
     Exit,
     Exited,
-    FailStart,
     KillChild,
     NotStarted,
     Reply,
@@ -32,7 +31,6 @@ from phalanx.supervision.core.messages import (
     SetAlarm,
     StartChild,
     Started,
-    StartIgnored,
     StopRequested,
     TerminateChild,
 )
@@ -221,6 +219,9 @@ class CoreWorld:
                 sup.awaited.append((AlarmRang(alarm), at + delay))
             case Reply(caller, answer):
                 caller.answer = answer
+            case Exit(error=BaseException() as error):
+                sup.alive, sup.error = False, error
+                self.events.append(["stop", sup.path, sup.n, "start_failed"])
             case Exit(reason):
                 self._ended(sup, reason)
                 if sup.parent is not None:
@@ -229,9 +230,6 @@ class CoreWorld:
                         sup.parent.awaited.append((exited, self.now))
                     else:
                         sup.parent.inbox.append(exited)
-            case FailStart(error):
-                sup.alive, sup.error = False, error
-                self.events.append(["stop", sup.path, sup.n, "start_failed"])
             case BecomeReady() | Notice() | AbandonStart():
                 pass
 
@@ -257,7 +255,7 @@ class CoreWorld:
                 sup.awaited.append((Started(key, serial), self.now))
             case "ignore":
                 self.events.append(["start_ignored", path, n])
-                sup.awaited.append((StartIgnored(key, serial), self.now))
+                sup.awaited.append((NotStarted(key, serial), self.now))
             case _:
                 self.events.append(["start_failed", path, n])
                 failed = NotStarted(key, serial, RuntimeError("scripted"))

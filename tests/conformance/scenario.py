@@ -20,7 +20,6 @@ from phalanx.supervision import (
     ExitReason,
     Intensity,
     RestartWindow,
-    Shown,
     SpecError,
     StartFailed,
     SupervisorDown,
@@ -168,7 +167,7 @@ def listed(rows: Iterable[list[Json]]) -> list[Json]:
     if not any("#" in row[0] for row in found):
         return found
     for row in found:
-        if row[1] == Shown.RESTARTING:
+        if row[1] == "restarting":
             row[0] = None
     return sorted(found, key=lambda row: (row[0] is not None, row[0] or ""))
 

@@ -36,7 +36,6 @@ from phalanx.supervision.core.messages import (
     Event,
     Exit,
     Exited,
-    FailStart,
     KillChild,
     NotStarted,
     Outcome,
@@ -47,7 +46,6 @@ from phalanx.supervision.core.messages import (
     SetAlarm,
     StartChild,
     Started,
-    StartIgnored,
     StopRequested,
     TerminateChild,
 )
@@ -252,7 +250,7 @@ class World:
             case Reply(caller):
                 assert caller in self.pending, "one answer per request"
                 self.pending.remove(caller)
-            case Exit() | FailStart():
+            case Exit():
                 self.over = True
                 assert not [p for p in self.alive() if not p.killed], "children outlive it"
             case BecomeReady() | Notice():
@@ -273,7 +271,7 @@ class World:
         if roll < self.trouble * 0.6:
             self.late.append(NotStarted(key, serial, RuntimeError("no")))
         elif roll < self.trouble * 0.8:
-            self.late.append(StartIgnored(key, serial))
+            self.late.append(NotStarted(key, serial))
         elif roll < self.trouble and spec.start_within != float("inf"):
             pass  # it hangs; the alarm ends it
         else:

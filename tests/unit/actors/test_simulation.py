@@ -133,7 +133,7 @@ def run() -> list[tuple[float, str, str]]:
     top = SupervisorActor(spec, "root", services, on_start=started.append, on_exit=ended.append)
     services.look = lambda: top.snapshot({})
 
-    top.begin()
+    services.run(top)
     simulation.run_until(lambda: bool(child.groups) and child.groups[-1].ready.is_set())
     assert child.call("double", 21).result(0) == [42, 42]
 
