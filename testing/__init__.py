@@ -1,11 +1,7 @@
 """Test support: a pytest plug-in, a leak detector, fake GPUs and ranks without a process.
 
-Guarantees: importing it, or having pytest load it by its entry point, imports nothing else of
-phalanx; each name below is imported when it is first used.
-
-The plug-in has the fixtures `phalanx_chaos`, `phalanx_leak_check`, `phalanx_leak_scope` and
-`phalanx_runtime`, the marker ``@pytest.mark.phalanx_chaos(...)`` and the option ``--chaos-seed``;
-see docs/reference/chaos.md.
+Importing it, or having pytest load it by its entry point, imports nothing else of phalanx; each
+name below is imported when it is first used. The plug-in: docs/reference/chaos.md.
 """
 
 from __future__ import annotations
@@ -23,8 +19,7 @@ else:
         from importlib import import_module  # noqa: PLC0415  # no name of this module
 
         if name not in __all__:
-            msg = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(msg)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = {"ChaosRuns": "plugin", "FakeGpus": "fakes"}.get(name, "leaks")
         return getattr(import_module(f"{__name__}.{home}"), name)
 

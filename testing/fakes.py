@@ -1,7 +1,4 @@
-"""Doubles for devices that a machine may not have.
-
-Guarantees: they keep the protocol of what they stand for, and can be told what to do.
-"""
+"""A double for devices that a machine may not have."""
 
 from __future__ import annotations
 
@@ -28,19 +25,16 @@ class FakeGpus:
         self._lock = threading.Lock()
         numbers = range(count)
         whole = tuple(Gpu(f"GPU-{number:08x}-fake", number, f"Fake {number}") for number in numbers)
-        cut = tuple(
-            Gpu(
-                f"MIG-{gpu.index:08x}-{number}-fake",
-                gpu.index * instances + number,
-                f"Fake {gpu.index} MIG {number}",
-                gpu.uuid,
+        parts = ((gpu, gpu.index, part) for gpu in whole for part in range(instances))
+        self._gpus = (
+            whole
+            if not instances
+            else tuple(
+                Gpu(f"MIG-{at:08x}-{n}-fake", at * instances + n, f"Fake {at} MIG {n}", gpu.uuid)
+                for gpu, at, n in parts
             )
-            for gpu in whole
-            for number in range(instances)
         )
-        self._gpus = cut or whole
-        self._used: dict[str, int | None] = dict.fromkeys((gpu.uuid for gpu in self._gpus), 0)
-        self._steps: dict[str, list[int | None]] = {}
+        self._used: dict[str, list[int | None]] = {gpu.uuid: [0] for gpu in self._gpus}
         self._processes: dict[str, dict[int, int | None] | None] = {}
         self._faults: dict[str, tuple[Fault, ...]] = {}
         self.closed = 0
@@ -56,8 +50,7 @@ class FakeGpus:
     def use(self, uuid: str, *used_bytes: int | None) -> None:
         """Answer the next questions for the memory in use so; the last for ever, None: an error."""
         with self._lock:
-            self._steps[uuid] = list(used_bytes[:-1])
-            self._used[uuid] = used_bytes[-1]
+            self._used[uuid] = list(used_bytes)
 
     def hold(self, uuid: str, processes: Mapping[int, int | None] | None) -> None:
         """Let *processes* use a device, with so many bytes each; None: they are not known."""
@@ -92,8 +85,8 @@ class FakeGpus:
     def used_bytes(self, uuid: str) -> int | None:
         """Return what `use` said."""
         with self._lock:
-            steps = self._steps.get(uuid)
-            return steps.pop(0) if steps else self._used[uuid]
+            steps = self._used[uuid]
+            return steps.pop(0) if len(steps) > 1 else steps[0]
 
     def processes(self, uuid: str) -> Mapping[int, int | None] | None:
         """Return what `hold` said; None before."""

@@ -1,25 +1,23 @@
 """``launch="inline"``: an executor whose one rank runs in the caller's own thread, for debuggers.
 
-Guarantees: arguments and results are encoded and decoded as between processes, so what works inline
-works in a worker; errors look the same. There is no process: no deaths, limits or retries, and an
-exception of the start is raised as it is.
+Arguments and results are encoded and decoded as between processes, and errors look the same. There
+is no process: no deaths, limits or retries, and an exception of the start is raised as it is.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from phalanx.actors.calls.call import Shape, check_timeout, options_of
 from phalanx.actors.calls.streams import ReplyStream
-from phalanx.actors.spec.context import WorkerContext
 from phalanx.actors.spec.factory import culprit
 from phalanx.actors.spec.results import Emitted, Outcome, OutcomeKind, Status
 from phalanx.actors.worker_side.user_object import WorkerConfig, WorkerHost
@@ -36,11 +34,10 @@ from phalanx.runtime import (
 from phalanx.supervision import SHUTDOWN, ExecutorClosed, NotPicklable, Phase, check_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Mapping
 
     from phalanx.actors.calls.call import OnTimeout
     from phalanx.actors.calls.streams import StreamInbox
-    from phalanx.actors.spec.checkpoint_policy import Checkpoint
     from phalanx.actors.spec.options import ExecutorSpec
     from phalanx.actors.spec.worker import Methods
     from phalanx.supervision import ExitReason
@@ -49,43 +46,32 @@ if TYPE_CHECKING:
 class InlineGroup:
     """The group of an executor, in the caller's thread; its methods are those of `RankGroup`."""
 
+    is_failed = False
+
     def __init__(self, spec: ExecutorSpec, methods: Methods) -> None:
-        self._name = spec.name
+        self._spec, self._methods = spec, methods
         self.log = structlog.get_logger(group=spec.name)
-        self._methods = methods
-        self._numbers = itertools.count()
-        self._listeners: dict[int, Callable[[Any], None]] = {}
+        self._listeners: list[Callable[[Any], None]] = []
         self._closed = False
+        self._turn = threading.RLock()  # a method may call its own executor
         share = spec.devices.per_rank
         self._pool = DevicePool.of(spec.devices.names, 1, devices_per_rank=share)
         [self._lease] = self._pool.acquire([Request(0, f"{spec.name}/0")], share)
         self._lock_file = create_lock_file()
-        place: dict[str, Any] = {
-            "layout": spec.layout,
-            "devices": self._lease.places,  # what this process sees is not for a lease to change
-            "rendezvous": None,
-        }
-        context = WorkerContext(
-            group=spec.name,
-            rank=0,
-            local_rank=0,
-            world_size=1,
-            coordinates={},
-            epoch=1,
-            incarnation=1,
-            # The driver's own logger: this worker is the driver.
-            log=structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1),
-            _lock_file=self._lock_file,
-            _listener=self._emitted,
-            **place,
-        )
         labels = WorkerLabels(
             child=f"{spec.name}/0", group=spec.name, rank=0, epoch=1, pid=os.getpid(), device="cpu"
         )
-        keywords = spec.keywords[0]
-        config = WorkerConfig(factory=spec.factory, keywords=keywords, labels=labels, **place)
-        self._layout = spec.layout
-        self._turn = threading.RLock()  # a method may call its own executor
+        config = WorkerConfig(
+            factory=spec.factory,
+            keywords=spec.keywords[0],
+            labels=labels,
+            layout=spec.layout,
+            devices=self._lease.places,  # what this process sees is not for a lease to change
+            rendezvous=None,
+        )
+        # The driver's own logger: this worker is the driver.
+        log = structlog.get_logger().bind(group=spec.name, rank=0, incarnation=1, epoch=1)
+        context = config.context(0, 1, 1, log, self._lock_file, _listener=self._emitted)
         self._host = WorkerHost(config, context)
         try:
             self._host.start()
@@ -143,8 +129,6 @@ class InlineGroup:
         """Return True: a call never waits for a place."""
         return True
 
-    is_failed = False
-
     @property
     def exit_reason(self) -> ExitReason | None:
         """Why it has ended."""
@@ -157,17 +141,10 @@ class InlineGroup:
     @property
     def view(self) -> Status:
         """What it looks like."""
-        state = "down" if self._closed else "up"
+        state, phase = ("down", Phase.ENDED) if self._closed else ("up", Phase.SERVING)
         info = RankInfo(0, os.getpid(), 1, 1, state, str(self._lease))
-        phase = Phase.ENDED if self._closed else Phase.SERVING
-        return Status(
-            name=self._name,
-            layout=self._layout,
-            phase=phase,
-            epoch=1,
-            ranks=(info,),
-            devices=self._pool.status(),
-        )
+        what: dict[str, Any] = {"name": self._spec.name, "layout": self._spec.layout, "epoch": 1}
+        return Status(phase=phase, ranks=(info,), devices=self._pool.status(), **what)
 
     def ranks(self) -> tuple[RankInfo, ...]:
         """Return its one rank."""
@@ -187,33 +164,28 @@ class InlineGroup:
 
     def subscribe(self, callback: Callable[[Any], None]) -> Callable[[], None]:
         """Hand what the worker emits to *callback*, in the caller's thread."""
-        number = next(self._numbers)
-        self._listeners[number] = callback
+        listener = partial(callback)  # unlike *callback*, equal to no other
+        self._listeners.append(listener)
 
         def leave() -> None:
-            self._listeners.pop(number, None)
+            with suppress(ValueError):
+                self._listeners.remove(listener)
 
         return leave
 
     def check_open(self) -> None:
         """Raise `ExecutorClosed` where it takes no calls."""
         if self._closed:
-            raise ExecutorClosed(f"executor {self._name} was closed; build a new one")
-
-    def save(self, timeout: float | None) -> Checkpoint:
-        """Never asked: a spec with a checkpoint policy is not inline."""
-        raise NotImplementedError
+            raise ExecutorClosed(f"executor {self._spec.name} was closed; build a new one")
 
     def reserve(self, world_size: int) -> None:
         """Do nothing: a rank in this process has no descriptors."""
 
     def change(self, *_: object, **__: object) -> None:
-        """Change nothing: there is one rank, and no process to restart."""
+        """Change nothing: there is one rank, nothing is in flight, and no process is restarted."""
         self.check_open()
 
-    def drain(self, timeout: float | None) -> None:  # noqa: ARG002  # as above
-        """Return at once: nothing is ever in flight."""
-        self.check_open()
+    drain = change
 
     def close(self) -> None:
         """End it."""
@@ -225,13 +197,12 @@ class InlineGroup:
     request_close = kill = close
 
     def _emitted(self, rank: int, value: Any) -> None:
-        event = Emitted(self._name, rank, 1, 1, value, time.monotonic())
-        for listener in list(self._listeners.values()):
+        event = Emitted(self._spec.name, rank, 1, 1, value, time.monotonic())
+        for listener in list(self._listeners):
             listener(event)
 
     def _run(self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        arrived = _arrive(name, method, args, kwargs)
-        with _noted(name), self._turn:
+        with _arrived(name, method, args, kwargs) as arrived, self._turn:
             value = self._host.invoke(*arrived)
             if isinstance(value, AsyncOutput):
                 value = value.get_output()
@@ -239,9 +210,8 @@ class InlineGroup:
 
     def _stream(
         self, name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Iterator[Any]:
-        arrived = _arrive(name, method, args, kwargs)
-        with _noted(name):
+    ) -> Generator[Any]:
+        with _arrived(name, method, args, kwargs) as arrived:
             items = iter(self._host.invoke(*arrived))
             while True:
                 with self._turn:
@@ -276,9 +246,8 @@ class InlineFuture(Future[Any]):
 class InlineStream(ReplyStream):
     """A stream of the rank in the caller's own process."""
 
-    def __init__(self, items: Iterator[Any]) -> None:
+    def __init__(self, items: Generator[Any]) -> None:
         self._items = items
-        self._ended = False
 
     def __next__(self) -> Any:
         return next(self._items)
@@ -291,39 +260,29 @@ class InlineStream(ReplyStream):
 
     def close(self) -> None:
         """Close the generator."""
-        self._ended = True
-        close = getattr(self._items, "close", None)
-        if close is not None:
-            close()
+        self._items.close()
 
     def __del__(self) -> None:
         """Leave the generator to its own finalizer."""
 
 
 _END = object()
+Called = tuple[Any, tuple[Any, ...], "Mapping[str, Any]"]
 
 
 @contextmanager
-def _noted(name: str) -> Generator[None]:
-    """Note the method *name* in an exception of the block, as a worker does."""
+def _arrived(name: str, *call: *Called) -> Generator[Called]:
+    """Yield the method and arguments of a *call* as a worker has them; note its exception alike."""
     try:
-        yield
+        arrived: Called = _travel(call, f"the arguments of {name}")
+    except NotPicklable as error:
+        raise culprit(name, *call[1:], error) from error.__cause__
+    try:
+        yield arrived
     except Exception as error:
         with suppress(Exception):  # an exception type may refuse further attributes
             error.add_note(f"raised by rank 0 in {name} (inline)")
         raise
-
-
-def _arrive(
-    name: str, method: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[Any, tuple[Any, ...], Mapping[str, Any]]:
-    """Return the method and the arguments of a call as a worker would have them."""
-    try:
-        arrived: tuple[Any, tuple[Any, ...], Mapping[str, Any]]
-        arrived = _travel((method, args, kwargs), f"the arguments of {name}")
-    except NotPicklable as error:
-        raise culprit(name, args, kwargs, error) from error.__cause__
-    return arrived
 
 
 def _travel(value: Any, what: str) -> Any:

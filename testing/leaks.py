@@ -1,6 +1,5 @@
 """Leak detector: processes, threads, descriptors, files and device memory that outlive a run.
 
-Guarantees:
 - Only what is new since the detector was made is a leak; `wait_gone` waits for what is ending.
 - A process is one if it carries a mark of the detector's trees, descends from one that does, now or
   when `look` was called, or is a child of this process: also a stray of a killed driver.
@@ -17,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,19 +74,17 @@ class LeakDetector:
 
     Args:
         marks: Names of trees: a process belongs to one if its environment holds the name and "/".
-        folders: In these every new entry is a leak, whatever made it.
-        patience: Seconds that `wait_gone` waits.
+        folders: See `LeakScope`, as for *patience*, the seconds that `wait_gone` waits.
         own: Whether threads, descriptors and zombies of this process count.
         children: Whether living children of this process count that carry no mark.
         devices: Whether memory of GPUs counts; NVML is asked.
 
     Attributes:
-        marks: Those above; more may be added.
+        marks: More may be added.
         processes: The processes (pid, ticks) that are known to belong to the trees.
         files: The files that are known to be made by them.
-        pids: The pids of all processes of the trees: a new file that is named for one is theirs.
-            None: they are not known; a file of phalanx is theirs if it is named for this process
-            or one that no longer exists.
+        pids: The pids of all processes of the trees; None: they are not known, and a file of
+            phalanx is theirs if it is named for this process or one that no longer exists.
     """
 
     def __init__(
@@ -142,8 +140,7 @@ class LeakDetector:
         there = {*self._entries(), *(path for path in self.files if path.exists())}
         found += [
             Leak("shared memory" if path.parent == _SHM else "file", str(path))
-            for path in sorted(there - self._paths)
-            if self._is_left(path)
+            for path in filter(self._is_left, sorted(there - self._paths))
         ]
         if self._own:
             threads = [t for t in threading.enumerate() if t.native_id not in self._threads]
@@ -211,17 +208,16 @@ class LeakDetector:
         if path.parent in self._folders:
             return not path.name.startswith(_FOREIGN)
         if path.name.startswith("phalanx"):  # phalanx-WORD-PID-...
-            owner = path.name.split("-")[2:3]
-            return owner == [] or not owner[0].isdigit() or self._is_mine(int(owner[0]))
+            owner = "".join(path.name.split("-")[2:3])
+            if not owner.isdigit():
+                return True
+            if self.pids is None:
+                return int(owner) == os.getpid() or procfs.read(int(owner)) is None
+            return int(owner) in self.pids  # another container may share the folder
         # Short numbers are in every name, and any number in what was drawn by chance.
         words = re.split("[^0-9A-Za-z]+", _UUID.sub("", path.name))
         pids = {str(pid) for pid in self.pids or () if pid > 99}
         return not pids.isdisjoint(words)
-
-    def _is_mine(self, pid: int) -> bool:
-        if self.pids is not None:  # another container may share the folder and not the numbers
-            return pid in self.pids
-        return pid == os.getpid() or procfs.read(pid) is None
 
 
 def _helper_of(pid: int) -> bytes:
@@ -231,19 +227,16 @@ def _helper_of(pid: int) -> bytes:
 
 
 def _listed(folder: Path) -> Iterable[Path]:
-    try:
+    with suppress(OSError):  # there is none, or it is not ours to read
         return [folder / name for name in os.listdir(folder)]  # noqa: PTH208  # names only
-    except OSError:
-        return []  # there is none, or it is not ours to read
+    return []
 
 
 def _links(pid: int) -> Iterator[str]:
     """What the descriptors of process *pid* are: paths, and sockets and pipes by their numbers."""
     for link in _listed(Path(f"/proc/{pid}/fd")):
-        try:
+        with suppress(OSError):  # the listing's own
             yield os.readlink(link)  # noqa: PTH115  # no use for a Path
-        except OSError:
-            continue  # the listing's own
 
 
 def _held_by(pid: int) -> Iterator[Path]:
@@ -258,9 +251,6 @@ def _held_by(pid: int) -> Iterator[Path]:
 
 
 def _device_bytes() -> dict[str, int]:
-    inventory = find_gpus()
-    try:
+    with closing(find_gpus()) as inventory:
         used = {gpu.uuid: inventory.used_bytes(gpu.uuid) for gpu in inventory.gpus()}
-    finally:
-        inventory.close()
     return {uuid: count for uuid, count in used.items() if count is not None}

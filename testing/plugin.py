@@ -1,9 +1,7 @@
 """pytest plug-in: fixtures, a marker and an option.
 
-Guarantees:
 - A session that uses none of them imports nothing else of phalanx, and keeps its environment.
 - A mistake in a marker or an option is a usage error that names the test and the field.
-- The seed of a test's chaos runs is in its report, whatever the test fails of.
 """
 
 from __future__ import annotations
@@ -83,17 +81,12 @@ class ChaosRuns:
 
     def describe(self) -> str:
         """Return the lines for the report of a failed test."""
-        lines = [f"seed {self.seed}; again with {SEED_OPTION}={self.seed}"]
-        lines += [f"record {folder}" for folder in self.records]
-        return "\n".join(lines)
+        seed = f"seed {self.seed}; again with {SEED_OPTION}={self.seed}"
+        return "\n".join([seed, *(f"record {folder}" for folder in self.records)])
 
 
 _RUNS: pytest.StashKey[ChaosRuns] = pytest.StashKey()
 _WRONG: pytest.StashKey[str] = pytest.StashKey()
-_LATER = (
-    "(if a fixture of this test has started it: ask for phalanx_leak_check before that fixture, as "
-    'by @pytest.mark.usefixtures("phalanx_leak_check"))'
-)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -116,23 +109,16 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", f"{OLD_MARKER}: deprecated name of {MARKER}")
 
 
-def pytest_report_header(config: pytest.Config) -> list[str]:
-    """Return the seed, if the command line gives one."""
-    seed: int | None = config.getoption(SEED_OPTION)
-    return [] if seed is None else [f"phalanx: {SEED_OPTION}={seed}"]
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse markers that make no sense."""
     for item in items:
-        try:
-            _check_marker(item)
-        except pytest.UsageError as error:
+        if problem := _problem(item):
+            text = f"{item.nodeid}: @pytest.mark.{MARKER}: {problem}"
             # An error in the collection of one process of pytest-xdist is taken for its crash.
             if not hasattr(config, "workerinput"):
-                raise
-            item.stash[_WRONG] = str(error)
+                raise pytest.UsageError(text)
+            item.stash[_WRONG] = text
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -154,63 +140,50 @@ def pytest_runtest_makereport(
     return report
 
 
-def _marked_fields(item: pytest.Item) -> dict[str, Any]:
-    """Return the fields that the markers of *item* give together; nearer ones win."""
-    given: dict[str, Any] = {}
-    for mark in _marks(item):
-        given = {**mark.kwargs, **given}
-    return given
-
-
-def _check_marker(item: pytest.Item) -> None:
-    """Check the markers of *item*.
-
-    Raises:
-        UsageError: one makes no sense; it names the test and the field.
-    """
-    fixtures: Any = getattr(item, "fixturenames", ())
-    if "phalanx_chaos" not in fixtures:  # another plug-in may have a marker of the old name
-        if any(mark.name == MARKER for mark in item.own_markers):
-            raise _error(item, "the test does not ask for the fixture `phalanx_chaos`")
-        return
-    marks = _marks(item)
-    if any(mark.name == OLD_MARKER for mark in marks):
-        warning = f"@pytest.mark.{OLD_MARKER} is now @pytest.mark.{MARKER}"
-        item.warn(pytest.PytestDeprecationWarning(warning))
-    positional = next((mark.args for mark in marks if mark.args), None)
-    if positional is not None:
-        raise _error(item, f"give its fields by keyword, not {positional!r}")
-    if marks:
-        _check_fields(item, _marked_fields(item))
-
-
 def _marks(item: pytest.Item) -> list[pytest.Mark]:
     return [mark for mark in item.iter_markers() if mark.name in (MARKER, OLD_MARKER)]
 
 
-def _check_fields(item: pytest.Item, fields: dict[str, Any]) -> None:
+def _fields_of(marks: list[pytest.Mark]) -> dict[str, Any]:
+    """Return the fields that *marks* give together; the first is the nearest, and wins."""
+    given: dict[str, Any] = {}
+    for mark in reversed(marks):
+        given |= mark.kwargs
+    return given
+
+
+def _problem(item: pytest.Item) -> str:
+    """Return what is wrong with the markers of *item*; empty if nothing is."""
+    fixtures: Any = getattr(item, "fixturenames", ())
+    if "phalanx_chaos" not in fixtures:  # another plug-in may have a marker of the old name
+        is_marked = any(mark.name == MARKER for mark in item.own_markers)
+        return "the test does not ask for the fixture `phalanx_chaos`" if is_marked else ""
+    marks = _marks(item)
+    if not marks:
+        return ""
+    if any(mark.name == OLD_MARKER for mark in marks):
+        warning = f"@pytest.mark.{OLD_MARKER} is now @pytest.mark.{MARKER}"
+        item.warn(pytest.PytestDeprecationWarning(warning))
+    if positional := next((mark.args for mark in marks if mark.args), None):
+        return f"give its fields by keyword, not {positional!r}"
     from phalanx.chaos import Chaos  # noqa: PLC0415  # imported for those who use it
     from phalanx.supervision import SpecError  # noqa: PLC0415
 
     known = Chaos.__dataclass_fields__
-    for name in fields:
-        if name not in known:
-            raise _error(item, f"{name}: no such field; there is {', '.join(known)}")
+    for name in _fields_of(marks).keys() - known.keys():
+        return f"{name}: no such field; there is {', '.join(known)}"
     try:
-        Chaos(**fields)
+        Chaos(**_fields_of(marks))
     except SpecError as error:
-        raise _error(item, str(error)) from error
-
-
-def _error(item: pytest.Item, what: str) -> pytest.UsageError:
-    return pytest.UsageError(f"{item.nodeid}: @pytest.mark.{MARKER}: {what}")
+        return str(error)
+    return ""
 
 
 @pytest.fixture
 def phalanx_chaos(request: pytest.FixtureRequest, tmp_path: Path) -> ChaosRuns:
     """Runs a target under faults and checks that it lost nothing: ``phalanx_chaos(build)``."""
     given: int | None = request.config.getoption(SEED_OPTION)
-    runs = ChaosRuns(_marked_fields(request.node), given, tmp_path)
+    runs = ChaosRuns(_fields_of(_marks(request.node)), given, tmp_path)
     request.node.stash[_RUNS] = runs
     return runs
 
@@ -266,7 +239,11 @@ def phalanx_leak_check(phalanx_mark: None, phalanx_leak_scope: LeakScope) -> Ite
     if leaks:
         detector.kill()
         listed = "\n  ".join(map(str, leaks))
-        pytest.fail(f"left behind:\n  {listed}\n{_LATER}", pytrace=False)
+        later = (
+            "if a fixture of this test has started it: ask for phalanx_leak_check before that "
+            'fixture, as by @pytest.mark.usefixtures("phalanx_leak_check")'
+        )
+        pytest.fail(f"left behind:\n  {listed}\n({later})", pytrace=False)
 
 
 def _deprecate(request: pytest.FixtureRequest, new: str) -> None:

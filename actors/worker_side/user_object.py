@@ -84,6 +84,26 @@ class WorkerConfig:
     restoring: tuple[tuple[int, int], ...] = ()
     reshards: bool = False
 
+    def context(
+        self, rank: int, epoch: int, incarnation: int, log: Any, lock_file: int, **link: Any
+    ) -> WorkerContext:
+        """Return what the user's object is given; *link* is what connects it to its driver."""
+        return WorkerContext(
+            group=self.labels.group,
+            rank=rank,
+            local_rank=rank,
+            world_size=self.layout.world_size,
+            layout=self.layout,
+            coordinates=self.layout.coordinates(rank) if self.labels.coordinates else {},
+            devices=self.devices,
+            epoch=epoch,
+            incarnation=incarnation,
+            rendezvous=self.rendezvous,
+            log=log,
+            _lock_file=lock_file,
+            **link,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reform:
@@ -372,21 +392,8 @@ def host_worker(blob: bytes, link: Link, factory: WorkerFactory | None = None) -
     if factory is not None:
         _check_unstarted(config.devices)
     land_on(config.devices[0])
-    context = WorkerContext(
-        group=config.labels.group,
-        rank=link.rank,
-        local_rank=link.rank,
-        world_size=config.layout.world_size,
-        layout=config.layout,
-        coordinates=config.layout.coordinates(link.rank) if config.labels.coordinates else {},
-        devices=config.devices,
-        epoch=link.epoch,
-        incarnation=link.incarnation,
-        rendezvous=config.rendezvous,
-        log=worker_logger(link.fds["log"], config.labels),
-        _lock_file=link.fds["locks"],
-        _link=link,
-    )
+    log, locks = worker_logger(link.fds["log"], config.labels), link.fds["locks"]
+    context = config.context(link.rank, link.epoch, link.incarnation, log, locks, _link=link)
     return WorkerHost(config, context, factory, link)
 
 

@@ -58,7 +58,6 @@ def test_a_run_that_breaks_an_invariant_fails_its_test_and_tells_the_seed(
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(
         [
-            "phalanx: --chaos-seed=41",
             "*right_answers*",
             "*one is not one*",
             "*FAIL: right_answers*",
