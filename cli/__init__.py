@@ -7,7 +7,8 @@ Guarantees:
 - Text that the encoding of stdout lacks is escaped.
 
 Each subcommand is a module, of this folder or of an integration, with ``add_arguments(parser)`` and
-``run(arguments)``, which returns the exit code; its page of ``--help`` is in ``manual.py``.
+``run(arguments)``, which returns the exit code. Its docstring is the page that ``--help`` shows; so
+is that of the function of an action.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 from phalanx.supervision import CallerError, PhalanxError
 
-from .manual import PAGES, add_page
-from .terminal import whatever_the_encoding
+from .terminal import add_page, whatever_the_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["SUBCOMMANDS", "main", "parse", "parser_of"]
 
-SUBCOMMANDS = tuple(name for name in PAGES if " " not in name)
+SUBCOMMANDS = (
+    *("chaos", "completion", "doctor", "health", "logs", "metrics", "reports", "top", "torchrun"),
+    "web",
+)
 _ELSEWHERE = {
     "metrics": "phalanx.integrations.prometheus.command",
     "torchrun": "phalanx.integrations.torchrun.command",
@@ -76,7 +79,7 @@ def _module(subcommand: str) -> Any:
 
 
 def parser_of(*chosen: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line; of the *chosen* subcommands alone with arguments."""
+    """Return the parser of the command line; of the *chosen* subcommands, if there are such."""
     parser = argparse.ArgumentParser(
         prog="phalanx",
         description="Supervised GPU worker actors.",
@@ -88,8 +91,7 @@ def parser_of(*chosen: str) -> argparse.ArgumentParser:
         "--version", action="version", version=f"phalanx {version('phalanx')}", help="print it"
     )
     subparsers = parser.add_subparsers(dest="subcommand", metavar="SUBCOMMAND", required=True)
-    for name in SUBCOMMANDS:
-        subparser = add_page(subparsers, name)
-        if name in chosen:
-            _module(name).add_arguments(subparser)
+    for name in [name for name in chosen if name in SUBCOMMANDS] or SUBCOMMANDS:
+        module = _module(name)
+        module.add_arguments(add_page(subparsers, name, module))
     return parser

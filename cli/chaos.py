@@ -1,10 +1,13 @@
-"""``phalanx chaos run|shrink``: inject faults into a target under load, and check its history.
+"""Inject faults into workers under load, and check that nothing is lost.
 
-Guarantees:
-- Exit code of ``run``: 0 if every invariant held; 1 if one was broken, or no fault or no call was
-  made; 130 after Ctrl-C. Of ``shrink``: 0 if a schedule that fails was found, 1 if none fails.
-- The result so far is printed in every case but 2, in which nothing was started.
-- Output of the target goes into the folder of the run.
+Without an action it is `chaos run`. Guide: docs/reference/chaos.md.
+
+Exit codes:
+  those of the action
+
+Examples:
+  phalanx chaos mine:build --duration 30
+  phalanx chaos shrink chaos-runs/1
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import tempfile
 import threading
 import time
 import traceback
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -37,8 +40,7 @@ from phalanx.chaos import (
 from phalanx.runtime import safe_text
 from phalanx.supervision import CallerError, PhalanxError, SpecError
 
-from .manual import add_page
-from .terminal import ESCAPED, ctrl_c, output_to
+from .terminal import ESCAPED, add_page, ctrl_c, output_to
 
 if TYPE_CHECKING:
     import argparse
@@ -53,23 +55,10 @@ OUTPUT = "output.log"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    run_it, shrink = (add_page(actions, f"chaos {action}") for action in ("run", "shrink"))
+    run_it, shrink = add_page(actions, "run", _run), add_page(actions, "shrink", _shrink)
     faults = "\n  ".join(["faults:", *(f"{f.name}: {f.about}" for f in FAULTS.values())])
     run_it.epilog = f"{faults}\n\n{run_it.epilog}"
-    _add_plan(run_it)
-    add = shrink.add_argument
-    add("run", metavar="RUN", help="the folder of a run that broke something")
-    add("--runs", type=int, default=100, metavar="N", help="runs at most (100)")
-    add("--repeat", type=int, default=2, metavar="N", help="runs for each candidate (2)")
-    add("--limit", type=float, default=600.0, metavar="S", help="seconds at most (600)")
-    for each in (run_it, shrink):
-        add = each.add_argument
-        add("--out", type=Path, metavar="DIR", help=f"where the record goes (in {_FOLDER})")
-        add("--report", type=Path, metavar="FILE.html", help="write the run as one page of HTML")
-
-
-def _add_plan(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    add = run_it.add_argument
     where = "a function that returns an executor, or (executor, traffic); or a worker class"
     add("target", metavar="module:factory", help=where)
     add("--duration", type=float, default=60.0, metavar="S", help="seconds of faults (60)")
@@ -79,7 +68,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     whom = f"for faults without one: {', '.join(TARGETS)}, or a rank (random)"
     add("--targets", default="random", metavar="LIST", help=whom)
     points = "injection points: before_send, queued, running, after_reply, ..."
-    add("--at", default="", metavar="LIST", help=points)
+    add("--at", dest="points", default="", metavar="LIST", help=points)
     add("--schedule", type=Path, metavar="FILE", help="the faults themselves, as a JSON list")
     add("--callers", type=int, default=4, metavar="N", help="threads that make calls (4)")
     limit = "seconds for a call of the default workload (5)"
@@ -89,6 +78,16 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     keep = "let the target keep its restart intensity, and build it again when it gives up"
     add("--keep-intensity", action="store_true", help=keep)
     add("--json", action="store_true", help="print the figures as one JSON object")
+    add = shrink.add_argument
+    add("run", metavar="RUN", help="the folder of a run that broke something")
+    add("--runs", type=int, default=100, metavar="N", help="runs at most (100)")
+    add("--repeat", type=int, default=2, metavar="N", help="runs for each candidate (2)")
+    add("--limit", type=float, default=600.0, metavar="S", help="seconds at most (600)")
+    for each in (run_it, shrink):
+        add = each.add_argument
+        out = f"where the record goes (in {_FOLDER})"
+        add("--out", dest="record", type=Path, metavar="DIR", help=out)
+        add("--report", type=Path, metavar="FILE.html", help="write the run as one page of HTML")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,6 +97,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    """Run a target under faults (the default action).
+
+    Builds the target, calls its workers from several threads, and injects faults
+    into their processes by a schedule drawn from a seed. Then checks invariants on
+    the history of the run: of calls, of restarts, and of what is left behind. The
+    record of the run goes to a folder; `phalanx chaos shrink` looks in it for the
+    fewest faults that break the same.
+
+    Exit codes:
+      0  PASS: every invariant holds
+      1  FAIL, or INCONCLUSIVE: no fault could be injected, or no call was made
+      2  the command line makes no sense
+      130  Ctrl-C, if nothing failed until then
+
+    Examples:
+      phalanx chaos mine:build --duration 30 --faults kill,stop
+      phalanx chaos mine:build --seed 7 --report run.html
+    """
     target = Target.of(arguments.target)
     plan, folder = _plan(arguments)
     stop = threading.Event()
@@ -131,6 +148,20 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _shrink(arguments: argparse.Namespace) -> int:
+    """Look for a smaller schedule that breaks what a run broke.
+
+    Replays the schedule of a run that failed with fewer and fewer faults, and keeps
+    the smallest that still fails, in a form that can be run again.
+
+    Exit codes:
+      0  a schedule that fails was found
+      1  none fails
+      2  the command line makes no sense
+      130  Ctrl-C
+
+    Examples:
+      phalanx chaos shrink chaos-runs/1 --runs 50 --repeat 3
+    """
     stop = threading.Event()
     with (
         os.fdopen(os.dup(2), "w", errors=ESCAPED) as shown,
@@ -148,7 +179,7 @@ def _shrink(arguments: argparse.Namespace) -> int:
             runs=arguments.runs,
             repeat=arguments.repeat,
             seconds=arguments.limit,
-            out=arguments.out,
+            out=arguments.record,
             on_progress=tell,
             interrupt=stop,
         )
@@ -182,22 +213,20 @@ def _again(result: ChaosResult) -> str:
     words += ["--duration", f"{plan.duration:g}", "--seed", str(plan.seed)]
     words += ["--callers", str(plan.callers), "--call-timeout", f"{plan.call_timeout:g}"]
     words += ["--recovery-limit", f"{plan.recovery_limit:g}"]
-    words += ["--keep-intensity"] if plan.keep_intensity else []
-    return shlex.join(words)
+    return shlex.join([*words, *(["--keep-intensity"] * plan.keep_intensity)])
 
 
 def _check_report(path: Path | None) -> None:
     """Refuse a page that cannot be written, before the run takes its minutes."""
-    if path is None:
-        return
-    there = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        remedy = f"{error.strerror}; name a file in a folder that may be written to"
-        raise SpecError("report", str(path), remedy) from error
-    if not there:
-        path.unlink()
+    if path is not None:
+        there = path.exists()
+        try:
+            path.open("a").close()
+        except OSError as error:
+            remedy = f"{error.strerror}; name a file in a folder that may be written to"
+            raise SpecError("report", str(path), remedy) from error
+        if not there:
+            path.unlink()
 
 
 def _write_report(path: Path | None, result: ChaosResult) -> None:
@@ -207,27 +236,14 @@ def _write_report(path: Path | None, result: ChaosResult) -> None:
 
 def _plan(arguments: argparse.Namespace) -> tuple[Chaos, Path]:
     """Return the plan of the run and its folder, which is there."""
-    schedule = None
+    given = {each.name: getattr(arguments, each.name) for each in fields(Chaos)}
     if arguments.schedule is not None:
         try:
-            schedule = Schedule.from_json(arguments.schedule.read_text())
+            given["schedule"] = Schedule.from_json(arguments.schedule.read_text())
         except (OSError, UnicodeDecodeError) as error:
             raise SpecError("schedule", str(arguments.schedule), str(error)) from error
-    plan = Chaos(
-        duration=arguments.duration,
-        rate=arguments.rate,
-        faults=arguments.faults,
-        seed=arguments.seed,
-        targets=arguments.targets,
-        points=arguments.at,
-        schedule=schedule,
-        callers=arguments.callers,
-        call_timeout=arguments.call_timeout,
-        keep_intensity=arguments.keep_intensity,
-        recovery_limit=arguments.recovery_limit,
-        record=arguments.out,
-    )
-    folder = _new_folder(arguments.target, plan.seed) if plan.record is None else plan.record
+    plan = Chaos(**given)
+    folder = plan.record or _new_folder(arguments.target, plan.seed)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -239,12 +255,8 @@ def _plan(arguments: argparse.Namespace) -> tuple[Chaos, Path]:
 def _new_folder(target: str, seed: int) -> Path:
     stem = re.sub(r"\W+", "-", target).strip("-")
     name = f"{stem}-seed{seed}-{time.strftime('%Y%m%d-%H%M%S')}"
-    folder = Path(_FOLDER).resolve() / name
-    number = 1
-    while folder.exists():
-        number += 1
-        folder = folder.with_name(f"{name}-{number}")
-    return folder
+    names = (name, *(f"{name}-{number}" for number in range(2, 1000)))
+    return next(folder for each in names if not (folder := Path(_FOLDER).resolve() / each).exists())
 
 
 class _ProgressLine:
@@ -252,8 +264,8 @@ class _ProgressLine:
 
     def __init__(self) -> None:
         self._stream: TextIO = os.fdopen(os.dup(2), "w", errors=ESCAPED)
-        self._written = 0.0
-        self._drawn = False
+        self._is_drawn = self._stream.isatty()
+        self._due = 0.0
 
     def show(self, progress: Progress) -> None:
         calls = " ".join(f"{name}={count}" for name, count in sorted(progress.calls.items()))
@@ -261,16 +273,14 @@ class _ProgressLine:
             f"{progress.seconds:5.1f}/{progress.duration:g} s  {progress.state}  "
             f"faults {progress.injected}/{progress.planned}  restarts {progress.restarts}  {calls}"
         )
-        if self._stream.isatty():
-            self._drawn = True
+        if self._is_drawn:
             width = os.get_terminal_size(self._stream.fileno()).columns
-            self._stream.write(f"\r\x1b[K{line[: width - 1]}")
-        elif time.monotonic() - self._written >= _QUIET_LINE:
-            self._written = time.monotonic()
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+            print(f"\r\x1b[K{line[: width - 1]}", end="", file=self._stream, flush=True)
+        elif time.monotonic() >= self._due:
+            self._due = time.monotonic() + _QUIET_LINE
+            print(line, file=self._stream, flush=True)
 
     def end(self) -> None:
         """Leave the line."""
-        self._stream.write("\n" if self._drawn else "")
+        self._stream.write("\n" if self._is_drawn else "")
         self._stream.close()

@@ -1,4 +1,17 @@
-"""``phalanx completion``: a script for the shell that completes phalanx's command line."""
+"""Print a script that completes phalanx's command line in a shell.
+
+Prints to stdout. It completes subcommands, options, their choices and file
+names. Needs the extra phalanx[cli].
+
+Exit codes:
+  0  printed
+  1  the extra is not installed
+  2  the command line makes no sense
+
+Examples:
+  phalanx completion bash > ~/.local/share/bash-completion/completions/phalanx
+  phalanx completion zsh > "${fpath[1]}/_phalanx"
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,20 @@
-"""``phalanx doctor``: what this machine has, what is missing, and what to do about it.
+"""Check what phalanx needs of this machine.
 
-Guarantees: it changes nothing. The exit code is 1 if, and only if, something is missing that
-phalanx cannot work without. A check that fails does not end the others.
+Checks kernel, packages, devices, limits and the start of one process, and says
+what to do about each shortcoming. It changes nothing.
+
+Exit codes:
+  0  all required checks passed
+  1  something that phalanx needs is missing
+  2  the command line makes no sense
+
+Examples:
+  phalanx doctor
+  phalanx doctor --json
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import platform
@@ -17,7 +25,9 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +40,7 @@ from phalanx.runtime import (
     descriptor_limit,
     find_gpus,
     oom_count,
+    syscalls,
     writable_bytes,
 )
 from phalanx.supervision import is_installed
@@ -47,7 +58,6 @@ _LEAST_PROCESSES = 256
 _LEAST_SHM_BYTES = 64 << 20  # what container engines give; NCCL and data loaders want more
 _ENTRY = f"{__name__}:probe"
 _PRELOAD = ("torch",) if is_installed("torch") else ()
-_GET_SUBREAPER = 37
 _MARKS = {"ok": "ok  ", "missing": "FAIL", "note": "note"}
 
 
@@ -90,32 +100,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def examine() -> dict[str, Finding]:
-    """Return the finding of each check, by its name."""
-    checks: dict[str, Callable[[], Finding]] = {
-        "kernel": _kernel,
-        "packages": _packages,
-        "torch": _torch,
-        "devices": _devices,
-        "start": _start,
-        "pidfd": lambda: _works(
-            "pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), "Linux 5.3"
-        ),
-        "memfd": lambda: _works(
-            "memfd_create", lambda: os.close(os.memfd_create("phalanx-doctor")), "Linux 3.17"
-        ),
-        "subreaper": lambda: _works("prctl", _prctl, "Linux 3.4"),
-        "loopback": _loopback,
-        "memory": _memory,
-        "shared memory": _shared_memory,
-        "open files": _open_files,
-        "processes": _processes,
-        "ptrace": _ptrace,
-        "out-of-memory evidence": _oom,
-        "zmq": _zmq,
-        "extras": _extras,
-    }
+    """Return the finding of each check, by its name; one that fails does not end the others."""
     findings: dict[str, Finding] = {}
-    for name, check in checks.items():
+    for name, check in _CHECKS.items():
         try:
             findings[name] = check()
         except Exception as error:  # noqa: BLE001  # is itself what was found
@@ -126,12 +113,10 @@ def examine() -> dict[str, Finding]:
 
 def versions() -> dict[str, str | None]:
     """Return the version of each package, None if it is missing, and of Python."""
-    found: dict[str, str | None] = {}
+    found: dict[str, str | None] = dict.fromkeys(_PACKAGES)
     for name in _PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     return found | {"python": platform.python_version()}
 
 
@@ -140,16 +125,21 @@ def probe(_payload: bytes, fds: Mapping[str, int]) -> None:
     os.write(fds["answer"], b"warm" if "torch" in sys.modules else b"cold")
 
 
+def _judged(found: str, remedy: str, *, is_needed: bool = False) -> Finding:
+    """Return the finding: if there is a *remedy*, there is something to do."""
+    state: Literal["note", "missing"] = "missing" if is_needed else "note"
+    return Finding(state if remedy else "ok", found, remedy)
+
+
 def _kernel() -> Finding:
-    found = f"{platform.system()} {platform.release()}"
-    if platform.system() != "Linux":
-        return Finding("missing", found, "phalanx needs Linux: pidfds, memfds, prctl")
-    return Finding("ok", found)
+    system = platform.system()
+    remedy = "" if system == "Linux" else "phalanx needs Linux: pidfds, memfds, prctl"
+    return _judged(f"{system} {platform.release()}", remedy, is_needed=True)
 
 
 def _packages() -> Finding:
-    found = ", ".join(f"{name} {number}" for name, number in versions().items() if number)
-    return Finding("ok", found)
+    found = (f"{name} {number}" for name, number in versions().items() if number)
+    return Finding("ok", ", ".join(found))
 
 
 def _torch() -> Finding:
@@ -190,10 +180,8 @@ def _devices() -> Finding:
     if not every:
         remedy = "" if has_nvml else "if there is one: pip install 'phalanx[gpu]'"
         return Finding("note", "no NVIDIA GPU; ranks run on the CPU", remedy)
-    if not has_nvml:
-        remedy = "pip install 'phalanx[gpu]': release and health are not seen"
-        return Finding("note", "; ".join(found), remedy)
-    return Finding("ok", "; ".join(found))
+    remedy = "" if has_nvml else "pip install 'phalanx[gpu]': release and health are not seen"
+    return _judged("; ".join(found), remedy)
 
 
 def _start() -> Finding:
@@ -222,32 +210,22 @@ def _start() -> Finding:
     if _PRELOAD and came != b"warm":
         remedy = "each worker imports torch by itself, which takes seconds; see the log above"
         return Finding("note", "a process starts, but not from a zygote with torch", remedy)
-    warm = "zygote with torch" if _PRELOAD else "zygote"
-    return Finding("ok", f"{warm}, first process after {took:.1f} s")
+    warm = " with torch" if _PRELOAD else ""
+    return Finding("ok", f"zygote{warm}, first process after {took:.1f} s")
 
 
-def _works(name: str, call: Callable[[], object], needs: str) -> Finding:
+def _works(call: Callable[[], object], found: str, needs: str) -> Finding:
+    """Return *found* if *call* raises no OSError; otherwise it *needs* something."""
     try:
         call()
     except OSError as error:
-        return Finding("missing", str(error), f"{needs}, and a sandbox that allows {name}")
-    return Finding("ok", f"{name} works")
+        return Finding("missing", str(error), needs)
+    return Finding("ok", found)
 
 
-def _prctl() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_GET_SUBREAPER, ctypes.byref(ctypes.c_int(0)), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl")
-
-
-def _loopback() -> Finding:
-    try:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            socket.create_connection(server.getsockname(), 5.0).close()
-    except OSError as error:
-        remedy = "ip link set lo up: the rendezvous of a process group is on it"
-        return Finding("missing", str(error), remedy)
-    return Finding("ok", "a server on 127.0.0.1 can be reached")
+def _connect() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        socket.create_connection(server.getsockname(), 5.0).close()
 
 
 def _memory() -> Finding:
@@ -261,29 +239,24 @@ def _memory() -> Finding:
 
 def _shared_memory() -> Finding:
     free = shutil.disk_usage("/dev/shm").free  # noqa: S108  # looked at, not written to
-    found = f"{free >> 20} MiB free in /dev/shm"
-    if free < _LEAST_SHM_BYTES:
-        remedy = "docker run --shm-size=1g; phalanx does without, NCCL and data loaders do not"
-        return Finding("note", found, remedy)
-    return Finding("ok", found)
+    remedy = "docker run --shm-size=1g; phalanx does without, NCCL and data loaders do not"
+    return _judged(f"{free >> 20} MiB free in /dev/shm", remedy * (free < _LEAST_SHM_BYTES))
 
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     ranks = descriptor_limit.ranks_that_fit(descriptor_limit.hard_limit())
     found = f"at most {_limit(soft)}, raised up to {_limit(hard)} as needed: some {ranks} ranks"
-    if hard != resource.RLIM_INFINITY and hard < _LEAST_FILES:
-        remedy = f"ulimit -n {_LEAST_FILES}, by root or in the service"
-        return Finding("note" if ranks else "missing", found, remedy)
-    return Finding("ok", found)
+    is_low = hard != resource.RLIM_INFINITY and hard < _LEAST_FILES
+    remedy = f"ulimit -n {_LEAST_FILES}, by root or in the service" if is_low else ""
+    return _judged(found, remedy, is_needed=not ranks)
 
 
 def _processes() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
-    found = f"at most {_limit(soft)}"
-    if soft != resource.RLIM_INFINITY and soft < _LEAST_PROCESSES:
-        return Finding("note", found, f"ulimit -u {_LEAST_PROCESSES}; threads count too")
-    return Finding("ok", found)
+    is_low = soft != resource.RLIM_INFINITY and soft < _LEAST_PROCESSES
+    remedy = f"ulimit -u {_LEAST_PROCESSES}; threads count too" if is_low else ""
+    return _judged(f"at most {_limit(soft)}", remedy)
 
 
 def _limit(value: int) -> str:
@@ -291,11 +264,12 @@ def _limit(value: int) -> str:
 
 
 def _ptrace() -> Finding:
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    if not scope.exists() or int(scope.read_text()) == 0:
+    file = Path("/proc/sys/kernel/yama/ptrace_scope")
+    scope = file.read_text().strip() if file.exists() else "0"
+    if scope == "0":
         return Finding("ok", "not restricted")
     remedy = "sysctl kernel.yama.ptrace_scope=0 lets py-spy show native stacks of hung workers"
-    return Finding("note", f"restricted (scope {scope.read_text().strip()})", remedy)
+    return Finding("note", f"restricted (scope {scope})", remedy)
 
 
 def _oom() -> Finding:
@@ -311,16 +285,47 @@ def _zmq() -> Finding:
         return Finding("missing", "not installed", "pip install pyzmq")
     import zmq
 
-    found = f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}"
-    if not zmq.has("curve"):
-        remedy = "pip's wheels of pyzmq have it; without, nothing can leave this machine"
-        return Finding("note", f"{found}, without CURVE", remedy)
-    return Finding("ok", f"{found}, with CURVE")
+    found = f"pyzmq {zmq.pyzmq_version()}, libzmq {zmq.zmq_version()}, with"
+    if zmq.has("curve"):
+        return Finding("ok", f"{found} CURVE")
+    remedy = "pip's wheels of pyzmq have it; without, nothing can leave this machine"
+    return Finding("note", f"{found}out CURVE", remedy)
 
 
 def _extras() -> Finding:
     absent = {module: extra for module, extra in _EXTRAS.items() if find_spec(module) is None}
-    if absent:
-        wanted = " ".join(f"'{extra}'" for extra in absent.values())
-        return Finding("note", f"without {', '.join(absent)}", f"pip install {wanted}")
-    return Finding("ok", ", ".join(_EXTRAS))
+    wanted = " ".join(f"'{extra}'" for extra in absent.values())
+    found = f"without {', '.join(absent)}" if absent else ", ".join(_EXTRAS)
+    return _judged(found, f"pip install {wanted}" if absent else "")
+
+
+def _system_call(name: str, call: Callable[[], object], needs: str) -> Callable[[], Finding]:
+    return partial(_works, call, f"{name} works", f"{needs}, and a sandbox that allows {name}")
+
+
+_CHECKS: Mapping[str, Callable[[], Finding]] = {
+    "kernel": _kernel,
+    "packages": _packages,
+    "torch": _torch,
+    "devices": _devices,
+    "start": _start,
+    "pidfd": _system_call("pidfd_open", lambda: os.close(os.pidfd_open(os.getpid())), "Linux 5.3"),
+    "memfd": _system_call(
+        "memfd_create", lambda: os.close(os.memfd_create("phalanx-doctor")), "Linux 3.17"
+    ),
+    "subreaper": _system_call("prctl", syscalls.is_subreaper, "Linux 3.4"),
+    "loopback": partial(
+        _works,
+        _connect,
+        "a server on 127.0.0.1 can be reached",
+        "ip link set lo up: the rendezvous of a process group is on it",
+    ),
+    "memory": _memory,
+    "shared memory": _shared_memory,
+    "open files": _open_files,
+    "processes": _processes,
+    "ptrace": _ptrace,
+    "out-of-memory evidence": _oom,
+    "zmq": _zmq,
+    "extras": _extras,
+}

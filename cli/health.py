@@ -1,6 +1,17 @@
-"""``phalanx health``: whether every group of a running driver serves with all of its ranks.
+"""Say whether the groups of a running driver are complete.
 
-The exit code is 0 or 1, for probes; one line on stdout says why.
+Asks the driver once and prints one line, for the probes of a container or a
+service. Any user's mistake in choosing the driver is a failed check as well.
+
+Exit codes:
+  0  every group serves with all of its ranks
+  1  a rank is missing, the driver does not answer, or there is no such driver
+  2  an option makes no sense
+  130  Ctrl-C
+
+Examples:
+  phalanx health
+  phalanx health --live --timeout 2 trainer
 """
 
 from __future__ import annotations
@@ -10,7 +21,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import Observer, find_drivers, first_picture
 from phalanx.supervision import RuntimeFault, SpecError
 
-from .select_driver import choose
+from .select_driver import add_driver_argument, choose
 
 if TYPE_CHECKING:
     import argparse
@@ -18,18 +29,12 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
-    whom = "pid or name of the driver; may be left out if only one is running"
-    parser.add_argument("driver", nargs="?", default="", help=whom)
-    parser.add_argument(
-        "--live", action="store_true", help="only whether the driver answers, whatever its groups"
-    )
-    parser.add_argument(
-        "--timeout",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="seconds for the driver's answer (10)",
-    )
+    add_driver_argument(parser)
+    add = parser.add_argument
+    live = "only whether the driver answers, whatever its groups"
+    add("--live", action="store_true", help=live)
+    limit = "seconds for the driver's answer (10)"
+    add("--timeout", type=float, default=10.0, metavar="S", help=limit)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,16 @@
-"""``phalanx logs``: follow what a running driver and its workers write, until the driver ends."""
+"""Follow output, log records and events of a running driver.
+
+Prints what the driver and its workers write from now on, until the driver ends.
+
+Exit codes:
+  0  the driver has ended, or the reader of stdout has
+  2  the command line makes no sense, or no running driver is the one that it names
+  130  Ctrl-C
+
+Examples:
+  phalanx logs trainer --rank 3 --level warning
+  phalanx logs --json --kind event
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,13 @@
-"""``phalanx reports list|show``: crash reports of a folder, and one of them.
+"""List and show crash reports.
 
-Guarantees: a torn or foreign file is passed over in the list, with a note on stderr, and an error
-that names it when it is asked for. Control characters in what workers wrote are escaped.
+Without an action it is `reports list`. Guide: docs/howto/reports.md.
+
+Exit codes:
+  those of the action
+
+Examples:
+  phalanx reports /var/log/crashes
+  phalanx reports show latest
 """
 
 from __future__ import annotations
@@ -18,8 +24,7 @@ from typing import TYPE_CHECKING
 from phalanx.runtime import ReportFolder, read_report, safe_text
 from phalanx.supervision import ExitKind, SpecError
 
-from .manual import add_page
-from .terminal import reader_may_leave
+from .terminal import add_page, reader_may_leave
 
 if TYPE_CHECKING:
     import argparse
@@ -37,7 +42,7 @@ _WIDEST = 44  # characters of a column but the last
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command line of this subcommand."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listed, shown = (add_page(actions, f"reports {action}") for action in ("list", "show"))
+    listed, shown = add_page(actions, "list", _list), add_page(actions, "show", _show)
     shown.add_argument("file", metavar="FILE|latest", help="a path, a FILE of the list, or latest")
     for each in (listed, shown):
         folder = f"the folder of the reports; without it, the one that {_VARIABLE} names"
@@ -56,8 +61,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list, or one report."""
-    if arguments.action == "show":
-        return _show(arguments)
+    with reader_may_leave():
+        (_show if arguments.action == "show" else _list)(arguments)
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> None:
+    """List the reports of a folder, the newest first (the default action).
+
+    A file that is no report is passed over, with a note on stderr.
+
+    Exit codes:
+      0  listed, also if there are none
+      2  the command line makes no sense, or no folder
+
+    Examples:
+      phalanx reports list /var/log/crashes --since 2h --reason killed
+    """
     folder = _folder(arguments.directory)
     if arguments.limit is not None and arguments.limit < 1:
         raise SpecError("--limit", arguments.limit, "give a number of reports, at least 1")
@@ -69,27 +89,34 @@ def run(arguments: argparse.Namespace) -> int:
     )
     limit = None if arguments.limit is None else min(arguments.limit, sys.maxsize)
     found = list(itertools.islice(wanted, limit))
-    with reader_may_leave():
-        if arguments.json:
-            records = [
-                {**json.loads(report.to_json()), "file": str(file.path)} for file, report in found
-            ]
-            print(json.dumps(records, indent=2))
-        elif found:
-            print("\n".join(_table([_HEAD, *(_row(*each) for each in found)])))
-        else:
-            print(f"no crash reports in {folder.path}", file=sys.stderr)
-    return 0
+    if arguments.json:
+        records = [
+            {**json.loads(report.to_json()), "file": str(file.path)} for file, report in found
+        ]
+        print(json.dumps(records, indent=2))
+    elif found:
+        print("\n".join(_table([_HEAD, *(_row(*each) for each in found)])))
+    else:
+        print(f"no crash reports in {folder.path}", file=sys.stderr)
 
 
-def _show(arguments: argparse.Namespace) -> int:
+def _show(arguments: argparse.Namespace) -> None:
+    """Show one report: what died, of what, doing what, and what was decided.
+
+    Control characters in what workers wrote are escaped.
+
+    Exit codes:
+      0  shown
+      2  the command line makes no sense, or there is no such report
+
+    Examples:
+      phalanx reports show latest /var/log/crashes
+    """
     report = _chosen(arguments.file, arguments.directory)
-    with reader_may_leave():
-        if arguments.json:
-            print(json.dumps(json.loads(report.to_json()), indent=2))
-        else:
-            print("\n".join(map(safe_text, report.render().splitlines())))
-    return 0
+    if arguments.json:
+        print(json.dumps(json.loads(report.to_json()), indent=2))
+    else:
+        print("\n".join(map(safe_text, report.render().splitlines())))
 
 
 def _chosen(name: str, directory: str | None) -> CrashReport:

@@ -22,10 +22,15 @@ _NONE = (
 _WIDTH = 100  # characters of a command line
 
 
-def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
+def add_driver_argument(parser: argparse.ArgumentParser) -> None:
     """Describe how a driver is chosen."""
     whom = "pid or name of the driver; may be left out if only one is running"
     parser.add_argument("driver", nargs="?", default="", help=whom)
+
+
+def add_driver_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe how a driver is chosen, or all are listed."""
+    add_driver_argument(parser)
     parser.add_argument("--list", action="store_true", help="list the running drivers, and end")
 
 
@@ -39,10 +44,8 @@ def select_driver(arguments: argparse.Namespace) -> DriverStream | None:
     if not arguments.list:
         return choose(drivers, arguments.driver)
     for driver in drivers:
-        name, command = (
-            safe_text(driver.name) or "-",
-            safe_text(procfs.command(driver.pid))[:_WIDTH],
-        )
+        command = safe_text(procfs.command(driver.pid))[:_WIDTH]
+        name = safe_text(driver.name) or "-"
         print(driver.pid, name, f"up {uptime(driver)}", command, sep="\t")
     return None
 

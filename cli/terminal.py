@@ -1,8 +1,10 @@
-"""Standard output and error of the command line: encodings, broken pipes, redirection, Ctrl-C."""
+"""The command line's pages, and its output: encodings, broken pipes, redirection, Ctrl-C."""
 
 from __future__ import annotations
 
 import _thread
+import argparse
+import inspect
 import os
 import signal
 import sys
@@ -17,6 +19,23 @@ if TYPE_CHECKING:
 
 ESCAPED: Final = "backslashreplace"
 """What becomes of text that an encoding lacks: an error in ``open`` would hide all the rest."""
+
+
+def add_page(subparsers: Any, name: str, documented: object) -> argparse.ArgumentParser:
+    """Add the parser *name* to *subparsers*; the page of its ``--help`` is a docstring.
+
+    The first line is its summary; what begins with the exit codes follows the arguments.
+    """
+    page = inspect.getdoc(documented) or ""
+    purpose, codes, rest = page.partition("Exit codes:")
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        name,
+        help=page.partition("\n")[0],
+        description=purpose,
+        epilog=codes + rest,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    return parser
 
 
 @contextmanager

@@ -1,7 +1,19 @@
-"""``phalanx top``: a running driver's groups and trees, live, from a process of its own.
+"""Show the groups and trees of a running driver, live.
 
-Guarantees: the driver is asked once a second while a viewer is attached, and not otherwise. It ends
-with the driver, and at Ctrl-C, with the terminal as it was.
+Looks from outside at the supervisors, groups and ranks of a driver: what they
+run, what they have served, their memory and their restarts. The driver is asked
+once a second while a viewer is attached, and not otherwise. Ctrl-C ends it.
+Needs the extra phalanx[cli], except with --json.
+
+Exit codes:
+  0  the driver has ended, or one picture was asked for
+  1  the driver does not answer, or the extra is not installed
+  2  the command line makes no sense, or no running driver is the one that it names
+  130  Ctrl-C
+
+Examples:
+  phalanx top
+  phalanx top trainer --once
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from phalanx.runtime import safe_text
+from phalanx.runtime import render, safe_text
 
 from .select_driver import uptime
 
@@ -32,6 +32,7 @@ _COLUMNS: Final = (
 _LEFT_OUT: Final = ("EPOCH", "DEVICE", "OWED", "STARTS", "RSS", "CALLS/S", "SERVED")  # first first
 _NUMBERS: Final = ("STARTS", "EPOCH", "SERVED", "CALLS/S", "OWED", "RSS", "PID", "RESTARTS")
 _RULER: Final = Console(width=10_000)
+_STYLES: Final = {"critical": "bold red", "error": "red", "warning": "yellow"}  # of events
 
 
 def draw(
@@ -65,11 +66,10 @@ def _title(driver: DriverStream, picture: Picture | None) -> Text:
 def _table(picture: Picture, width: int) -> Table:
     """Return the table, without the columns for which *width* has no room."""
     rows = list(_rows(picture)) or [(Text("no groups", style="dim"), {})]
-    table = _with_columns(_COLUMNS, rows)
-    for count in range(1, len(_LEFT_OUT) + 1):
+    for count in range(len(_LEFT_OUT) + 1):
+        table = _with_columns([n for n in _COLUMNS if n not in _LEFT_OUT[:count]], rows)
         if Measurement.get(_RULER, _RULER.options, table).maximum <= width:
             break
-        table = _with_columns([n for n in _COLUMNS if n not in _LEFT_OUT[:count]], rows)
     return table
 
 
@@ -109,13 +109,12 @@ def _tree(tree: dict[str, Any], groups: dict[str, dict[str, Any]]) -> Iterator[R
 def _child(child: dict[str, Any], name: Text) -> Row:
     about = child["strategy"] or child["restart"]
     name.append(f"  {about}", style="dim")
-    cells: dict[str, Any] = {
+    return name, {
         "STATE": _state(child["state"]),
         "STARTS": str(child["incarnation"]),
         "NOW IN": Text(safe_text(child["last_exit"])[:30], style="dim"),
         "RESTARTS": _restarts(child["restarts"], child["max_restarts"]),
     }
-    return name, cells
 
 
 def _group(group: dict[str, Any], name: Text, indent: str) -> Iterator[Row]:
@@ -143,7 +142,7 @@ def _rank(rank: dict[str, Any], name: str) -> Row:
         doing += " (abandoned)"
     if doing and rank["running_for"] >= 1.0:
         doing += f" for {rank['running_for']:.0f} s"
-    cells: dict[str, Any] = {
+    return Text(name), {
         "STATE": _state(rank["state"]),
         "STARTS": str(rank["incarnation"]),
         "SERVED": str(rank["served"]),
@@ -154,7 +153,6 @@ def _rank(rank: dict[str, Any], name: str) -> Row:
         "DEVICE": Text(safe_text(rank["device"])),
         "PID": "" if rank["pid"] is None else str(rank["pid"]),
     }
-    return Text(name), cells
 
 
 def _state(state: str) -> Text:
@@ -173,14 +171,7 @@ def _bytes(count: int | None) -> str:
 
 
 def _event(record: dict[str, Any]) -> Text:
-    about = record.get("report") or record
-    who = "" if about.get("rank") is None else f"/{about['rank']}"
-    group = about.get("group", "")
-    why: Any = about.get("reason") or about.get("cause") or ""
-    if about is not record:  # a report's
-        why = f"{why['kind']} ({why['detail']}), then: {about['decision']}"
-    level = str(record.get("level", "info"))
-    style = {"critical": "bold red", "error": "red", "warning": "yellow"}.get(level, "dim")
-    clock = str(record.get("timestamp", ""))[11:19]
-    text = f"{clock} {record.get('event')} {group}{who} {why}"
-    return Text(safe_text(" ".join(text.split())), style=style, no_wrap=True, overflow="ellipsis")
+    lines = render(record).decode().splitlines()[:2]  # of a crash, the second is its report's first
+    style = _STYLES.get(str(record.get("level")), "dim")
+    text = " ".join(" ".join(lines).split())
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")

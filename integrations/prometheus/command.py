@@ -1,4 +1,18 @@
-"""``phalanx metrics``: serve the metrics of a running driver from outside, or print a file."""
+"""Serve metrics and health routes of a running driver for Prometheus.
+
+Serves /metrics, /healthz and /readyz over HTTP from outside of the driver.
+Needs the extra phalanx[prometheus]. Guide: docs/reference/metrics.md.
+
+Exit codes:
+  0  the driver that was named by its pid has ended, or a file was printed
+  1  there is no such process, the port cannot be had, or the extra is not installed
+  2  the command line makes no sense
+  130  Ctrl-C
+
+Examples:
+  phalanx metrics trainer --port 9464 --label job=nightly
+  phalanx metrics --print alerts > alerts.yml
+"""
 
 from __future__ import annotations
 

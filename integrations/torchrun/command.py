@@ -1,4 +1,17 @@
-"""``phalanx torchrun``: run an unmodified script for torchrun on supervised processes."""
+"""Run a script for torchrun on ranks that are restarted at once.
+
+Takes torchrun's command line and environment variables (PET_*), on one machine.
+Options that have no use here are accepted, with a note. Needs the extra
+phalanx[torch]. Guide: docs/howto/torchrun.md.
+
+Exit codes:
+  0  every rank has succeeded
+  1  the run has failed, or a signal has ended it
+  2  the command line makes no sense
+
+Examples:
+  phalanx torchrun --standalone --nproc-per-node 4 train.py --epochs 3
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Return the one name that needs vLLM."""
     if name != "SupervisedExecutor":
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     check_installed()
     return getattr(import_module(f"{__name__}.executor"), name)  # it derives from a class of vLLM's

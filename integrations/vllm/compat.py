@@ -88,8 +88,7 @@ vllm.v1.worker.worker_base torch._inductor.compile_fx
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return pkgutil.resolve_name(f"vllm.{_PLACES[name]}")
 
 

@@ -209,8 +209,7 @@ class Recovery:
         except CallTimeout as error:
             if not is_start:
                 raise
-            msg = f"epoch {epoch} was not restored after {self._limit:g} s"
-            raise StaleEpoch(msg) from error
+            raise StaleEpoch(f"epoch {epoch} was not restored after {self._limit:g} s") from error
         finally:
             self.is_replaying = False
         self.epoch = epoch

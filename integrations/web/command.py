@@ -1,4 +1,17 @@
-"""``phalanx web``: a page of a running driver, served by another process."""
+"""Serve a read-only page of a running driver.
+
+Serves a live page of supervisors, groups, ranks, events and crash reports, and
+the same as /state.json. Who can reach the address can read it.
+
+Exit codes:
+  0  the driver that was named by its pid has ended
+  1  there is no such process, or the port cannot be had
+  2  the command line makes no sense
+  130  Ctrl-C
+
+Examples:
+  phalanx web trainer --port 9465
+"""
 
 from __future__ import annotations
 

@@ -192,8 +192,7 @@ class EngineWorker(WorkerActor):
 
     def _check(self, epoch: int) -> None:
         if epoch != self.ctx.epoch:
-            msg = f"made for epoch {epoch}, this is {self.ctx.epoch}"
-            raise StaleEpoch(msg)
+            raise StaleEpoch(f"made for epoch {epoch}, this is {self.ctx.epoch}")
 
     def _run(self, method: str | bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if isinstance(method, bytes):
