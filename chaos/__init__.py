@@ -59,5 +59,4 @@ def __getattr__(name: str) -> Any:
         module = import_module(f".{home}", __name__)
         if hasattr(module, name):
             return getattr(module, name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

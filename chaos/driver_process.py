@@ -134,14 +134,11 @@ class _DriverRuns:
 
     def _was_killed(self) -> bool:
         """Whether a lethal fault of the driver was injected since the last end."""
-        faults = {
-            each.number
-            for each in read_history(self.folder).every(FaultInjected)
-            if each.target == "driver" and each.lethal
-        }
-        new = faults - self.done
-        self.done |= faults
-        return bool(new)
+        injected = read_history(self.folder).every(FaultInjected)
+        lethal = {each.number for each in injected if each.target == "driver" and each.lethal}
+        is_new = not lethal <= self.done
+        self.done |= lethal
+        return is_new
 
     def _observe(
         self, driver: subprocess.Popen[bytes], channel: Connection, offset: float, leaks: RunLeaks
@@ -155,13 +152,12 @@ class _DriverRuns:
         limit = time.monotonic() + _START
         while True:
             message: Any = None
-            if channel.poll(_POLL):
-                try:
-                    data = channel.recv_bytes()
-                except (EOFError, OSError):
-                    break
-                with contextlib.suppress(Exception):  # an exception's class may raise anything
-                    message = pickle.loads(data)
+            try:
+                data = channel.recv_bytes() if channel.poll(_POLL) else b""
+            except (EOFError, OSError):
+                break
+            with contextlib.suppress(Exception):  # nothing came, or its class raises anything
+                message = pickle.loads(data)
             leaks.look(driver.pid)
             clock = time.monotonic()
             if isinstance(message, Exception):
@@ -173,8 +169,8 @@ class _DriverRuns:
                 if self.on_progress is not None:
                     self.on_progress(message)
             if clock > limit:
-                msg = f"the driver (pid {driver.pid}) did not come up or did not end in time"
-                raise RuntimeFault(msg)
+                what = f"the driver (pid {driver.pid})"
+                raise RuntimeFault(f"{what} did not come up or did not end in time")
             if self.interrupt.is_set() and not is_interrupted:
                 is_interrupted = True
                 due.clear()

@@ -61,8 +61,7 @@ def run_chaos(
     if plan is None:
         plan = Chaos(**fields)
     elif fields:
-        msg = f"give either a plan or its fields ({', '.join(fields)}), not both"
-        raise TypeError(msg)
+        raise TypeError(f"give either a plan or its fields ({', '.join(fields)}), not both")
     found = Target.of(target)
     stop = threading.Event() if interrupt is None else interrupt
     kept = plan.record is not None

@@ -15,9 +15,9 @@ import os
 import random
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from phalanx.actors import installed
 from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
@@ -25,7 +25,7 @@ from phalanx.supervision import Intensity, PhalanxError, Phase, SpecError
 from .history.events import DriverEnded, DriverStarted, SteadyStateChecked
 from .history.journal import Journal, now, recording
 from .instrumentation.driver_probe import DriverProbe
-from .instrumentation.leaks import RunLeaks, named_files
+from .instrumentation.leaks import RunLeaks, name_files
 from .nemesis.catalog import is_rank
 from .nemesis.nemesis import Nemesis, kill_ranks
 from .workload.generator import Callers, make_calls
@@ -68,7 +68,7 @@ class Progress:
     state: str
 
 
-@dataclass(slots=True)
+@dataclass
 class Session:
     """The part of a run in this process.
 
@@ -85,28 +85,23 @@ class Session:
     on_progress: Callable[[Progress], None] | None = None
     offset: float = 0.0
     number: int = 1
-    _journal: Journal = field(init=False)
-    _leaks: RunLeaks = field(init=False)
-    _nemesis: Nemesis = field(init=False)
-    _probe: DriverProbe = field(init=False)
-    _built: BuiltTarget | None = field(default=None, init=False)
-    _injected: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        self._built: BuiltTarget | None = None
+        self._injected = 0
         with recording(self.folder):
             self._journal = Journal(self.folder, f"driver-{self.number}")
         self._leaks = RunLeaks(self.folder)
         self._nemesis = Nemesis(
-            self.folder,
-            self._journal,
-            groups=lambda: [*self._probe.groups],
-            look=lambda: self._leaks.look(os.getpid()),
+            self.folder, self._journal, groups=lambda: [*self._probe.groups], look=self._look
         )
         # Not exceeded even if each fault ends every rank.
         raised = Intensity(100 + 64 * len(self.plan.planned), 60.0)
         intensity = None if self.plan.keep_intensity else raised
-        what: dict[str, Any] = {"number": self.number, "intensity": intensity}
-        self._probe = DriverProbe(self.folder, self._journal, self._nemesis, **what)
+        self._probe = DriverProbe(self.folder, self._journal, self._nemesis, self.number, intensity)
+
+    def _look(self) -> None:
+        self._leaks.look(os.getpid())
 
     def run(self) -> None:
         """Run the session to its end.
@@ -118,14 +113,15 @@ class Session:
         self._journal.write(DriverStarted(at=now(), number=self.number, pid=os.getpid()))
         closed = True
         try:
-            with installed(self._probe), named_files():
+            with installed(self._probe), contextlib.ExitStack() as after:
+                after.callback(name_files())
                 try:
                     self._built = self._build()
                     if self._built is not None:
                         self._check_ranks(self._built)
                         self._serve(self._built)
                 finally:
-                    self._leaks.look(os.getpid())
+                    self._look()
                     built, self._built = self._built, None
                     if built is not None:
                         with self._killing_starts():
@@ -160,10 +156,9 @@ class Session:
         over = threading.Event()
 
         def watch() -> None:
-            while not over.is_set():
+            while not over.wait(_KILL_POLL):
                 if self.interrupt.is_set():
                     kill_ranks([*self._probe.groups], starting=True)
-                over.wait(_KILL_POLL)
 
         thread = threading.Thread(target=watch, name="chaos-interrupt", daemon=True)
         thread.start()
@@ -179,11 +174,9 @@ class Session:
         if executor is None:
             return  # what a supervisor starts may still be coming
         if not any(group.spec.name == executor.name for group in self._probe.groups):
-            remedy = (
-                "returned an executor that cannot be observed: build it in the factory, with "
-                'processes (not launch="inline")'
-            )
-            raise SpecError("target", self.target.name, remedy)
+            remedy = 'build it in the factory, with processes (not launch="inline")'
+            what = f"returned an executor that cannot be observed: {remedy}"
+            raise SpecError("target", self.target.name, what)
         size = executor.world_size
         for fault in self.plan.planned:
             if is_rank(fault.target) and int(fault.target) >= size:
@@ -224,7 +217,7 @@ class Session:
         while not self.interrupt.is_set():
             self._build_again()
             self._nemesis.force_restarts()
-            self._leaks.look(os.getpid())
+            self._look()
             gone = time.monotonic() - began
             self._report(gone)
             if gone >= at:
@@ -245,7 +238,7 @@ class Session:
     def _report(self, seconds: float) -> None:
         if self.on_progress is None:
             return
-        groups = self._probe.groups
+        views = [group.shared.view for group in self._probe.groups]
         self.on_progress(
             Progress(
                 seconds=min(seconds, self.plan.duration),
@@ -253,8 +246,8 @@ class Session:
                 injected=self._injected,
                 planned=len(self.plan.planned),
                 calls=dict(self._probe.outcomes),
-                restarts=sum(group.shared.view.restarts for group in groups),
-                state=str(groups[-1].shared.view.phase) if groups else "starting",
+                restarts=sum(view.restarts for view in views),
+                state=str(views[-1].phase) if views else "starting",
             )
         )
 
@@ -281,9 +274,8 @@ class Session:
     def _checked(
         self, group: ObservedGroup, deadline: float, waiting: list[str]
     ) -> SteadyStateChecked:
-        shared = group.shared
-        self._wait(lambda: shared.view.phase in _SETTLED, deadline)
-        phase = shared.view.phase
+        self._wait(lambda: group.shared.view.phase in _SETTLED, deadline)
+        phase = group.shared.view.phase
         ended = phase in (Phase.CLOSING, Phase.ENDED)
         after = f"{self.plan.recovery_limit:g} s after the last fault"
         if ended:
@@ -294,8 +286,9 @@ class Session:
             detail = f"it was {phase} and not serving {after}"
         else:
             detail = self._ping(group, deadline)
-        what: dict[str, Any] = {"ok": not detail, "ended": ended, "detail": detail}
-        return SteadyStateChecked(at=now(), group=group.name, **what)
+        return SteadyStateChecked(
+            at=now(), group=group.name, ok=not detail, ended=ended, detail=detail
+        )
 
     def _ping(self, group: ObservedGroup, deadline: float) -> str:
         """Return what is wrong with *group*, which serves; nothing once every rank answers."""

@@ -7,22 +7,13 @@ from collections import defaultdict
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
-from phalanx.chaos.history.events import (
-    CallBegan,
-    CallEnded,
-    CallIssued,
-    GroupEnded,
-    RankDied,
-    RankExited,
-    RankStarted,
-)
+from phalanx.chaos.history import events as ev
 
 from .groups import tied
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Sequence
 
-    from phalanx.chaos.history.events import CallSent, CallSettled
     from phalanx.chaos.history.history import CallHistory, History
 
     from .checker import Findings
@@ -51,7 +42,7 @@ def at_most_once(history: History) -> Findings:
         if not call.issued:
             continue
         issued = call.issued[0]
-        runs: dict[tuple[int, int], list[CallBegan]] = defaultdict(list)
+        runs: dict[tuple[int, int], list[ev.CallBegan]] = defaultdict(list)
         for began in call.began:
             runs[began.rank, began.wire].append(began)
         for (rank, wire), twice in runs.items():
@@ -59,18 +50,15 @@ def at_most_once(history: History) -> Findings:
                 text = f"rank {rank} ran call {number} {len(twice)} times for one sending ({wire})"
                 yield text, (issued, *_sent(call, {wire}), *twice)
         first = {began.wire: began for began in reversed(call.began)}
-        retries = issued.retries if issued.shape != "gather" else 0
-        if len(first) > 1 + retries:
-            text = (
-                f"call {number} (retries={issued.retries}) was begun "
-                f"in {len(first)} sendings; the limit is {1 + retries}"
-            )
-            yield text, (issued, *_sent(call, first), *first.values())
+        limit = 1 + (issued.retries if issued.shape != "gather" else 0)
+        if len(first) > limit:
+            text = f"call {number} (retries={issued.retries}) was begun in {len(first)} sendings"
+            yield f"{text}; the limit is {limit}", (issued, *_sent(call, first), *first.values())
 
 
 def at_least_once(history: History) -> Findings:
     """A call that returned a value had run, before that, on every rank that replied."""
-    for number, call, issued, settled in _settled(history):
+    for number, call, issued, settled in history.settled:
         if settled.outcome != "value":
             continue
         if issued.shape == "gather":
@@ -91,35 +79,30 @@ def at_least_once(history: History) -> Findings:
 
 def one_order(history: History) -> Findings:
     """All ranks run the collective calls of a group in one order."""
-    whole = _of_all_ranks(history)
-    runs: dict[tuple[str, int], dict[int, list[CallBegan]]] = defaultdict(lambda: defaultdict(list))
-    for began in history.every(CallBegan):
-        if began.call in whole:
-            runs[began.group, began.epoch][began.rank].append(began)
+    runs: dict[tuple[str, int], dict[int, list[ev.CallBegan]]] = {}
+    for began in history.every(ev.CallBegan):
+        if began.call in history.of_all_ranks:
+            ranks = runs.setdefault((began.group, began.epoch), defaultdict(list))
+            ranks[began.rank].append(began)
     for (group, epoch), ranks in runs.items():
         for one, other in combinations(sorted(ranks), 2):
             swapped = _swapped(ranks[one], ranks[other])
-            if swapped is not None:
-                first, second = swapped[0].call, swapped[1].call
-                text = (
-                    f"in epoch {epoch} of {group} rank {one} ran call {first} before call {second}"
-                )
+            if swapped:
+                calls = f"call {swapped[0].call} before call {swapped[1].call}"
+                text = f"in epoch {epoch} of {group} rank {one} ran {calls}"
                 yield f"{text}, and rank {other} in the reverse order", swapped
                 break  # one cause would show thousands of times
 
 
-def _swapped(one: Sequence[CallBegan], other: Sequence[CallBegan]) -> tuple[CallBegan, ...] | None:
+def _swapped(one: Sequence[ev.CallBegan], other: Sequence[ev.CallBegan]) -> list[ev.CallBegan]:
     """Return two runs that *one* has in one order and *other* in the other, as each had them."""
-    place = {(began.call, began.wire): index for index, began in enumerate(other)}
-    last: CallBegan | None = None
-    for began in one:
-        at = place.get((began.call, began.wire))
-        if at is None:
-            continue
-        if last is not None and at < place[last.call, last.wire]:
-            return last, began, other[at], other[place[last.call, last.wire]]
-        last = began
-    return None
+    there = {(began.call, began.wire): (at, began) for at, began in enumerate(other)}
+    both = [each for each in one if (each.call, each.wire) in there]
+    for first, second in pairwise(both):
+        places = there[first.call, first.wire], there[second.call, second.wire]
+        if places[1][0] < places[0][0]:
+            return [first, second, places[1][1], places[0][1]]
+    return []
 
 
 def one_epoch(history: History) -> Findings:
@@ -127,7 +110,7 @@ def one_epoch(history: History) -> Findings:
     for number, call in history.calls.items():
         if not call.issued or call.issued[0].shape != "collective":
             continue
-        by_wire: dict[int, dict[int, CallBegan]] = defaultdict(dict)
+        by_wire: dict[int, dict[int, ev.CallBegan]] = defaultdict(dict)
         for began in call.began:
             by_wire[began.wire][began.epoch] = began
         for wire, epochs in by_wire.items():
@@ -147,17 +130,19 @@ def in_step(history: History) -> Findings:
     meet it there in its next call, with values of two different calls. After a death the group is
     re-formed.
     """
-    whole = _of_all_ranks(history)
+    whole = history.of_all_ranks
     for group, events in history.by_group.items():
-        runs: dict[tuple[int, int], list[CallBegan | CallEnded]] = defaultdict(list)
+        runs: dict[tuple[int, int], list[ev.CallBegan | ev.CallEnded]] = defaultdict(list)
         for event in events:
-            if isinstance(event, CallBegan | CallEnded) and event.call in whole:
+            if isinstance(event, ev.CallBegan | ev.CallEnded) and event.call in whole:
                 runs[event.rank, event.incarnation].append(event)
-        deaths = [event for event in events if isinstance(event, RankDied | RankExited)]
+        deaths = [event for event in events if isinstance(event, ev.RankDied | ev.RankExited)]
         for who, mine in runs.items():
             for raised, then in pairwise(mine):
                 if not (
-                    isinstance(raised, CallEnded) and raised.joined and isinstance(then, CallBegan)
+                    isinstance(raised, ev.CallEnded)
+                    and raised.joined
+                    and isinstance(then, ev.CallBegan)
                 ):
                     continue
                 if raised.epoch != then.epoch or any(
@@ -201,7 +186,7 @@ def own_reply(history: History) -> Findings:
 
 def in_time(history: History) -> Findings:
     """A call times out at its deadline, not before, and no call ends long after its deadline."""
-    for number, _, issued, settled in _settled(history):
+    for number, _, issued, settled in history.settled:
         took, limit = settled.at - issued.at, issued.seconds
         early = settled.outcome == "timeout" and (limit is None or took < limit - _EARLY)
         late = limit is not None and took > max(limit, 0.0) + _LATE
@@ -212,11 +197,13 @@ def in_time(history: History) -> Findings:
 
 def with_cause(history: History) -> Findings:
     """A call fails with a death only if that death affected it, and with a close only at one."""
-    ended = {event.group: event.cause for event in history.every(GroupEnded)}
-    deaths = {(each.group, each.rank, each.incarnation): each for each in history.every(RankDied)}
-    starts = {each.worker: each.at for each in history.every(RankStarted)}
-    exits = {each.worker: each.at for each in history.every(RankExited)}
-    for number, call, issued, settled in _settled(history):
+    ended = {event.group: event.cause for event in history.every(ev.GroupEnded)}
+    deaths = {
+        (each.group, each.rank, each.incarnation): each for each in history.every(ev.RankDied)
+    }
+    starts = {each.worker: each.at for each in history.every(ev.RankStarted)}
+    exits = {each.worker: each.at for each in history.every(ev.RankExited)}
+    for number, call, issued, settled in history.settled:
         if history.is_excused(issued):
             continue
         group = issued.group
@@ -246,18 +233,5 @@ def with_cause(history: History) -> Findings:
             yield f"call {number} failed with {what}", (issued, *call.sent, settled)
 
 
-def _settled(
-    history: History,
-) -> Iterator[tuple[int, CallHistory, CallIssued, CallSettled]]:
-    for number, call in history.calls.items():
-        if call.issued and call.settled:
-            yield number, call, call.issued[0], call.settled[0]
-
-
-def _of_all_ranks(history: History) -> set[int]:
-    shapes = ("collective", "gather")
-    return {issued.call for issued in history.every(CallIssued) if issued.shape in shapes}
-
-
-def _sent(call: CallHistory, wires: Collection[int]) -> list[CallSent]:
+def _sent(call: CallHistory, wires: Collection[int]) -> list[ev.CallSent]:
     return [sent for sent in call.sent if sent.wire in wires]

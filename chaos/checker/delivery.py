@@ -10,19 +10,9 @@ import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING
 
-from phalanx.chaos.history.events import (
-    CallEnded,
-    CallIssued,
-    CallSent,
-    ChangePlanned,
-    GroupEnded,
-    RankDied,
-    RankExited,
-    RanksNotStarted,
-)
+from phalanx.chaos.history import events as ev
 
 if TYPE_CHECKING:
-    from phalanx.chaos.history.events import Event
     from phalanx.chaos.history.history import CallHistory, History, Worker
 
     from .checker import Findings
@@ -44,8 +34,8 @@ def nothing_lost(history: History) -> Findings:
 def _passed_over(history: History) -> Findings:
     changes = _Changes(history)
     for worker, sendings in history.sendings.items():
-        later: CallSent | None = None  # the next that it began, and the next for all ranks
-        later_of_all: CallSent | None = None
+        later: ev.CallSent | None = None  # the next that it began, and the next for all ranks
+        later_of_all: ev.CallSent | None = None
         for sent in reversed(sendings):
             call = history.calls[sent.call]
             is_of_all = any(issued.shape == "collective" for issued in call.issued)
@@ -67,15 +57,13 @@ def _passed_over(history: History) -> Findings:
 def _unheard(history: History) -> Findings:
     """Find calls that went on although all their ranks had replied, and to later calls too."""
     heard = _heard(history)
-    for number, call in history.calls.items():
-        if not _must_have_arrived(call):
-            continue
-        settled = call.settled[0]
-        for sent in call.sent:
+    for number, call, _, settled in history.settled:
+        for sent in call.sent if _must_have_arrived(call) else ():
             places = [((sent.group, *who), sent.wire) for who in sent.ranks]
             ended = [history.ended[place] for place in places if place in history.ended]
-            replied = len(ended) == len(places) and not any(end.error for end in ended)
-            if replied and all(heard.get(place, math.inf) < settled.at for place in places):
+            if len(ended) < len(places) or any(end.error for end in ended):
+                continue
+            if all(heard.get(place, math.inf) < settled.at for place in places):
                 text = f"all ranks replied to call {number}, and their later replies arrived; it"
                 events = (*call.issued, sent, *ended, settled)
                 yield f"{text} ended with {settled.outcome} after that", events
@@ -104,12 +92,11 @@ def sent_again(history: History) -> Findings:
         group: [each.at for each in events if _stops_calls(each)]
         for group, events in history.by_group.items()
     }
-    for number, call in history.calls.items():
-        if not call.issued or not call.settled or history.is_excused(call.issued[0]):
-            continue
-        issued, settled = call.issued[0], call.settled[0]
+    for number, call, issued, settled in history.settled:
         since, until = issued.at - _BEFORE, settled.at + _AFTER
         if settled.outcome != "died" or _any(stops[issued.group], since, until):
+            continue
+        if history.is_excused(issued):
             continue
         places = {((each.group, *who), each.wire) for each in call.sent for who in each.ranks}
         if len(call.sent) <= issued.retries:
@@ -129,13 +116,11 @@ def _may_begin(history: History) -> set[tuple[Worker, int]]:
     caller, or after a change.
     """
     changes = _Changes(history)
-    gone: dict[Worker, float] = {}
-    ends: tuple[RankExited | RankDied, ...]
-    ends = (*history.every(RankExited), *history.every(RankDied))
-    for each in ends:
-        if each.rank is not None:
-            worker = each.group, each.rank, each.incarnation
-            gone[worker] = min(each.at, gone.get(worker, math.inf))
+    gone: dict[tuple[str, int | None, int], float] = {}
+    ends: tuple[ev.RankExited | ev.RankDied, ...]
+    ends = (*history.every(ev.RankExited), *history.every(ev.RankDied))
+    for each in sorted(ends, key=lambda each: each.at):
+        gone.setdefault((each.group, each.rank, each.incarnation), each.at)
     found = set(history.began)
     for worker, sendings in history.sendings.items():
         until = math.nextafter(gone.get(worker, math.inf), -math.inf)
@@ -155,9 +140,10 @@ def _may_begin(history: History) -> set[tuple[Worker, int]]:
 
 def _overtaken(history: History) -> Findings:
     """Find collective calls that were sent again behind one that was made later."""
-    youngest: dict[tuple[str, int], tuple[CallIssued, CallSent]] = {}  # by group and epoch, so far
-    before: dict[int, CallSent] = {}  # each call's latest sending
-    for sent in sorted(history.every(CallSent), key=lambda each: each.wire):
+    # So far, by group and epoch.
+    youngest: dict[tuple[str, int], tuple[ev.CallIssued, ev.CallSent]] = {}
+    before: dict[int, ev.CallSent] = {}  # each call's latest sending
+    for sent in sorted(history.every(ev.CallSent), key=lambda each: each.wire):
         issued = history.calls[sent.call].issued
         if not issued or issued[0].shape != "collective":
             continue
@@ -187,27 +173,27 @@ class _Changes:
         self._changed: dict[str, list[float]] = {}
         self._raised: dict[str, list[float]] = {}
         for group, events in history.by_group.items():
-            kinds = RankDied | RankExited | ChangePlanned
+            kinds = ev.RankDied | ev.RankExited | ev.ChangePlanned
             self._changed[group] = [each.at for each in events if isinstance(each, kinds)]
-            raised = (each for each in events if isinstance(each, CallEnded) and each.joined)
+            raised = (each for each in events if isinstance(each, ev.CallEnded) and each.joined)
             self._raised[group] = [each.at for each in raised]
 
-    def between(self, sent: CallSent, until: float) -> bool:
+    def between(self, sent: ev.CallSent, until: float) -> bool:
         """Whether calls may have been withdrawn since *sent*."""
         if _any(self._raised[sent.group], sent.at - _HEARD, until):
             return True
         return _any(self._changed[sent.group], sent.at, until)
 
 
-def _stops_calls(event: Event) -> bool:
+def _stops_calls(event: ev.Event) -> bool:
     """Whether calls may fail after *event* that were to be sent again."""
     match event:
-        case RankDied(rank=int(), decision=decision):
+        case ev.RankDied(rank=int(), decision=decision):
             return not decision.startswith(_SENT_AGAIN)
-        case GroupEnded(cause=cause):
+        case ev.GroupEnded(cause=cause):
             return bool(cause)
         case _:
-            return isinstance(event, RanksNotStarted | ChangePlanned)
+            return isinstance(event, ev.RanksNotStarted | ev.ChangePlanned)
 
 
 def _any(times: list[float], since: float, until: float) -> bool:

@@ -8,28 +8,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
 
-from phalanx.chaos.history.events import (
-    CallBegan,
-    ChangePlanned,
-    Event,
-    FaultInjected,
-    GroupEnded,
-    GroupUp,
-    LeakFound,
-    RankDied,
-    RankExited,
-    RankReady,
-    RanksNotStarted,
-    RankStarted,
-    SteadyStateChecked,
-    WorkerStarted,
-    WorkloadFailed,
-)
+from phalanx.chaos.history import events as ev
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from phalanx.chaos.history.events import GroupBuilt
     from phalanx.chaos.history.history import History
 
     from .checker import Findings
@@ -39,7 +22,7 @@ _TICKS = 0.02  # seconds by which a process may look older than it is
 _NOTICE = 10.0  # seconds in which a death must be known; it takes milliseconds on an idle machine
 _WARM = 10  # calls in which a worker opens what it needs, and within which counts differ
 _MOST_DESCRIPTORS = 64  # arbitrary; libraries open some when they are first used
-D = TypeVar("D", bound=Event)
+D = TypeVar("D", bound=ev.Event)
 _FOR_GOOD = ("give up", "stop the group")
 
 
@@ -52,16 +35,16 @@ def strategy(history: History) -> Findings:
             yield from _too_few(built, events)
 
 
-def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
+def _too_many(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
     """Find ranks that were restarted without a cause."""
     size = built.world_size
-    latest: dict[int, RankStarted] = {}
+    latest: dict[int, ev.RankStarted] = {}
     ready: set[int] = set()
-    causes: dict[int, list[Event]] = defaultdict(list)
-    deaths: list[RankDied] = []
+    causes: dict[int, list[ev.Event]] = defaultdict(list)
+    deaths: list[ev.RankDied] = []
     for event in events:
         match event:
-            case RankDied(rank=int(dead)):
+            case ev.RankDied(rank=int(dead)):
                 deaths.append(event)
                 taken = tied(built, dead, size)
                 # A rank that is starting does not re-form: it is restarted with the dead one. One
@@ -72,14 +55,14 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                 for rank in taken:
                     causes[rank].append(event)
                 ready.discard(dead)
-            case ChangePlanned():
+            case ev.ChangePlanned():
                 size = event.world_size or size
                 for rank in range(size) if event.world_size else event.ranks:
                     for each in tied(built, rank, size):
                         causes[each].append(event)
-            case RankReady():
+            case ev.RankReady():
                 ready.add(event.rank)
-            case RankStarted():
+            case ev.RankStarted():
                 before = latest.get(event.rank)
                 if before is not None and not causes[event.rank]:
                     text = f"rank {event.rank} of {built.group} was restarted, for which"
@@ -91,7 +74,7 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                 causes[event.rank] = [
                     each
                     for each in causes[event.rank]
-                    if isinstance(each, RankDied)
+                    if isinstance(each, ev.RankDied)
                     and each.epoch >= event.epoch
                     and built.strategy != "one_for_one"
                 ]
@@ -100,27 +83,27 @@ def _too_many(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                 pass
 
 
-def _too_few(built: GroupBuilt, events: Sequence[Event]) -> Findings:
+def _too_few(built: ev.GroupBuilt, events: Sequence[ev.Event]) -> Findings:
     """Find groups that served again with a rank that should have been restarted."""
     size = built.world_size
     incarnations: dict[int, int] = {}
-    due: dict[int, tuple[RankDied, int]] = {}  # rank: the death, and the incarnation to replace
+    due: dict[int, tuple[ev.RankDied, int]] = {}  # rank: the death, and the incarnation to replace
     for event in events:
         match event:
-            case RankStarted():
+            case ev.RankStarted():
                 incarnations[event.rank] = event.incarnation
                 if event.rank in due and event.incarnation > due[event.rank][1]:
                     del due[event.rank]
-            case ChangePlanned(world_size=int(wanted)):
+            case ev.ChangePlanned(world_size=int(wanted)):
                 size = wanted
                 due = {rank: owed for rank, owed in due.items() if rank < size}
-            case RankDied(rank=int(dead)):
+            case ev.RankDied(rank=int(dead)):
                 if any(word in event.decision for word in _FOR_GOOD):
                     due.clear()
                     continue
                 for rank in tied(built, dead, size):
                     due[rank] = (event, incarnations.get(rank, 0))
-            case GroupUp():
+            case ev.GroupUp():
                 for rank, (died, incarnation) in sorted(due.items()):
                     text = f"{built.group} served again with incarnation {incarnation} of rank"
                     text = f"{text} {rank}, which {built.strategy} restarts with rank {died.rank}"
@@ -130,7 +113,7 @@ def _too_few(built: GroupBuilt, events: Sequence[Event]) -> Findings:
                 pass
 
 
-def tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
+def tied(built: ev.GroupBuilt, rank: int, size: int) -> set[int]:
     """Return the ranks that are restarted with *rank*."""
     if built.survivors == "keep" or built.strategy == "one_for_one":
         return {rank}
@@ -141,18 +124,18 @@ def tied(built: GroupBuilt, rank: int, size: int) -> set[int]:
 
 def intensity(history: History) -> Findings:
     """A group gives up when its intensity is exceeded, and not before."""
-    ready = {each.worker for each in history.every(RankReady)}
+    ready = {each.worker for each in history.every(ev.RankReady)}
     for group, built in history.groups.items():
-        counted: list[RankDied] = []
-        maybe: list[Event] = []
-        over: tuple[RankDied, ...] = ()
+        counted: list[ev.RankDied] = []
+        maybe: list[ev.Event] = []
+        over: tuple[ev.RankDied, ...] = ()
         served = whole = False
         limit = f"deaths in {built.period:g} s; the limit is {built.intensity}"
         for event in history.by_group[group]:
             match event:
-                case GroupUp():
+                case ev.GroupUp():
                     served = whole = True
-                case RankDied(rank=int(rank)) if served:
+                case ev.RankDied(rank=int(rank)) if served:
                     # Survivors that die while they are re-formed belong to the death before.
                     who = group, rank, event.incarnation
                     if built.survivors == "keep" and not whole and who in ready:
@@ -162,13 +145,13 @@ def intensity(history: History) -> Findings:
                     recent = _within(counted, event.at, built.period - _EDGE)
                     if not over and len(recent) > built.intensity:
                         over = recent
-                case RanksNotStarted(ranks=ranks) if served:
+                case ev.RanksNotStarted(ranks=ranks) if served:
                     # Which of them count depends on the strategy: at most all.
                     maybe += [event] * len(ranks)
-                case RankStarted() if over and _is_after(event, over[-1]):
+                case ev.RankStarted() if over and _is_after(event, over[-1]):
                     yield f"{group} went on after {len(over)} {limit}", (built, *over, event)
                     break
-                case GroupEnded(cause=cause) if cause and served:
+                case ev.GroupEnded(cause=cause) if cause and served:
                     near = _within([*counted, *maybe], event.at, built.period + 2 * _EDGE)
                     if built.restart == "permanent" and len(near) <= built.intensity:
                         yield f"{group} gave up after {len(near)} {limit}", (built, *near, event)
@@ -176,7 +159,7 @@ def intensity(history: History) -> Findings:
                     pass
 
 
-def _is_after(started: RankStarted, death: RankDied) -> bool:
+def _is_after(started: ev.RankStarted, death: ev.RankDied) -> bool:
     """Whether *started* was decided on after *death*, rather than just before it was known."""
     restarted = started.rank == death.rank and started.incarnation > death.incarnation
     return restarted or started.at > death.at + _EDGE
@@ -188,20 +171,20 @@ def _within(deaths: Sequence[D], now: float, period: float) -> tuple[D, ...]:
 
 def death_first(history: History) -> Findings:
     """A rank is restarted only after the previous process and all its descendants have exited."""
-    for started in history.every(WorkerStarted):
+    for started in history.every(ev.WorkerStarted):
         if started.outlived:
             text = f"rank {started.rank} of {started.group} (incarnation {started.incarnation})"
             pids = ", ".join(map(str, started.outlived))
             yield f"{text} started beside pid {pids} of an earlier incarnation", (started,)
-    exited = {each.worker: each for each in history.every(RankExited)}
+    exited = {each.worker: each for each in history.every(ev.RankExited)}
     # When the process was started; a standby is older than what it replaces.
     since = {
         each.worker: each.at - each.age + _TICKS
-        for each in history.every(WorkerStarted)
+        for each in history.every(ev.WorkerStarted)
         if not each.kept and not history.groups[each.group].standby
     }
-    latest: dict[tuple[str, int], RankStarted] = {}
-    for event in history.every(RankStarted):
+    latest: dict[tuple[str, int], ev.RankStarted] = {}
+    for event in history.every(ev.RankStarted):
         before = latest.get((event.group, event.rank))
         latest[event.group, event.rank] = event
         end = None if before is None else exited.get(before.worker)
@@ -214,19 +197,19 @@ def death_first(history: History) -> Findings:
 
 def deaths_known(history: History) -> Findings:
     """Every exit of a rank becomes known, soon, and no live rank is taken for dead."""
-    exited = {each.worker: each for each in history.every(RankExited)}
-    for started in history.every(RankStarted):
+    exited = {each.worker: each for each in history.every(ev.RankExited)}
+    for started in history.every(ev.RankStarted):
         if started.worker not in exited and not history.is_excused(started):
             text = f"the exit of rank {started.rank} of {started.group}"
             yield f"{text} (incarnation {started.incarnation}) never became known", (started,)
-    for injected in history.every(FaultInjected):
+    for injected in history.every(ev.FaultInjected):
         if not injected.lethal or injected.rank is None or injected.incarnation is None:
             continue
         end = exited.get((injected.group, injected.rank, injected.incarnation))
         if end and end.at - injected.at > _NOTICE and not history.is_excused(injected):
             text = f"the exit of rank {injected.rank} of {injected.group} became known only"
             yield f"{text} {end.at - injected.at:.1f} s after it", (injected, end)
-    for began in history.every(CallBegan):
+    for began in history.every(ev.CallBegan):
         end = exited.get(began.worker)
         if end is not None and began.at > end.at:
             text = f"rank {began.rank} of {began.group} was taken for dead and ran call"
@@ -235,9 +218,9 @@ def deaths_known(history: History) -> Findings:
 
 def fresh_rendezvous(history: History) -> Findings:
     """The ranks of an epoch have one rendezvous, which no other epoch of the group has."""
-    epochs: dict[tuple[str, str], WorkerStarted] = {}
-    places: dict[tuple[str, int], WorkerStarted] = {}
-    for started in history.every(WorkerStarted):
+    epochs: dict[tuple[str, str], ev.WorkerStarted] = {}
+    places: dict[tuple[str, int], ev.WorkerStarted] = {}
+    for started in history.every(ev.WorkerStarted):
         if not started.rendezvous:
             continue
         group, place, epoch = started.group, started.rendezvous, started.epoch
@@ -251,23 +234,23 @@ def fresh_rendezvous(history: History) -> Findings:
 
 def heals(history: History) -> Findings:
     """A group that has not ended serves again after the last fault."""
-    for checked in history.every(SteadyStateChecked):
+    for checked in history.every(ev.SteadyStateChecked):
         if not checked.ok and not checked.ended:
             yield f"{checked.group}: {checked.detail}", (checked,)
 
 
 def right_answers(history: History) -> Findings:
     """The workload's own checks find nothing wrong."""
-    for failed in history.every(WorkloadFailed):
+    for failed in history.every(ev.WorkloadFailed):
         yield failed.error, (failed,)
 
 
 def nothing_left(history: History) -> Findings:
     """Nothing is left behind, and no worker accumulates descriptors."""
-    for leak in history.every(LeakFound):
+    for leak in history.every(ev.LeakFound):
         yield f"{leak.what} {leak.name}", (leak,)
-    warm: dict[tuple[str, int, int], list[CallBegan]] = defaultdict(list)
-    for began in history.every(CallBegan):
+    warm: dict[tuple[str, int, int], list[ev.CallBegan]] = defaultdict(list)
+    for began in history.every(ev.CallBegan):
         if began.descriptors and began.turn > _WARM:
             warm[began.worker].append(began)
     for (group, rank, _), every in warm.items():

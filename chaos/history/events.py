@@ -61,8 +61,7 @@ def event_of(text: str) -> Event:
         found = _KINDS[loaded.pop("kind")]
         return found(**{name: _frozen(value) for name, value in loaded.items()})
     except (AttributeError, KeyError, TypeError) as error:
-        msg = f"not an event of a run: {text[:200]}"
-        raise ValueError(msg) from error
+        raise ValueError(f"not an event of a run: {text[:200]}") from error
 
 
 def _frozen(value: object) -> Any:

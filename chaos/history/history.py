@@ -7,33 +7,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from .events import (
-    CallBegan,
-    CallEnded,
-    CallIssued,
-    CallSent,
-    CallSettled,
-    DriverEnded,
-    DriverStarted,
-    Event,
-    GroupBuilt,
-    ReplyReceived,
-)
+from . import events as ev
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=ev.Event)
 Worker = tuple[str, int, int]
 """A group, a rank and an incarnation."""
 
 _OF_CALLS = {
-    CallIssued: "issued",
-    CallSent: "sent",
-    CallBegan: "began",
-    CallEnded: "ended",
-    CallSettled: "settled",
-    ReplyReceived: "replies",
+    ev.CallIssued: "issued",
+    ev.CallSent: "sent",
+    ev.CallBegan: "began",
+    ev.CallEnded: "ended",
+    ev.CallSettled: "settled",
+    ev.ReplyReceived: "replies",
 }
 
 
@@ -41,12 +30,12 @@ _OF_CALLS = {
 class CallHistory:
     """The events of one call, by kind and time."""
 
-    issued: tuple[CallIssued, ...] = ()
-    sent: tuple[CallSent, ...] = ()
-    began: tuple[CallBegan, ...] = ()
-    ended: tuple[CallEnded, ...] = ()
-    settled: tuple[CallSettled, ...] = ()
-    replies: tuple[ReplyReceived, ...] = ()
+    issued: tuple[ev.CallIssued, ...] = ()
+    sent: tuple[ev.CallSent, ...] = ()
+    began: tuple[ev.CallBegan, ...] = ()
+    ended: tuple[ev.CallEnded, ...] = ()
+    settled: tuple[ev.CallSettled, ...] = ()
+    replies: tuple[ev.ReplyReceived, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -59,18 +48,20 @@ class History:
         target: The name of what was run.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[ev.Event, ...]
     seed: int | None = None
     target: str = ""
 
     @classmethod
-    def of(cls, events: Iterable[Event], *, seed: int | None = None, target: str = "") -> History:
+    def of(
+        cls, events: Iterable[ev.Event], *, seed: int | None = None, target: str = ""
+    ) -> History:
         """Return the history of *events*, which may come in any order."""
         return cls(tuple(sorted(events, key=lambda event: event.at)), seed, target)
 
     @cached_property
-    def _by_kind(self) -> dict[type[Event], tuple[Event, ...]]:
-        found: dict[type[Event], list[Event]] = defaultdict(list)
+    def _by_kind(self) -> dict[type[ev.Event], tuple[ev.Event, ...]]:
+        found: dict[type[ev.Event], list[ev.Event]] = defaultdict(list)
         for event in self.events:
             found[type(event)].append(event)
         return {kind: tuple(events) for kind, events in found.items()}
@@ -80,14 +71,14 @@ class History:
         return cast("tuple[E, ...]", self._by_kind.get(kind, ()))
 
     @cached_property
-    def groups(self) -> dict[str, GroupBuilt]:
+    def groups(self) -> dict[str, ev.GroupBuilt]:
         """The executors that were built, by name."""
-        return {built.group: built for built in self.every(GroupBuilt)}
+        return {built.group: built for built in self.every(ev.GroupBuilt)}
 
     @cached_property
-    def by_group(self) -> dict[str, tuple[Event, ...]]:
+    def by_group(self) -> dict[str, tuple[ev.Event, ...]]:
         """The events of each group, by time."""
-        found: dict[str, list[Event]] = defaultdict(list)
+        found: dict[str, list[ev.Event]] = defaultdict(list)
         for event in self.events:
             if group := getattr(event, "group", ""):
                 found[group].append(event)
@@ -96,46 +87,61 @@ class History:
     @cached_property
     def calls(self) -> dict[int, CallHistory]:
         """The events of each call, by its number."""
-        found: dict[int, dict[str, tuple[Any, ...]]] = defaultdict(dict)
+        found: dict[int, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        event: Any
         for kind, name in _OF_CALLS.items():
-            of_kind: dict[int, list[Any]] = defaultdict(list)
-            event: Any
             for event in self.every(kind):
-                of_kind[event.call].append(event)
-            for call, events in of_kind.items():
-                found[call][name] = tuple(events)
-        return {call: CallHistory(**kinds) for call, kinds in found.items()}
+                found[event.call][name].append(event)
+        return {
+            call: CallHistory(**{name: tuple(events) for name, events in kinds.items()})
+            for call, kinds in found.items()
+        }
 
     @cached_property
-    def sendings(self) -> dict[Worker, tuple[CallSent, ...]]:
+    def settled(self) -> list[tuple[int, CallHistory, ev.CallIssued, ev.CallSettled]]:
+        """The calls that were made and had an outcome: number, events, issue and first outcome."""
+        return [
+            (number, call, call.issued[0], call.settled[0])
+            for number, call in self.calls.items()
+            if call.issued and call.settled
+        ]
+
+    @cached_property
+    def of_all_ranks(self) -> frozenset[int]:
+        """The calls that all ranks of a group run."""
+        shapes = ("collective", "gather")
+        return frozenset(each.call for each in self.every(ev.CallIssued) if each.shape in shapes)
+
+    @cached_property
+    def sendings(self) -> dict[Worker, tuple[ev.CallSent, ...]]:
         """What was sent to each worker, in that order."""
-        found: dict[Worker, list[CallSent]] = defaultdict(list)
-        for sent in sorted(self.every(CallSent), key=lambda each: each.wire):
+        found: dict[Worker, list[ev.CallSent]] = defaultdict(list)
+        for sent in sorted(self.every(ev.CallSent), key=lambda each: each.wire):
             for who in sent.ranks:
                 found[sent.group, *who].append(sent)
         return {worker: tuple(sendings) for worker, sendings in found.items()}
 
     @cached_property
-    def began(self) -> dict[tuple[Worker, int], CallBegan]:
+    def began(self) -> dict[tuple[Worker, int], ev.CallBegan]:
         """When each worker first began a sending."""
-        return {(each.worker, each.wire): each for each in reversed(self.every(CallBegan))}
+        return {(each.worker, each.wire): each for each in reversed(self.every(ev.CallBegan))}
 
     @cached_property
-    def ended(self) -> dict[tuple[Worker, int], CallEnded]:
+    def ended(self) -> dict[tuple[Worker, int], ev.CallEnded]:
         """When each worker first ended a sending."""
-        return {(each.worker, each.wire): each for each in reversed(self.every(CallEnded))}
+        return {(each.worker, each.wire): each for each in reversed(self.every(ev.CallEnded))}
 
     @cached_property
     def _excused(self) -> tuple[tuple[float, float], ...]:
         """When drivers ran that did not close: their promises are void."""
-        ended = {each.number: each for each in self.every(DriverEnded)}
+        ended = {each.number: each for each in self.every(ev.DriverEnded)}
         last = self.events[-1].at if self.events else 0.0
         return tuple(
             (began.at, ended[began.number].at if began.number in ended else last)
-            for began in self.every(DriverStarted)
+            for began in self.every(ev.DriverStarted)
             if began.number not in ended or not ended[began.number].closed
         )
 
-    def is_excused(self, event: Event) -> bool:
+    def is_excused(self, event: ev.Event) -> bool:
         """Whether the driver that wrote *event* was killed later, or is still running."""
         return any(began <= event.at <= ended for began, ended in self._excused)

@@ -95,6 +95,5 @@ def _read(path: Path) -> list[Event]:
         except ValueError as error:
             if number == len(lines) and not last:
                 break  # cut short by a full disk, and ended by the next attempt
-            msg = f"{path}, line {number}: {error}"
-            raise ValueError(msg) from error
+            raise ValueError(f"{path}, line {number}: {error}") from error
     return events

@@ -10,6 +10,7 @@ import itertools
 import os
 import pickle
 import threading
+from collections import Counter
 from concurrent.futures import CancelledError
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -25,13 +26,7 @@ from phalanx.runtime import (
     WorkerReady,
     WorkerStarted,
 )
-from phalanx.supervision import (
-    CallTimeout,
-    ExecutorClosed,
-    Intensity,
-    PhalanxError,
-    WorkerDied,
-)
+from phalanx.supervision import CallTimeout, ExecutorClosed, PhalanxError, WorkerDied
 
 from .worker_probe import InstrumentedCall, ProbedWorker, TaggedReply
 
@@ -41,14 +36,19 @@ if TYPE_CHECKING:
     from phalanx.actors import Call, ExecutorSpec, Group
     from phalanx.chaos.history.journal import Journal
     from phalanx.chaos.nemesis.nemesis import Nemesis
+    from phalanx.supervision import Intensity
 
-_KINDS: dict[type, type[events.Event]] = {
+_SAME: dict[type, type[events.Event]] = {  # what the library announces: its event here
     WorkerStarted: events.RankStarted,
     WorkerReady: events.RankReady,
     GroupUp: events.GroupUp,
     GroupDown: events.GroupDown,
     GroupEnded: events.GroupEnded,
 }
+_OUTCOMES: tuple[tuple[type[BaseException], str], ...] = (
+    *((WorkerDied, "died"), (CallTimeout, "timeout"), (ExecutorClosed, "closed")),
+    *((CancelledError, "cancelled"), (KeyboardInterrupt, "cancelled"), (PhalanxError, "fault")),
+)  # any other exception: "error"
 _FIRST_CALL = 1_000_000_000  # the calls of a further driver begin at a multiple of this
 
 
@@ -69,17 +69,13 @@ class DriverProbe:
         folder: Path,
         journal: Journal,
         nemesis: Nemesis,
-        *,
-        number: int = 1,
-        intensity: Intensity | None = None,
+        number: int,
+        intensity: Intensity | None,
     ) -> None:
-        self.folder = folder
-        self.journal = journal
-        self.nemesis = nemesis
+        self.folder, self.journal, self.nemesis = folder, journal, nemesis
         self.groups: list[ObservedGroup] = []
-        self.outcomes: dict[str, int] = {}
-        self._number = number
-        self._intensity = intensity
+        self.outcomes: Counter[str] = Counter()
+        self._number, self._intensity = number, intensity
         self._lock = threading.Lock()
         self._calls = itertools.count((number - 1) * _FIRST_CALL + 1)
 
@@ -98,11 +94,14 @@ class DriverProbe:
                 name = f"{name}@{self._number}"
             observed = ObservedGroup(self, name, spec, group)
             self.groups.append(observed)
-        policy, size = spec.policy, spec.world_size
-        limit = {"intensity": policy.intensity.max_restarts, "period": policy.intensity.period}
-        more = {"strategy": str(policy.strategy), "restart": str(policy.restart)}
+        policy = spec.policy
         observed.record(
-            events.GroupBuilt, policy, world_size=size, pid=os.getpid(), **limit, **more
+            events.GroupBuilt,
+            policy,
+            world_size=spec.world_size,
+            pid=os.getpid(),
+            intensity=policy.intensity.max_restarts,
+            period=policy.intensity.period,
         )
         return observed
 
@@ -113,18 +112,14 @@ class DriverProbe:
     def count(self, outcome: str) -> None:
         """Count a call that ended with *outcome*."""
         with self._lock:
-            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+            self.outcomes[outcome] += 1
 
 
 class ObservedGroup:
     """One group. A `GroupProbe`."""
 
     def __init__(self, probe: DriverProbe, name: str, spec: ExecutorSpec, shared: Group) -> None:
-        self.probe = probe
-        self.name = name
-        self.spec = spec
-        self.shared = shared
-        self._write = probe.journal.write
+        self.probe, self.name, self.spec, self.shared = probe, name, spec, shared
 
     def call_probe(self, name: str, method: Any, *, is_stream: bool) -> ObservedCall:
         """Observe a call that is being made."""
@@ -156,14 +151,14 @@ class ObservedGroup:
 
     def _record_event(self, event: Any) -> None:
         match event:
-            case WorkerStarted() | WorkerReady() | GroupUp() | GroupDown() | GroupEnded():
-                self.record(_KINDS[type(event)], event)
             case WorkerExited(reason=reason):
                 self.record(events.RankExited, event, reason=_short(reason))
             case WorkerCrashed(report=report):
                 method = "" if report.call is None else report.call.method
                 more = {"reason": _short(report.reason), "method": method}
                 self.record(events.RankDied, report, **more)
+            case _ if type(event) in _SAME:
+                self.record(_SAME[type(event)], event)
             case _:
                 pass
 
@@ -171,16 +166,14 @@ class ObservedGroup:
         """Record an event of *kind*: what is not *given* has the same name in *source*."""
         given |= {"at": now(), "group": self.name}
         names = [field.name for field in fields(kind) if field.name not in given]
-        self._write(kind(**given, **{name: getattr(source, name) for name in names}))
+        self.probe.journal.write(kind(**given, **{n: getattr(source, n) for n in names}))
 
 
 class ObservedCall:
     """One call. A `CallProbe`."""
 
     def __init__(self, group: ObservedGroup, name: str, method: InstrumentedCall) -> None:
-        self.method = method
-        self._group = group
-        self._name = name
+        self.method, self._group, self._name = method, group, name
         self._probe = group.probe
         self._sent: tuple[tuple[int, int], ...] = ()
         self._refused = False
@@ -210,12 +203,8 @@ class ObservedCall:
 
     def settled(self, call: Call) -> None:
         """Record its outcome."""
-        if self._refused and isinstance(call.error, CancelledError):
-            return  # its outcome is what `raised` has recorded
-        if call.error is not None:
-            self._settle(call.error)
-        else:
-            self._settle(None, "value" if call.failed is None else "error")
+        if not (self._refused and isinstance(call.error, CancelledError)):  # `raised` has it
+            self._settle(call.error, "value" if call.failed is None else "error")
 
     def raised(self, error: BaseException) -> None:
         """Record what its caller got instead of its outcome."""
@@ -230,8 +219,8 @@ class ObservedCall:
         self._write(events.ReplyReceived, rank=rank, **said)
         return value.value
 
-    def _settle(self, error: BaseException | None, outcome: str = "") -> None:
-        outcome = outcome if error is None else _outcome_of(error)
+    def _settle(self, error: BaseException | None, outcome: str = "error") -> None:
+        outcome = next((name for kind, name in _OUTCOMES if isinstance(error, kind)), outcome)
         reports = error.reports if isinstance(error, WorkerDied) else ()
         self._write(
             events.CallSettled,
@@ -244,22 +233,6 @@ class ObservedCall:
     def _write(self, kind: type[events.Event], **what: Any) -> None:
         whose: dict[str, Any] = {"group": self._group.name, "call": self.method.call}
         self._probe.journal.write(kind(at=now(), **whose, **what))
-
-
-def _outcome_of(error: BaseException) -> str:
-    match error:
-        case WorkerDied():
-            return "died"
-        case CallTimeout():
-            return "timeout"
-        case ExecutorClosed():
-            return "closed"
-        case CancelledError() | KeyboardInterrupt():
-            return "cancelled"
-        case PhalanxError():
-            return "fault"
-        case _:
-            return "error"
 
 
 def _short(reason: object) -> str:

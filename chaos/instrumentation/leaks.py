@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from phalanx.chaos.nemesis.processes import trees_of
 from phalanx.testing import LeakDetector
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable
 
 WORKERS = ".pids"
 """Files with a line for each process of a rank: its pid and start time, in ticks."""
@@ -27,43 +27,27 @@ class RunLeaks:
 
     def __init__(self, folder: Path, *, own: bool = True) -> None:
         self._folder = folder
-        self._detector = LeakDetector(
-            patience=_PATIENCE,
-            own=own,
-            children=False,
-            devices=own and Path("/dev/nvidiactl").exists(),
-        )
-        self._detector.pids = {os.getpid()}
+        devices = own and Path("/dev/nvidiactl").exists()
+        self._detector = LeakDetector(patience=_PATIENCE, own=own, children=False, devices=devices)
+        self._detector.pids = self._pids = {os.getpid()}
 
     def look(self, driver: int) -> None:
         """Note the processes and the shared memory of the run with this *driver*."""
-        assert self._detector.pids is not None
-        self._detector.pids.add(driver)
+        self._pids.add(driver)
         self._detector.marks |= trees_of(driver)
         self._detector.look()
 
     def left(self) -> list[LeakFound]:
         """Return what is left behind; wait some seconds for what is about to disappear."""
-        assert self._detector.pids is not None
-        self._detector.pids |= {pid for pid, _ in keys_in(self._folder, WORKERS)}
+        self._pids |= {pid for pid, _ in keys_in(self._folder, WORKERS)}
         leaks = self._detector.wait_gone()
         return [LeakFound(at=now(), what=leak.what, name=leak.name) for leak in leaks]
 
 
-def name_files() -> None:
-    """Have temporary files of this process that are given no prefix say whose they are."""
-    tempfile.template = f"tmp-{os.getpid()}-"
-
-
-@contextlib.contextmanager
-def named_files() -> Generator[None]:
-    """Do so in the block."""
-    before = tempfile.template
-    name_files()
-    try:
-        yield
-    finally:
-        tempfile.template = before
+def name_files() -> Callable[[], None]:
+    """Have temporary files without a prefix say which process made them; return what ends that."""
+    before, tempfile.template = tempfile.template, f"tmp-{os.getpid()}-"
+    return partial(setattr, tempfile, "template", before)
 
 
 def keys_in(folder: Path, suffix: str) -> set[tuple[int, int]]:

@@ -73,7 +73,8 @@ class WorkerProbe:
 
     def __init__(self, *worker: Any) -> None:
         self._worker = ProbedWorker(*worker)
-        self._folder = self._worker.folder
+        self._who = self._worker._asdict()
+        self._folder: Path = self._who.pop("folder")
         self._orders = Orders(self._folder)
         name = f"{self._worker.group}-{self._worker.rank}".replace("/", "_")
         own = f"worker-{name}-{self._worker.incarnation}-{os.getpid()}"
@@ -128,10 +129,13 @@ class WorkerProbe:
         wire: int,
     ) -> Any:
         """Run one call and return its tagged reply."""
-        if not isinstance(method, InstrumentedCall):
-            return run(method, args, kwargs)
         call = method
-        self._begin(call, wire)
+        if not isinstance(call, InstrumentedCall):
+            return run(call, args, kwargs)
+        self._turn += 1
+        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only
+        whose = self._whose(call, wire)
+        self._journal.write(CallBegan(**whose, turn=self._turn, descriptors=descriptors))
         try:
             self._obey("begin")
             result = run(call.method, args, kwargs)
@@ -167,27 +171,16 @@ class WorkerProbe:
             call.call, self._worker.rank, self._worker.incarnation, wire, value, item
         )
 
-    def _begin(self, call: InstrumentedCall, wire: int) -> None:
-        self._turn += 1
-        descriptors = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # names only
-        whose = self._whose(call, wire)
-        self._journal.write(CallBegan(**whose, turn=self._turn, descriptors=descriptors))
-
     def _end(self, call: InstrumentedCall, wire: int, error: str = "") -> None:
         joined = bool(error) and is_in_process_group()
-        whose = self._whose(call, wire)
-        self._journal.write(CallEnded(**whose, error=error, joined=joined))
+        self._journal.write(CallEnded(**self._whose(call, wire), error=error, joined=joined))
 
     def _whose(self, call: InstrumentedCall | None = None, wire: int = 0) -> dict[str, Any]:
         what = {} if call is None else {"call": call.call, "wire": wire}
         # Read for each event: a rank that stays up takes the next epoch from its next call, without
         # an `on_reform`.
         epoch = 0 if self._context is None else self._context.epoch
-        return {"at": now(), "epoch": epoch, **self._who(), **what}
-
-    def _who(self) -> dict[str, Any]:
-        worker = self._worker
-        return {"group": worker.group, "rank": worker.rank, "incarnation": worker.incarnation}
+        return {"at": now(), "epoch": epoch, **self._who, **what}
 
     def _obey(self, moment: Moment) -> None:
         """Inject what is ordered of this rank at *moment*."""
@@ -199,7 +192,7 @@ class WorkerProbe:
             self._journal.write(fault.injected(group=self._worker.group, pid=driver.pid))
             driver.inject(fault.fault, fault.seconds)
             return
-        self._journal.write(fault.injected(**self._who(), pid=os.getpid()))
+        self._journal.write(fault.injected(**self._who, pid=os.getpid()))
         child = inject_here(fault.fault, fault.seconds)
         if child is not None:
             self._note(child)

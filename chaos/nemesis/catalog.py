@@ -1,7 +1,6 @@
 """The catalogue of faults: what each does, to which targets, at which injection points.
 
-Guarantees: an unknown fault, and a target or injection point that a fault cannot have, is refused
-by name before anything starts.
+What is unknown, and what a fault cannot have, is refused by name before anything starts.
 """
 
 from __future__ import annotations
@@ -55,12 +54,11 @@ class Fault:
     def refusal(self, target: str | None, point: str | None) -> SpecError | None:
         """Return why it cannot be injected into *target* at *point*; None if it can."""
         if target not in (None, "random", *self.targets) and not is_rank(target):
+            can = ", ".join(("random", "a rank", *self.targets))
+            remedy = f"{self.name} ({self.about}) can be done to {can}"
             if target not in TARGETS:
                 known = ", ".join(TARGETS)
                 remedy = f"unknown target; give one of {known}, or the number of a rank"
-            else:
-                can = ", ".join(("random", "a rank", *self.targets))
-                remedy = f"{self.name} ({self.about}) can be done to {can}"
             return SpecError("target", target, remedy)
         if point and point not in self.points_of(target):
             known = ", ".join(self.points_of(target) if point in POINTS else POINTS)
@@ -83,6 +81,10 @@ def _call(name: str, about: str, points: tuple[str, ...] = WORKER_POINTS, **more
     return Fault(name, about, "call", ("group",), points, **more)
 
 
+def _gpu(name: str, about: str) -> Fault:
+    return Fault(name, about, "call", (), ("running",), needs="gpu")
+
+
 FAULTS: Mapping[str, Fault] = {
     fault.name: fault
     for fault in (
@@ -98,20 +100,8 @@ FAULTS: Mapping[str, Fault] = {
         _call("slow", "half a second more for a call", seconds=0.5),
         Fault("start_raise", "an exception in the next start of a rank", "start"),
         _call("grandchild", "a process in a session of its own, which is not waited for"),
-        Fault(
-            "cuda_error",
-            "a kernel that fails, after which the process cannot use its GPU",
-            "call",
-            points=("running",),
-            needs="gpu",
-        ),
-        Fault(
-            "cuda_oom",
-            "an allocation larger than the memory of the GPU",
-            "call",
-            points=("running",),
-            needs="gpu",
-        ),
+        _gpu("cuda_error", "a kernel that fails, after which the process cannot use its GPU"),
+        _gpu("cuda_oom", "an allocation larger than the memory of the GPU"),
     )
 }
 """Every fault by name."""

@@ -59,9 +59,7 @@ class Nemesis:
         groups: Callable[[], list[Group]],
         look: Callable[[], None],
     ) -> None:
-        self._journal = journal
-        self._groups = groups
-        self._look = look
+        self._journal, self._groups, self._look = journal, groups, look
         self._before = {helper.pid for helper in helpers_of(os.getpid())}
         self._lock = threading.RLock()
         self._waiting: list[ScheduledFault] = []  # for an injection point in the driver
@@ -80,8 +78,7 @@ class Nemesis:
             self._miss(fault, "no group was alive")
             return
         group, rank = found
-        size = len(group.shared.view.ranks)
-        if rank >= size:
+        if rank >= (size := len(group.shared.view.ranks)):
             self._miss(fault, f"there is no rank {rank} in a group of {size}")
             return
         ranks = tuple(range(size)) if fault.target == "group" else (rank,)
@@ -98,11 +95,11 @@ class Nemesis:
 
     def force_restarts(self) -> None:
         """Kill a rank of a group that serves, for each fault that waits for a restart."""
-        for fault in list(self._waiting):
-            found = self._victim(fault) if fault.point == "restarting" else None
-            if found is None or self._over or fault.number in self._forced:
+        for fault in [] if self._over else list(self._waiting):
+            if fault.point != "restarting" or fault.number in self._forced:
                 continue
-            if found[0].shared.view.phase is Phase.SERVING:
+            found = self._victim(fault)
+            if found is not None and found[0].shared.view.phase is Phase.SERVING:
                 self._forced.add(fault.number)
                 self._force_restart(fault, *found)
 

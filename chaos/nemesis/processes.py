@@ -28,7 +28,7 @@ _CONTINUE = (
     "import signal, sys, time; time.sleep(float(sys.argv[1])); "
     "signal.pidfd_send_signal(int(sys.argv[2]), signal.SIGCONT)"
 )
-_LABEL = re.compile(r"/\d+\.([^;]*);*$")
+_LABEL = re.compile(r"([^;/]*)/\d+\.([^;]*);*$")  # a tree, and the name of a process in it
 _ROLES = {
     "zygote": re.compile("^zygote$"),
     "logs": re.compile("^collector$"),
@@ -88,7 +88,7 @@ def helpers_of(driver: int) -> list[TargetProcess]:
     found: list[TargetProcess] = []
     for task, mark, is_guardian in _children(driver):
         label = _LABEL.search(mark)
-        name = "" if label is None else label.group(1)
+        name = "" if label is None else label[2]
         roles = ["guardian"] if is_guardian else [r for r in _ROLES if _ROLES[r].search(name)]
         found += [TargetProcess(*task.key, name, role) for role in roles[:1]]
     return sorted(found, key=lambda each: each.pid)
@@ -96,9 +96,8 @@ def helpers_of(driver: int) -> list[TargetProcess]:
 
 def trees_of(driver: int) -> set[str]:
     """Return the marks of the process trees of *driver*."""
-    marks = (mark.split(";") for _, mark, _ in _children(driver) if _LABEL.search(mark))
-    trees = ([each for each in mark if "/" in each] for mark in marks)
-    return {each[-1].partition("/")[0] for each in trees}
+    labels = (_LABEL.search(mark) for _, mark, _ in _children(driver))
+    return {label[1] for label in labels if label is not None}
 
 
 def _children(driver: int) -> Iterator[tuple[procfs.Task, str, bool]]:
@@ -108,7 +107,5 @@ def _children(driver: int) -> Iterator[tuple[procfs.Task, str, bool]]:
             with contextlib.suppress(OSError):
                 environ = Path(f"/proc/{task.pid}/environ").read_text(errors="replace")
                 command = Path(f"/proc/{task.pid}/cmdline").read_text(errors="replace")
-                head = f"{process_tree.VARIABLE}="
-                marks = [e for e in environ.split("\0") if e.startswith(head)]
-                mark = "".join(marks[:1]).removeprefix(head)
-                yield task, mark, "guardian" in command
+                _, _, mark = f"\0{environ}".partition(f"\0{process_tree.VARIABLE}=")
+                yield task, mark.partition("\0")[0], "guardian" in command

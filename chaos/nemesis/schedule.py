@@ -17,7 +17,7 @@ from phalanx.chaos.history.events import FaultInjected, FaultMissed
 from phalanx.chaos.history.journal import now
 from phalanx.supervision import SpecError, check_count, check_number
 
-from .catalog import FAULTS, FaultPattern, fault_named, is_rank
+from .catalog import FAULTS, FaultPattern, fault_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -66,20 +66,17 @@ class ScheduledFault:
         """Whether the process that started the driver injects it."""
         return self.target == "driver" and not self.point and FAULTS[self.fault].how == "signal"
 
-    def rank(self, world_size: int) -> int:
-        """Return the rank it is for; a group of *world_size* may have no such rank."""
-        return int(self.target) if is_rank(self.target) else int(self.draw * world_size)
-
     def injected(self, **victim: Any) -> FaultInjected:
         """Return the event of its injection into *victim* now."""
-        fields: dict[str, Any] = {"lethal": FAULTS[self.fault].lethal, **victim}
-        what: dict[str, Any] = {"fault": self.fault, "target": self.target, "point": self.point}
-        return FaultInjected(at=now(), number=self.number, **what, **fields)
+        fields = {"lethal": FAULTS[self.fault].lethal, "point": self.point, **victim}
+        return FaultInjected(**self._named(), **fields)
 
     def missed(self, why: str) -> FaultMissed:
         """Return the event that it could not be injected."""
-        what = {"fault": self.fault, "target": self.target}
-        return FaultMissed(at=now(), number=self.number, **what, why=why)
+        return FaultMissed(**self._named(), why=why)
+
+    def _named(self) -> dict[str, Any]:
+        return {"at": now(), "number": self.number, "fault": self.fault, "target": self.target}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +121,6 @@ class Schedule:
             SpecError: a pattern can have none of *targets*.
         """
         chance = random.Random(seed)  # noqa: S311  # reproducible, not secret
-        possible = {pattern: pattern.targets_among(targets) for pattern in patterns}
         faults: list[ScheduledFault] = []
         at = chance.expovariate(rate)
         if at >= duration:
@@ -132,7 +128,7 @@ class Schedule:
         while at < duration:
             pattern = chance.choice(patterns)
             fault = FAULTS[pattern.fault]
-            target = pattern.target or chance.choice(possible[pattern])
+            target = pattern.target or chance.choice(pattern.targets_among(targets))
             moments = ["", *(each for each in points if each in fault.points_of(target))]
             point = chance.choice(moments) if pattern.point is None else pattern.point
             length = fault.seconds * chance.uniform(1 - _SPREAD, 1 + _SPREAD)
@@ -173,16 +169,16 @@ class Schedule:
             raise SpecError("schedule", text[:80], f"not JSON: {error}") from error
         if entries.__class__ is not list:
             raise SpecError("schedule", text[:80], "give a list of faults")
-        faults: list[ScheduledFault] = []
-        for index, entry in enumerate(entries):
-            fields: dict[str, Any] = {"number": index + 1}
-            try:
-                fields.update(entry)
-                fault = FAULTS.get(fields.get("fault", ""))
-                fields.setdefault("seconds", 0.0 if fault is None else fault.seconds)
-                faults.append(ScheduledFault(**fields))
-            except (TypeError, ValueError) as error:
-                if isinstance(error, SpecError):
-                    raise
-                raise SpecError(f"schedule[{index}]", entry, f"not a fault: {error}") from error
-        return cls(tuple(faults))
+        return cls(tuple(map(_fault_of, range(len(entries)), entries)))
+
+
+def _fault_of(index: int, entry: Any) -> ScheduledFault:
+    """Return the fault of an *entry* of a schedule in JSON."""
+    try:
+        fields: dict[str, Any] = {"number": index + 1, **entry}
+        fault = FAULTS.get(fields.get("fault", ""))
+        return ScheduledFault(**{"seconds": fault.seconds if fault else 0.0, **fields})
+    except SpecError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"schedule[{index}]", entry, f"not a fault: {error}") from error

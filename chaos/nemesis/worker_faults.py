@@ -113,24 +113,13 @@ def _place(group: str, rank: int | str) -> str:
 
 def inject_here(fault: str, seconds: float) -> int | None:
     """Inject *fault* into this process; return the pid of a process that it leaves behind."""
-    if fault in SIGNALS:
-        _signal(fault, seconds)
-        return None
-    return _INJECTIONS[fault](seconds)
-
-
-def _signal(fault: str, seconds: float) -> None:
+    if fault not in SIGNALS:
+        left = _INJECTIONS[fault](seconds)
+        return left if isinstance(left, int) else None
     TargetProcess.of(os.getpid()).inject(fault, seconds)
     if fault == "term" and signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         time.sleep(10.0)  # a worker handles it a moment later
-
-
-def _segv(_seconds: float) -> None:
-    ctypes.string_at(0)
-
-
-def _exit(_seconds: float) -> NoReturn:
-    os._exit(EXIT_CODE)
+    return None
 
 
 def _hang(seconds: float) -> None:
@@ -147,8 +136,7 @@ def _grandchild(_seconds: float) -> int:
 
 
 def _raise(_seconds: float) -> NoReturn:
-    msg = "injected by a chaos run"
-    raise InjectedError(msg)
+    raise InjectedError("injected by a chaos run")
 
 
 def _exhaust_memory(_seconds: float) -> NoReturn:
@@ -179,9 +167,9 @@ def _exhaust_device(_seconds: float) -> None:
     torch.empty(1 << 44, dtype=torch.uint8, device="cuda")
 
 
-_INJECTIONS: Mapping[str, Callable[[float], int | None]] = {
-    "segv": _segv,
-    "exit": _exit,
+_INJECTIONS: Mapping[str, Callable[[float], object]] = {
+    "segv": lambda _seconds: ctypes.string_at(0),
+    "exit": lambda _seconds: os._exit(EXIT_CODE),
     "hang": _hang,
     "slow": time.sleep,
     "grandchild": _grandchild,

@@ -1,8 +1,7 @@
 """A run as one page of HTML that loads nothing: verdict, timelines, tables, violations.
 
-The template escapes what it inserts, so that text of a history is never markup. The size of a
-timeline is bounded by its width: what lies within a pixel of its neighbour is merged with it and
-counted.
+The template escapes what it inserts. The size of a timeline is bounded by its width: what lies
+within a pixel of its neighbour is merged with it and counted.
 """
 
 from __future__ import annotations
@@ -10,30 +9,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phalanx.chaos.checker.checker import INVARIANTS
-from phalanx.chaos.history.events import (
-    CallBegan,
-    CallEnded,
-    CallSettled,
-    FaultInjected,
-    GroupDown,
-    GroupEnded,
-    GroupUp,
-    RankEvent,
-    RankExited,
-    RankReady,
-    RankStarted,
-)
+from phalanx.chaos.history import events as ev
 from phalanx.supervision import RuntimeFault
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from phalanx.chaos.history.events import Event
     from phalanx.chaos.history.history import History
 
     from .result import ChaosResult
@@ -64,8 +49,8 @@ def render_page(result: ChaosResult) -> str:
 
     def named(marks: Sequence[Span]) -> list[tuple[Span, bool]]:
         """Return the marks, and whether the next one leaves room for the name of each."""
-        ends = [*(mark.begin for mark in marks[1:]), math.inf]
-        needed = [mark.begin + (12 + 6.5 * len(mark.state)) / scale for mark in marks]
+        ends = (*(mark.begin for mark in marks[1:]), math.inf)
+        needed = (mark.begin + (12 + 6.5 * len(mark.state)) / scale for mark in marks)
         return list(zip(marks, map(float.__le__, needed, ends), strict=True))
 
     environment = Environment(
@@ -124,69 +109,67 @@ def timelines(history: History, grain: float) -> dict[str, tuple[Lane, ...]]:
         for group, events in history.by_group.items()
         if group in history.groups
     }
-    injected = [each for each in history.every(FaultInjected) if each.rank is None]
+    injected = [each for each in history.every(ev.FaultInjected) if each.rank is None]
     if injected:
         marks = tuple(map(_fault, injected))
         drawn["helper processes, standbys, the driver"] = (Lane("others", marks=marks),)
     return drawn
 
 
-def _lanes(events: Sequence[Event], end: float, grain: float) -> tuple[Lane, ...]:
-    by_rank: dict[int, list[Event]] = defaultdict(list)
+def _lanes(events: Sequence[ev.Event], end: float, grain: float) -> tuple[Lane, ...]:
+    by_rank: dict[int, list[ev.Event]] = defaultdict(list)
     for event in events:
-        if isinstance(event, RankEvent | FaultInjected) and event.rank is not None:
+        if isinstance(event, ev.RankEvent | ev.FaultInjected) and event.rank is not None:
             by_rank[event.rank].append(event)
-    last = next((each.at for each in reversed(events) if isinstance(each, GroupEnded)), end)
+    last = next((each.at for each in reversed(events) if isinstance(each, ev.GroupEnded)), end)
     outcomes = (
         Span(each.outcome, each.at, each.at, f"call {each.call}: {each.outcome} {each.error}")
         for each in events
-        if isinstance(each, CallSettled) and each.outcome != "value"
+        if isinstance(each, ev.CallSettled) and each.outcome != "value"
     )
     group = Lane("group", _states(events, last), (), _thinned(outcomes, grain))
     return group, *(_rank(rank, by_rank[rank], last, grain) for rank in sorted(by_rank))
 
 
-def _states(events: Iterable[Event], end: float) -> tuple[Span, ...]:
-    changes = [each for each in events if isinstance(each, GroupUp | GroupDown | GroupEnded)]
+def _states(events: Iterable[ev.Event], end: float) -> tuple[Span, ...]:
+    kinds = ev.GroupUp | ev.GroupDown | ev.GroupEnded
+    changes = [each for each in events if isinstance(each, kinds)]
     found: list[Span] = []
-    for one, following in pairwise([*changes, None]):
-        until = end if following is None else following.at
-        if isinstance(one, GroupUp):
-            epoch = f"epoch {one.epoch}"
+    for one, until in zip(changes, [*(each.at for each in changes[1:]), end], strict=True):
+        epoch = f"epoch {one.epoch}"
+        if isinstance(one, ev.GroupUp):
             found.append(Span("whole", one.at, until, epoch, epoch))
-        elif isinstance(one, GroupDown):
-            epoch = f"epoch {one.epoch}"
+        elif isinstance(one, ev.GroupDown):
             found.append(Span("broken", one.at, until, f"{epoch}: {one.cause}", epoch))
     return tuple(found)
 
 
-def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
-    started = {each.incarnation: each for each in events if isinstance(each, RankStarted)}
-    ready = {each.incarnation: each.at for each in events if isinstance(each, RankReady)}
-    exited = {each.incarnation: each for each in events if isinstance(each, RankExited)}
-    begun: dict[tuple[int, int], CallBegan] = {}
+def _rank(rank: int, events: Sequence[ev.Event], end: float, grain: float) -> Lane:
+    started = {each.incarnation: each for each in events if isinstance(each, ev.RankStarted)}
+    ready = {each.incarnation: each.at for each in events if isinstance(each, ev.RankReady)}
+    exited = {each.incarnation: each for each in events if isinstance(each, ev.RankExited)}
+    begun: dict[tuple[int, int], ev.CallBegan] = {}
     runs: list[Span] = []
     marks: list[Span] = []
     for event in events:
         match event:
-            case CallBegan():
+            case ev.CallBegan():
                 begun[event.incarnation, event.wire] = event
-            case CallEnded():
+            case ev.CallEnded():
                 began = begun.pop((event.incarnation, event.wire), None)
                 if began is not None:
                     runs.append(_run(began, event.at, event.error))
-            case FaultInjected():
+            case ev.FaultInjected():
                 marks.append(_fault(event))
             case _:
                 pass
-    for began in begun.values():  # cut off by a death, or by the end of the record
-        gone = exited.get(began.incarnation)
-        runs.append(_run(began, end if gone is None else gone.at, "cut off"))
+    ends = {incarnation: each.at for incarnation, each in exited.items()}
+    # Cut off by a death, or by the end of the record.
+    runs += [_run(each, ends.get(each.incarnation, end), "cut off") for each in begun.values()]
     lives: list[Span] = []
     for incarnation, start in started.items():
-        gone = exited.get(incarnation)
-        until = end if gone is None else gone.at
-        how = "" if gone is None else f", ended: {gone.reason}"
+        until = ends.get(incarnation, end)
+        how = f", ended: {exited[incarnation].reason}" if incarnation in exited else ""
         text = f"incarnation {incarnation}, epoch {start.epoch}, pid {start.pid}{how}"
         serving = min(ready.get(incarnation, until), until)
         lives.append(Span("starting", start.at, serving, text))
@@ -195,12 +178,12 @@ def _rank(rank: int, events: Sequence[Event], end: float, grain: float) -> Lane:
     return Lane(f"rank {rank}", tuple(lives), _thinned(runs, grain), _thinned(marks, grain / 2))
 
 
-def _run(began: CallBegan, end: float, error: str) -> Span:
+def _run(began: ev.CallBegan, end: float, error: str) -> Span:
     text = f"call {began.call}, epoch {began.epoch}" + (f": {error}" if error else "")
     return Span("failed" if error else "run", began.at, max(end, began.at), text)
 
 
-def _fault(injected: FaultInjected) -> Span:
+def _fault(injected: ev.FaultInjected) -> Span:
     point = f" at {injected.point}" if injected.point else ""
     note = f" ({injected.note})" if injected.note else ""
     text = f"fault {injected.number}: {injected.fault} to {injected.target}{point}{note}"

@@ -10,20 +10,10 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from phalanx.chaos.checker.checker import INVARIANTS
-from phalanx.chaos.history.events import (
-    CallBegan,
-    CallEnded,
-    CallIssued,
-    CallSettled,
-    DriverEnded,
-    FaultInjected,
-    FaultMissed,
-    GroupEnded,
-    RankDied,
-)
+from phalanx.chaos.history import events as ev
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,12 +46,9 @@ class FaultSummary:
     @property
     def recovery(self) -> dict[str, float | None]:
         """The quantiles ``p50``, ``p99`` and ``max`` of the recoveries; None without any."""
-        parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-        last = len(self.recoveries) - 1
-        return {
-            name: self.recoveries[min(last, int(part * (last + 1)))] if last >= 0 else None
-            for name, part in parts.items()
-        }
+        parts, count = {"p50": 0.5, "p99": 0.99, "max": 1.0}, len(self.recoveries)
+        places = {name: min(count - 1, int(part * count)) for name, part in parts.items()}
+        return {name: self.recoveries[at] if count else None for name, at in places.items()}
 
 
 @dataclass(frozen=True)
@@ -86,9 +73,7 @@ class ChaosResult:
     @property
     def verdict(self) -> Literal["PASS", "FAIL", "INCONCLUSIVE"]:
         """FAIL if an invariant was broken, INCONCLUSIVE if the run shows nothing, else PASS."""
-        if self.violations:
-            return "FAIL"
-        return "INCONCLUSIVE" if self.inconclusive else "PASS"
+        return "FAIL" if self.violations else "INCONCLUSIVE" if self.inconclusive else "PASS"
 
     @property
     def ok(self) -> bool:
@@ -102,7 +87,7 @@ class ChaosResult:
             if self.interrupted:
                 return "it was interrupted before the first fault was injected"
             return f"none of the {len(self.plan.planned)} faults could be injected"
-        if all(issued.method == _OF_THE_RUN for issued in self.history.every(CallIssued)):
+        if all(issued.method == _OF_THE_RUN for issued in self.history.every(ev.CallIssued)):
             return "its traffic made no call"
         return ""
 
@@ -119,27 +104,26 @@ class ChaosResult:
     @cached_property
     def calls(self) -> dict[str, int]:
         """How many calls ended with each outcome."""
-        return dict(sorted(Counter(s.outcome for s in self.history.every(CallSettled)).items()))
+        return dict(sorted(Counter(s.outcome for s in self.history.every(ev.CallSettled)).items()))
 
     @cached_property
     def deaths(self) -> int:
         """How many exits were failures."""
-        return len(self.history.every(RankDied))
+        return len(self.history.every(ev.RankDied))
 
     @cached_property
     def broken(self) -> dict[str, int]:
         """How many violations of each invariant there are."""
-        return dict(Counter(violation.invariant for violation in self.violations))
+        return dict(Counter(each.invariant for each in self.violations))
 
     @cached_property
     def faults(self) -> tuple[FaultSummary, ...]:
         """What came of the faults, by kind."""
         done: dict[str, dict[int, float | None]] = defaultdict(dict)
-        for injected in self.history.every(FaultInjected):
-            if injected.number not in done[injected.fault]:
-                done[injected.fault][injected.number] = self._recovery(injected)
+        for injected in reversed(self.history.every(ev.FaultInjected)):  # the first one counts
+            done[injected.fault][injected.number] = self._recovery(injected)
         missed: dict[str, Counter[str]] = defaultdict(Counter)
-        for each in self.history.every(FaultMissed):
+        for each in self.history.every(ev.FaultMissed):
             missed[each.fault][each.why] += 1
         return tuple(
             FaultSummary(
@@ -152,7 +136,7 @@ class ChaosResult:
             for name in sorted({*done, *missed})
         )
 
-    def _recovery(self, injected: FaultInjected) -> float | None:
+    def _recovery(self, injected: ev.FaultInjected) -> float | None:
         """Return the seconds until the victim, or its successor, ran a call to its end again."""
         ends = self._ends.get((injected.group, injected.rank), [])
         for at, incarnation, began in ends[bisect_right(ends, (injected.at, 0, 0.0)) :]:
@@ -165,9 +149,9 @@ class ChaosResult:
     @cached_property
     def _ends(self) -> dict[tuple[str, int | None], list[tuple[float, int, float]]]:
         """When each rank ran a call to its end, in which incarnation, and when that had begun."""
-        begun = {(e.worker, e.wire, e.call): e.at for e in self.history.every(CallBegan)}
+        begun = {(e.worker, e.wire, e.call): e.at for e in self.history.every(ev.CallBegan)}
         ends: dict[tuple[str, int | None], list[tuple[float, int, float]]] = defaultdict(list)
-        for ended in self.history.every(CallEnded):
+        for ended in self.history.every(ev.CallEnded):
             if not ended.error:
                 began = begun.get((ended.worker, ended.wire, ended.call), 0.0)
                 ends[ended.group, ended.rank].append((ended.at, ended.incarnation, began))
@@ -184,22 +168,22 @@ class ChaosResult:
         lines += ["", f"{'fault':<12}{'done':>6}{'missed':>8}   recovery p50     p99     max"]
         for each in self.faults:
             times = (t for t in each.recovery.values() if t is not None)
-            shown = "".join(f"{seconds:>6.2f} s" for seconds in times) or "-"
-            lines.append(f"{each.fault:<12}{each.done:>6}{each.missed:>8}   {shown:>27}")
+            took = "".join(f"{seconds:>6.2f} s" for seconds in times) or "-"
+            lines.append(f"{each.fault:<12}{each.done:>6}{each.missed:>8}   {took:>27}")
         for each in self.faults:
             lines += [f"missed     {count} {each.fault}: {why}" for why, count in each.reasons]
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in calls.items()) or "none"
         lines += ["", f"calls      {sum(calls.values())}: {outcomes}"]
-        lines += [f"runs       {len(self.history.every(CallBegan))} by workers"]
+        lines += [f"runs       {len(self.history.every(ev.CallBegan))} by workers"]
         lines += [f"deaths     {self.deaths}", *self._given_up(), ""]
         for name, says in INVARIANTS.items():
             state = f"BROKEN {self.broken[name]}x" if name in self.broken else "held"
             lines.append(f"{state:<11}{name:<17}{says}")
-        shown_violations = self.selected(_SHOWN)
-        for violation in shown_violations:
+        shown = self.selected(_SHOWN)
+        for violation in shown:
             lines += ["", violation.render()]
-        if len(self.violations) > len(shown_violations):
-            lines += ["", f"and {len(self.violations) - len(shown_violations)} more"]
+        if len(self.violations) > len(shown):
+            lines += ["", f"and {len(self.violations) - len(shown)} more"]
         if self.record is not None:
             lines += ["", f"record     {self.record}"]
         return "\n".join([*lines, "", self.summary()])
@@ -207,7 +191,7 @@ class ChaosResult:
     def summary(self) -> str:
         """Return the verdict and its reason, in one line."""
         cut = " (interrupted)" if self.interrupted else ""
-        if self.interrupted and not any(e.closed for e in self.history.every(DriverEnded)):
+        if self.interrupted and not any(e.closed for e in self.history.every(ev.DriverEnded)):
             cut = " (interrupted twice: leaks were not searched for)"
         why = self.inconclusive or "every invariant held"
         if self.violations:
@@ -217,7 +201,7 @@ class ChaosResult:
     def _given_up(self) -> list[str]:
         """Return how many groups gave up, and how many their drivers built after that."""
         pids = {name: group.pid for name, group in self.history.groups.items()}
-        ends = [(e.at, pids[e.group]) for e in self.history.every(GroupEnded) if e.cause]
+        ends = [(e.at, pids[e.group]) for e in self.history.every(ev.GroupEnded) if e.cause]
         later = sum(
             any(built.pid == pid and built.at >= at for at, pid in ends)
             for built in self.history.groups.values()
@@ -226,35 +210,25 @@ class ChaosResult:
 
     def to_json(self) -> str:
         """Return the figures as one JSON object."""
-        return json.dumps(
+        names = ("target", "verdict", "ok", "interrupted", "inconclusive", "calls", "deaths")
+        figures: dict[str, Any] = {name: getattr(self, name) for name in names}
+        figures |= {"seed": self.plan.seed, "duration": self.plan.duration}
+        figures["faults"] = [
             {
-                "target": self.target,
-                "seed": self.plan.seed,
-                "verdict": self.verdict,
-                "ok": self.ok,
-                "interrupted": self.interrupted,
-                "inconclusive": self.inconclusive,
-                "duration": self.plan.duration,
-                "calls": self.calls,
-                "deaths": self.deaths,
-                "faults": [
-                    {
-                        "fault": each.fault,
-                        "done": each.done,
-                        "missed": each.missed,
-                        "reasons": dict(each.reasons),
-                        **{f"recovery_{name}": time for name, time in each.recovery.items()},
-                    }
-                    for each in self.faults
-                ],
-                "violations": [
-                    {
-                        "invariant": each.invariant,
-                        "message": each.message,
-                        "events": [event.line() for event in each.events],
-                    }
-                    for each in self.violations
-                ],
-            },
-            indent=1,
-        )
+                "fault": each.fault,
+                "done": each.done,
+                "missed": each.missed,
+                "reasons": dict(each.reasons),
+                **{f"recovery_{name}": time for name, time in each.recovery.items()},
+            }
+            for each in self.faults
+        ]
+        figures["violations"] = [
+            {
+                "invariant": each.invariant,
+                "message": each.message,
+                "events": [event.line() for event in each.events],
+            }
+            for each in self.violations
+        ]
+        return json.dumps(figures, indent=1)

@@ -120,7 +120,17 @@ def shrink_run(
     kept = where.with_name(f"{where.name}-shrunk") if out is None else Path(out).resolve()
     if kept.exists():
         raise SpecError("out", str(kept), "it exists; name a new folder")
-    found = _target_of(failed.target) if target is None else Target.of(target)
+    try:
+        found = Target.of(failed.target if target is None else target)
+    except SpecError as error:
+        if target is None:
+            remedy = (
+                f"{error.remedy}; a target is imported from the current folder or PYTHONPATH, from "
+                "the top level of a module; for others call "
+                "phalanx.chaos.shrink_run(folder, target=...)"
+            )
+            raise SpecError("target", failed.target, remedy) from error
+        raise
     with tempfile.TemporaryDirectory(prefix="chaos-shrink-") as folder:
         until, stop = time.monotonic() + seconds, interrupt or threading.Event()
         search = _Search(failed, found, Path(folder), runs, repeat, until, on_progress, stop)
@@ -139,17 +149,6 @@ def shrink_run(
         whole=search.whole,
         smallest=search.smallest,
     )
-
-
-def _target_of(name: str) -> Target:
-    try:
-        return Target.of(name)
-    except SpecError as error:
-        remedy = (
-            f"{error.remedy}; a target is imported from the current folder or PYTHONPATH, from the "
-            "top level of a module; for others call phalanx.chaos.shrink_run(folder, target=...)"
-        )
-        raise SpecError("target", name, remedy) from error
 
 
 class _UsedUp(Exception):

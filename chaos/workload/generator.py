@@ -76,8 +76,7 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     args = (token, chance.choice((0.0, 0.001, 0.005)), load)
     every: list[tuple[int, int, int]]
     every = [(rank, token, len(load)) for rank in range(executor.world_size)]
-    rank = chance.randrange(executor.world_size)
-    retries = chance.choice((0, 1))
+    rank, retries = chance.randrange(executor.world_size), chance.choice((0, 1))
     limit: dict[str, Any] = {"timeout": timeout, "args": args, "on_timeout": "restart"}
     shape = chance.random()
     if shape < 0.04:
@@ -91,7 +90,7 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     elif shape < 0.35:
         _check(executor.collective_rpc(echo, **limit, retries=3 * retries), every)
     elif shape < 0.5:
-        _pipeline(executor, limit, every, retries)
+        _pipeline(executor, {**limit, "retries": retries}, every)
     elif shape < 0.65:
         for outcome in executor.gather(echo, timeout, args):
             if outcome.ok:
@@ -99,21 +98,14 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     elif shape < 0.85:
         _check(executor.call(echo, **limit, retries=retries, rank=rank), every[rank])
     else:
-        future = executor.submit(echo, timeout, args, retries=retries)
-        answer: tuple[int, int, int] = future.result()
+        answer: Any = executor.submit(echo, timeout, args, retries=retries).result()
         _check(answer, every[answer[0]])
 
 
-def _pipeline(
-    executor: Executor[Any],
-    limit: dict[str, Any],
-    every: list[tuple[int, int, int]],
-    retries: int,
-) -> None:
-    futures = [
-        executor.collective_rpc(echo, **limit, retries=retries, non_block=True)
-        for _ in range(_PIPELINED)
-    ]
+def _pipeline(executor: Executor[Any], options: dict[str, Any], every: object) -> None:
+    """Make calls one behind the other; raise the last error once all have ended."""
+    calls = range(_PIPELINED)
+    futures = [executor.collective_rpc(echo, **options, non_block=True) for _ in calls]
     failed: BaseException | None = None
     for future in futures:
         try:
@@ -126,8 +118,7 @@ def _pipeline(
 
 def _check(found: object, expected: object) -> None:
     if found != expected:
-        msg = f"the result was {found!r}, not {expected!r}"
-        raise Mismatch(msg)
+        raise Mismatch(f"the result was {found!r}, not {expected!r}")
 
 
 class Callers:
@@ -147,10 +138,8 @@ class Callers:
         journal: Journal,
         faults: frozenset[str],
     ) -> None:
-        self._handle = handle
-        self._traffic = traffic
-        self._journal = journal
-        self._faults = faults
+        self._handle, self._traffic = handle, traffic
+        self._journal, self._faults = journal, faults
         self._stop = threading.Event()
         self._failures = 0
         self._threads = [
@@ -204,7 +193,6 @@ class Callers:
         if not self._faults or isinstance(error, PhalanxError):
             return False
         # What ranks of a process group raise when another has died.
-        is_of_torch = type(error).__module__.partition(".")[0] == "torch"
-        return is_of_torch or (
-            isinstance(error, RuntimeError) and any(word in str(error) for word in _TORCH_WORDS)
-        )
+        if type(error).__module__.partition(".")[0] == "torch":
+            return True
+        return isinstance(error, RuntimeError) and any(w in str(error) for w in _TORCH_WORDS)

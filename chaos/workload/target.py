@@ -56,8 +56,7 @@ class BuiltTarget:
 
     def close(self) -> None:
         """Close it."""
-        end = _end_of(self.handle)
-        if end is not None:
+        if (end := _end_of(self.handle)) is not None:
             end()
 
 
@@ -106,11 +105,10 @@ class Target:
         is_pair = built.__class__ is tuple and len(built) == 2
         handle, traffic = built if is_pair else (built, None)
         maybe: Executor[Any] = handle
-        executor = maybe if isinstance(handle, Executor) else None
-        found = BuiltTarget(handle, executor, traffic)
-        if executor is not None and (traffic is None or callable(traffic)):
-            return found
+        found = BuiltTarget(handle, maybe if isinstance(handle, Executor) else None, traffic)
         if callable(traffic) and _end_of(handle) is not None:
+            return found
+        if found.executor is not None and traffic is None:
             return found
         found.close()
         raise SpecError("target", self.name, f"returned a {built.__class__.__name__}: {_FORMS}")
@@ -135,13 +133,10 @@ def _find(name: str) -> Any:
     path = path or DEFAULT_NAME
     try:
         return pkgutil.resolve_name(f"{module}:{path}")
-    except (ImportError, ValueError) as error:
-        raise SpecError("target", name, f"cannot be imported: {error}") from error
-    except AttributeError as error:
-        if module not in sys.modules:
-            raise SpecError("target", name, f"its import raised {error!r}") from error
-        remedy = f"{module} has no {path!r}; name a factory: module:factory"
-        raise SpecError("target", name, remedy) from error
     except (Exception, SystemExit) as error:
-        remedy = f"its import raised {type(error).__name__}: {error}"
-        raise SpecError("target", name, remedy) from error
+        why = f"its import raised {type(error).__name__}: {error}"
+        if isinstance(error, ImportError | ValueError):
+            why = f"cannot be imported: {error}"
+        elif isinstance(error, AttributeError) and module in sys.modules:
+            why = f"{module} has no {path!r}; name a factory: module:factory"
+        raise SpecError("target", name, why) from error
