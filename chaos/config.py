@@ -139,16 +139,18 @@ def _words(field_name: str, given: object, known: Sequence[str] | None) -> tuple
     """Return the names that are *given*, as a list or with commas between them."""
     if isinstance(given, str):
         given = [word for word in given.split(",") if word]
-    words = cast("Sequence[Any]", given)
-    if not (isinstance(given, list | tuple) and all(isinstance(word, str) for word in words)):
+    is_list = isinstance(given, list | tuple)
+    words = cast("Sequence[object]", given) if is_list else (None,)
+    found = tuple(word for word in words if isinstance(word, str))
+    if len(found) != len(words):
         raise SpecError(field_name, given, "give a list of names")
     is_target = field_name == "targets"
-    for word in words if known is not None else ():
+    for word in found if known is not None else ():
         if word not in (known or ()) and not (is_target and is_rank(word)):
             or_rank = ", or the number of a rank" if is_target else ""
             remedy = f"unknown; give one of {', '.join(known or ())}{or_rank}"
             raise SpecError(field_name, word, remedy)
-    return tuple(words)
+    return found
 
 
 def _new_folder(given: object) -> Path:

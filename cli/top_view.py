@@ -66,10 +66,11 @@ def _title(driver: DriverStream, picture: Picture | None) -> Text:
 def _table(picture: Picture, width: int) -> Table:
     """Return the table, without the columns for which *width* has no room."""
     rows = list(_rows(picture)) or [(Text("no groups", style="dim"), {})]
-    for count in range(len(_LEFT_OUT) + 1):
-        table = _with_columns([n for n in _COLUMNS if n not in _LEFT_OUT[:count]], rows)
+    table = _with_columns(_COLUMNS, rows)
+    for count in range(1, len(_LEFT_OUT) + 1):
         if Measurement.get(_RULER, _RULER.options, table).maximum <= width:
             break
+        table = _with_columns([n for n in _COLUMNS if n not in _LEFT_OUT[:count]], rows)
     return table
 
 

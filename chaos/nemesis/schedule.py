@@ -68,8 +68,8 @@ class ScheduledFault:
 
     def injected(self, **victim: Any) -> FaultInjected:
         """Return the event of its injection into *victim* now."""
-        fields = {"lethal": FAULTS[self.fault].lethal, "point": self.point, **victim}
-        return FaultInjected(**self._named(), **fields)
+        fields: dict[str, Any] = {"lethal": FAULTS[self.fault].lethal, **victim}
+        return FaultInjected(**self._named(), point=self.point, **fields)
 
     def missed(self, why: str) -> FaultMissed:
         """Return the event that it could not be injected."""
@@ -177,7 +177,8 @@ def _fault_of(index: int, entry: Any) -> ScheduledFault:
     try:
         fields: dict[str, Any] = {"number": index + 1, **entry}
         fault = FAULTS.get(fields.get("fault", ""))
-        return ScheduledFault(**{"seconds": fault.seconds if fault else 0.0, **fields})
+        fields.setdefault("seconds", fault.seconds if fault else 0.0)
+        return ScheduledFault(**fields)
     except SpecError:
         raise
     except (TypeError, ValueError) as error:

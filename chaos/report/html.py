@@ -132,8 +132,9 @@ def _lanes(events: Sequence[ev.Event], end: float, grain: float) -> tuple[Lane, 
 
 
 def _states(events: Iterable[ev.Event], end: float) -> tuple[Span, ...]:
-    kinds = ev.GroupUp | ev.GroupDown | ev.GroupEnded
-    changes = [each for each in events if isinstance(each, kinds)]
+    changes = [
+        each for each in events if isinstance(each, ev.GroupUp | ev.GroupDown | ev.GroupEnded)
+    ]
     found: list[Span] = []
     for one, until in zip(changes, [*(each.at for each in changes[1:]), end], strict=True):
         epoch = f"epoch {one.epoch}"

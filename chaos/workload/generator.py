@@ -98,13 +98,15 @@ def make_calls(executor: Executor[Any], chance: random.Random, timeout: float) -
     elif shape < 0.85:
         _check(executor.call(echo, **limit, retries=retries, rank=rank), every[rank])
     else:
-        answer: Any = executor.submit(echo, timeout, args, retries=retries).result()
+        future = executor.submit(echo, timeout, args, retries=retries)
+        answer: tuple[int, int, int] = future.result()
         _check(answer, every[answer[0]])
 
 
 def _pipeline(executor: Executor[Any], options: dict[str, Any], every: object) -> None:
     """Make calls one behind the other; raise the last error once all have ended."""
     calls = range(_PIPELINED)
+    futures: list[Any]
     futures = [executor.collective_rpc(echo, **options, non_block=True) for _ in calls]
     failed: BaseException | None = None
     for future in futures:

@@ -153,9 +153,12 @@ class StartContext:
         self._call("kill")
 
     def _drop(self, reason: ExitReason) -> None:
-        if not self.has_ended:
-            is_killed = self.spec.killable and not self.spec.is_supervisor
-            self._call(*(("kill",) if is_killed else ("terminate", reason)))
+        if self.has_ended:
+            return
+        if self.spec.killable and not self.spec.is_supervisor:
+            self.kill()
+        else:
+            self.terminate(reason)
 
     def _call(self, method: str, *args: ExitReason) -> None:
         """Call a *method* of the handle, which is user code; if it raises, the limits hold."""
